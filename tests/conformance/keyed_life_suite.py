@@ -91,7 +91,7 @@ class KeyedLifeSuite(KeyedSuite):
         with pytest.raises(tdserve.InvalidRequestError):
             client.create_kv(f"{name}-other", eviction="lru")
 
-    def test_delete_when_the_store_goes_then_its_handles_know(
+    def test_delete_when_the_store_is_deleted_then_its_handles_raise(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:
         kv = client.create_kv(name)

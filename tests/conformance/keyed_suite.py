@@ -161,7 +161,7 @@ class KeyedSuite(Suite):
     @pytest.mark.parametrize(
         ("value", "hint"), [({"w": torch.zeros(2)}, "TensorDict"), (torch.empty(2, device="meta"), "meta")]
     )
-    def test_put_when_it_cannot_be_stored_then_the_error_says_what_to_do(
+    def test_put_when_it_cannot_be_stored_then_the_error_names_the_remedy(
         self, client: tdserve.Client, name: str, value: Any, hint: str
     ) -> None:
         kv = client.create_kv(name)
@@ -244,7 +244,7 @@ class KeyedSuite(Suite):
 
     # ------------------------------------------------------------ absence
 
-    def test_get_when_a_key_is_missing_then_says_which(self, client: tdserve.Client, name: str) -> None:
+    def test_get_when_a_key_is_missing_then_the_error_names_it(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)
         for number in range(2):  # before and after something was ever put
             with pytest.raises(tdserve.KeyNotFoundError) as caught:
@@ -257,7 +257,7 @@ class KeyedSuite(Suite):
         assert "c" not in kv
         assert kv.get([]) == []
 
-    def test_get_when_a_key_of_an_entry_is_missing_then_says_how_to_list_them(
+    def test_get_when_a_key_of_an_entry_is_missing_then_the_error_names_the_call_that_lists_them(
         self, client: tdserve.Client, name: str
     ) -> None:
         kv = client.create_kv(name, like=entry(0))
@@ -301,7 +301,7 @@ class KeyedSuite(Suite):
         kv.put("a", 1)
         assert kv.get("a", timeout_s=5.0) == 1
 
-    def test_delete_when_acknowledged_then_nobody_reads_it(
+    def test_delete_when_acknowledged_then_no_client_reads_it(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:
         kv = client.create_kv(name)

@@ -221,7 +221,7 @@ def test_rows_when_a_field_is_none_then_it_stays_so(client: tdserve.Client) -> N
     assert store["p"].y is None
 
 
-def test_structure_when_elements_alone_know_it_then_as_of_the_local_one(client: tdserve.Client) -> None:
+def test_structure_when_only_elements_have_it_then_as_of_the_local_one(client: tdserve.Client) -> None:
     rows = [TensorDict({"a": torch.ones(3), **({"z": torch.ones(3)} if row else {})}, [3]) for row in range(2)]
     td, store = lazy_stack(rows), _stored(client, lazy_stack(rows))
     for ask in ("dim", "ndimension", "numel", "size", "is_empty"):
@@ -256,7 +256,7 @@ def test_views_when_tensordict_makes_lazy_ones_then_as_without(client: tdserve.C
             assert view["p"].x.shape == (3, 4)
 
 
-def test_inner_name_when_tensordict_asks_for_it_then_the_error_says_what_to_do(client: tdserve.Client) -> None:
+def test_inner_name_when_tensordict_asks_for_it_then_the_error_names_the_remedy(client: tdserve.Client) -> None:
     store = _stored(client, dense())
     with pytest.raises(tdserve.NotSupportedError, match="to_tensordict") as raised:
         dense().apply(lambda x: x + 1, out=store)

@@ -59,7 +59,7 @@ def test_reads_when_for_the_clients_gpu_then_arrive_on_it(server: tdserve.Server
         assert torch.equal(batch["x"][:, -1], batch["number"].float())
 
 
-def test_connect_when_both_ends_share_a_gpu_then_says_so_before_nccl_is_touched(server: tdserve.Server) -> None:
+def test_connect_when_both_ends_share_a_gpu_then_error_before_nccl_is_touched(server: tdserve.Server) -> None:
     with pytest.raises(tdserve.NcclUnavailableError, match="both ends use one GPU"):
         server.client(transport="nccl", device="cuda:0")
     with server.client(device="cuda:0") as client:
@@ -70,7 +70,7 @@ def test_connect_when_both_ends_share_a_gpu_then_says_so_before_nccl_is_touched(
         assert client.from_remote_init("shared", device="cuda:0")["a"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_serve_when_a_gpu_is_not_there_then_serves_without_nccl_and_says_so(tmp_path: Path) -> None:
+def test_serve_when_a_gpu_is_missing_then_serves_without_nccl(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root", devices=["cuda:999"]) as server:
         with pytest.raises(tdserve.NcclUnavailableError, match="there is no cuda:999"):
             server.client(transport="nccl", device="cuda:0")

@@ -86,7 +86,7 @@ def test_sizes_when_scanned_then_stay_within_the_budget(own: list[house.Module],
     assert house.size_faults(tests) == []
 
 
-def test_names_when_scanned_then_say_a_role(own: list[house.Module]) -> None:
+def test_names_when_scanned_then_describe_a_role(own: list[house.Module]) -> None:
     assert house.name_faults(own) == []
 
 

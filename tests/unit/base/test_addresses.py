@@ -55,7 +55,7 @@ def test_resolve_when_numeric_then_itself() -> None:
     assert resolve("[::1]:1") == ["::1"]
 
 
-def test_resolve_when_nobody_knows_the_name_then_says_the_name() -> None:
+def test_resolve_when_the_name_is_unknown_then_the_error_names_it() -> None:
     with pytest.raises(ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
         resolve("no-such-name.invalid:1")
 
@@ -80,7 +80,7 @@ def test_resolve_when_the_name_comes_later_then_found(monkeypatch: pytest.Monkey
     assert time.monotonic() - began_s < 5.0
 
 
-def test_resolve_when_it_is_given_up_then_ends_at_once_and_has_told_why() -> None:
+def test_resolve_when_it_is_given_up_then_ends_at_once_and_has_reported_the_reason() -> None:
     given_up = Event()
     reasons: list[str] = []
 
@@ -116,7 +116,7 @@ def test_interface_address_when_there_is_none_then_names_those_here(interface: s
         find_interface_address(interface)
 
 
-def test_check_listenable_when_free_then_returns_and_when_not_then_says_why() -> None:
+def test_check_listenable_when_free_then_returns_and_when_not_then_the_error_has_the_reason() -> None:
     with socket.socket() as other:
         port = quiet_port()
         other.bind(("127.0.0.1", port))
@@ -130,7 +130,7 @@ def test_check_listenable_when_free_then_returns_and_when_not_then_says_why() ->
         check_listenable("192.0.2.1", 0)
 
 
-def test_explain_unreachable_when_nobody_listens_then_says_refused_and_else_nothing() -> None:
+def test_explain_unreachable_when_the_port_is_closed_then_refused_and_else_nothing() -> None:
     assert explain_unreachable(f"127.0.0.1:{quiet_port()}") == "connection refused"
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert explain_unreachable(f"127.0.0.1:{listening.getsockname()[1]}") == ""

@@ -126,7 +126,7 @@ def test_from_env_when_a_value_does_not_parse_then_names_the_variable(variable: 
     assert caught.value.argument == f"TDSERVE_{variable}"
 
 
-def test_from_env_when_nothing_says_the_root_then_refused() -> None:
+def test_from_env_when_the_root_is_not_set_then_refused() -> None:
     with pytest.raises(InvalidRequestError, match="TDSERVE_ROOT"):
         ServerConfig.from_env({})
 

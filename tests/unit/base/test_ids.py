@@ -45,7 +45,7 @@ def test_name_when_one_plain_path_component_then_is_returned(name: str) -> None:
         ("\ud800", "unicode"),
     ],
 )
-def test_name_when_it_cannot_be_a_folder_then_error_says_why(name: str, reason: str) -> None:
+def test_name_when_it_cannot_be_a_folder_then_error_has_the_reason(name: str, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         check_store_name(name)
     assert caught.value.argument == "store name"

@@ -46,7 +46,7 @@ def test_check_integer_when_above_the_maximum_then_refused() -> None:
 @pytest.mark.parametrize(
     ("value", "version"), [(7, 7), (np.int64(7), 7), (0, 0), (-5, -1), (10**30, LARGEST), (-(10**30), -1)]
 )
-def test_check_version_when_an_integer_then_one_that_a_message_can_say(value: Any, version: int) -> None:
+def test_check_version_when_an_integer_then_limited_to_what_a_message_can_carry(value: Any, version: int) -> None:
     assert check_version("newer_than", value) == version
 
 

@@ -53,7 +53,7 @@ def test_sharing_when_the_processor_keeps_its_order_then_nothing_is_against_it(m
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "ppc64le", "riscv64", "s390x", ""])
-def test_sharing_when_the_processor_may_change_the_order_then_says_which_one_it_is(machine: str) -> None:
+def test_sharing_when_the_processor_may_change_the_order_then_the_reason_names_it(machine: str) -> None:
     assert machine in explain_not_shared(machine)
     assert "x86-64 only" in explain_not_shared(machine)
 
@@ -94,11 +94,11 @@ def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small
     assert large_pages_kib("use_small_pages(); use_small_pages(False)") > 0
 
 
-def test_count_oom_kills_when_nobody_ran_out_of_memory_between_then_the_same_number() -> None:
+def test_count_oom_kills_when_no_process_ran_out_of_memory_between_then_the_same_number() -> None:
     assert count_oom_kills() == count_oom_kills() >= 0
 
 
-def test_count_oom_kills_when_the_kernel_tells_them_then_read_by_name_alone(
+def test_count_oom_kills_when_the_kernel_counts_them_then_read_by_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "told").write_text("oom 7\noom_kill 3\noom_kill_group 9\n")

@@ -49,7 +49,7 @@ def test_check_when_one_byte_differs_then_names_the_key() -> None:
         pool.check(batch)
 
 
-def test_check_when_a_row_is_of_no_pool_then_says_so() -> None:
+def test_check_when_a_row_is_of_no_pool_then_corrupt_data_names_the_rows() -> None:
     pool = workload_data.make_transitions(8)
     batch = pool.rows[:2].clone()
     batch["reward"][1] = 8.0

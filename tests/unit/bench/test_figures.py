@@ -25,7 +25,7 @@ FLOORS = {"first": series(0.5), "second": series(2.0)}
         (Scale("GB/s", 3), 1.5, 0.25),
     ],
 )
-def test_figure_when_made_in_any_unit_then_the_ratio_says_how_near_the_floor_it_comes(
+def test_figure_when_made_in_any_unit_then_the_ratio_compares_it_with_the_floor(
     scale: Scale, value: float, ratio: float
 ) -> None:
     figure = make_figure("w", "n", scale, subject=series(2.0), floors={"floor": series(0.5)})

@@ -35,7 +35,7 @@ def test_exchange_when_cut_into_messages_with_a_rest_then_both_ends_agree(link: 
     assert len(link.exchange(64, 64, num_ops=2).op_s) == 2
 
 
-def test_exchange_when_the_peer_was_killed_then_says_so_and_close_leaves_no_process() -> None:
+def test_exchange_when_the_peer_was_killed_then_peer_lost_and_close_leaves_no_process() -> None:
     with closing(FloorLink()) as link:
         link.exchange(64, 64, num_ops=1)
         os.kill(link.pid, signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_exchange_when_the_peer_was_killed_then_says_so_and_close_leaves_no_proc
     assert not Path(f"/proc/{link.pid}").exists()
 
 
-def test_peer_when_ordered_then_answers_every_operation_and_says_when_it_has_everything() -> None:
+def test_peer_when_ordered_then_answers_every_operation_and_reports_when_it_has_everything() -> None:
     with closing(Child(answer_exchanges)) as child:
         child.ask(SECRET)
         exchange = Exchange(child, CLIENT_RANK, SECRET)

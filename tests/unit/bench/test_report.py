@@ -131,7 +131,7 @@ def test_json_when_written_then_holds_machine_options_and_figures(tmp_path: Path
     assert content["figures"][0]["met"] is True
 
 
-def test_json_when_its_folder_is_missing_then_says_which_path(tmp_path: Path) -> None:
+def test_json_when_its_folder_is_missing_then_the_error_names_the_path(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "figures.json"
     with pytest.raises(InvalidRequestError, match="missing"):
         write_json(path, machine={}, options=BenchOptions(), figures=[], seconds=0.0)

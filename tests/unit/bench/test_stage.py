@@ -32,7 +32,7 @@ def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stage_when_the_transport_does_not_exist_yet_then_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_stage_when_the_transport_does_not_exist_yet_then_not_supported_and_leaves_nothing(tmp_path: Path) -> None:
     before = children()
     with pytest.raises(NotSupportedError), open_stage(BenchOptions(transport="nccl", parent=tmp_path)):
         pass

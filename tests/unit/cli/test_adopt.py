@@ -11,7 +11,7 @@ from tdserve.cli.adopt import adopt
 from tdserve.cli.main import main
 
 
-def test_adopt_when_asked_for_help_then_says_that_the_files_change() -> None:
+def test_adopt_when_asked_for_help_then_warns_that_the_files_change() -> None:
     said = " ".join(CliRunner().invoke(adopt, ["--help"]).output.split())
     assert "Writes to the store change the files in PATH" in said
     assert "leaves them as they are" in said

@@ -18,7 +18,7 @@ from tdserve.cli.demo import derive_index, make_server_config
         ("server:1", {"TDSERVE_HOST": "127.0.0.1", "TDSERVE_PORT": "2"}, ("127.0.0.1", 2)),
     ],
 )
-def test_settings_when_others_call_it_by_an_address_then_it_listens_there_unless_variables_say_otherwise(
+def test_settings_when_an_address_is_advertised_then_it_listens_there_unless_variables_set_another(
     address: str | None, environ: dict[str, str], expected: tuple[str, int]
 ) -> None:
     found = make_server_config(address, Path("r"), environ)

@@ -31,7 +31,7 @@ def test_health_when_the_server_loads_or_drains_then_exit_code_1(capsys: pytest.
     assert json.loads(capsys.readouterr().out) == {"address": address, "status": "NOT_SERVING", "reason": ""}
 
 
-def test_health_when_nobody_listens_then_exit_code_1_and_one_line(
+def test_health_when_the_port_is_closed_then_exit_code_1_and_one_line(
     free_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["health", "--address", f"127.0.0.1:{free_port}"]) == 1
@@ -40,13 +40,13 @@ def test_health_when_nobody_listens_then_exit_code_1_and_one_line(
     assert (shown.out.count("\n"), shown.err) == (1, "")
 
 
-def test_health_when_the_name_does_not_resolve_then_says_the_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_when_the_name_does_not_resolve_then_the_error_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health", "--address", "no-such-name.invalid:7707"]) == 1
     assert "UNREACHABLE" in (said := capsys.readouterr().out)
     assert "'no-such-name.invalid' does not resolve" in said
 
 
-def test_health_when_it_waits_then_until_somebody_serves(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_when_it_waits_then_until_a_server_serves(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     began_s = time.monotonic()
     code: list[int] = []
     address = f"127.0.0.1:{free_port}"

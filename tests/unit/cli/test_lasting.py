@@ -85,7 +85,7 @@ def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause
         assert process.stderr.read() == ""
 
 
-def test_command_when_told_to_end_in_its_pause_then_ends_as_failed() -> None:
+def test_command_when_terminated_in_its_pause_then_ends_as_failed() -> None:
     program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
     with alarm(60.0, "its end"), start(program, delay_s="3600") as process:
         assert process.stderr is not None

@@ -46,7 +46,7 @@ def test_command_line_when_wrong_then_exit_code_2(arguments: list[str], capsys: 
     assert "Error: " in capsys.readouterr().err
 
 
-def test_commands_when_they_run_until_they_are_told_to_end_then_marked_as_lasting() -> None:
+def test_commands_when_they_run_until_they_are_terminated_then_marked_as_lasting() -> None:
     assert {name for name, command in cli.commands.items() if is_lasting(command)} == {"serve", "demo"}
 
 

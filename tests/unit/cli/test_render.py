@@ -82,7 +82,7 @@ def test_value_text_when_value_is_huge_then_fits_a_cell_and_reads_only_its_corne
     assert len(format_cell(endless)) == MAX_CELL
 
 
-def test_print_json_when_values_are_not_json_then_says_them_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_json_when_values_are_not_json_then_prints_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
     document = {"nan": math.nan, "big": 2**70, "raw": b"\x01", "c": 1 + 2j, "t": torch.ones(2), "s": "\ud800", 3: {4}}
     print_json(document)
     assert json.loads(capsys.readouterr().out) == {

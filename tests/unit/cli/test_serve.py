@@ -34,7 +34,7 @@ def _as_before() -> Iterator[None]:
         (["--umask", "1777"], "umask"),
     ],
 )
-def test_serve_when_a_setting_cannot_be_then_says_why_and_creates_nothing(
+def test_serve_when_a_setting_is_invalid_then_prints_the_reason_and_creates_nothing(
     tmp_path: Path, options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", str(tmp_path / "root"), *options]) == 1
@@ -42,6 +42,6 @@ def test_serve_when_a_setting_cannot_be_then_says_why_and_creates_nothing(
     assert not (tmp_path / "root").exists()
 
 
-def test_serve_when_no_root_is_given_then_says_how_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_when_no_root_is_given_then_prints_how_to_set_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve"]) == 1
     assert "TDSERVE_ROOT" in capsys.readouterr().err

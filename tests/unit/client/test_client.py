@@ -14,7 +14,7 @@ from tdserve.v1 import control_pb2
 ROW = TensorDict({"a": torch.zeros(2)}, [])
 
 
-def test_connect_when_nobody_is_there_then_connect_error_and_nothing_stays() -> None:
+def test_connect_when_no_server_runs_then_connect_error_and_nothing_stays() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"  # taken, and nobody listens

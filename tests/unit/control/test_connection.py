@@ -67,7 +67,7 @@ def test_call_when_answered_then_the_answer(connection: ControlConnection) -> No
     assert list(answer.names) == ["p"]
 
 
-def test_call_when_nobody_listens_then_connect_error(free_port: int) -> None:
+def test_call_when_the_port_is_closed_then_connect_error(free_port: int) -> None:
     connection = ControlConnection(f"127.0.0.1:{free_port}")
     with pytest.raises(ConnectError) as raised:
         connection.call("GetStats", control_pb2.GetStatsRequest(), timeout_s=0.1)
@@ -85,7 +85,7 @@ def test_call_when_the_server_comes_later_then_answered(free_port: int) -> None:
     connection.close()
 
 
-def test_connection_when_closed_then_every_use_says_so(address: str) -> None:
+def test_connection_when_closed_then_every_use_raises_closed_error(address: str) -> None:
     connection = ControlConnection(address)
     connection.close()
     for use in (
@@ -98,7 +98,9 @@ def test_connection_when_closed_then_every_use_says_so(address: str) -> None:
 
 
 @pytest.mark.parametrize("waiting", ["call", "wait_ready"])
-def test_connection_when_closed_while_another_thread_waits_then_that_one_is_told(free_port: int, waiting: str) -> None:
+def test_connection_when_closed_while_another_thread_waits_then_that_one_gets_closed_error(
+    free_port: int, waiting: str
+) -> None:
     connection = ControlConnection(f"127.0.0.1:{free_port}")
     with ThreadPoolExecutor(1) as thread:
         if waiting == "call":
@@ -110,7 +112,7 @@ def test_connection_when_closed_while_another_thread_waits_then_that_one_is_told
             waits.result(TIMEOUT_S)
 
 
-def test_wait_ready_when_this_process_may_open_no_more_files_then_says_so(
+def test_wait_ready_when_this_process_may_open_no_more_files_then_the_error_names_the_limit(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     def refuse(*arguments: object) -> int:
@@ -137,7 +139,7 @@ class Names:
         return self.addresses
 
 
-def test_call_when_the_name_does_not_resolve_then_says_so(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_call_when_the_name_does_not_resolve_then_connect_error(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     names = Names(monkeypatch)
     connection = ControlConnection(address)
     for call in (lambda: connection.call("GetStats", None, timeout_s=0.1), lambda: connection.wait_ready(0.1)):
@@ -148,7 +150,7 @@ def test_call_when_the_name_does_not_resolve_then_says_so(monkeypatch: pytest.Mo
     connection.close()
 
 
-def test_call_when_the_server_says_that_repeating_it_is_of_no_use_then_it_is_asked_once() -> None:
+def test_call_when_the_error_is_not_retryable_then_the_server_is_asked_once() -> None:
     handlers = Answering({"a": NotLocalError(address="there", reason="another machine")})
     with serving(handlers) as address:
         connection = ControlConnection(address)
@@ -184,7 +186,7 @@ def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leave
     connection.close()
 
 
-def test_wait_ready_when_nobody_listens_then_says_what_to_do(free_port: int) -> None:
+def test_wait_ready_when_the_port_is_closed_then_the_error_names_the_remedy(free_port: int) -> None:
     connection = ControlConnection(f"127.0.0.1:{free_port}")
     with pytest.raises(ConnectError, match="tdserve serve ROOT"):
         connection.wait_ready(0.05)
@@ -220,12 +222,12 @@ def test_session_when_it_fails_then_lost_with_the_servers_error(connection: Cont
 
 
 @pytest.mark.parametrize("is_serving", [True, False])
-def test_check_health_when_the_server_says_then_so(is_serving: bool) -> None:
+def test_check_health_when_the_server_answers_then_its_status(is_serving: bool) -> None:
     with serving(Answering(), is_serving=is_serving, token="secret") as address:
         assert check_health(address, timeout_s=TIMEOUT_S) is is_serving
 
 
-def test_check_health_when_nobody_listens_then_connect_error(free_port: int) -> None:
+def test_check_health_when_the_port_is_closed_then_connect_error(free_port: int) -> None:
     with pytest.raises(ConnectError):
         check_health(f"127.0.0.1:{free_port}", timeout_s=0.5)
 
@@ -241,7 +243,7 @@ def test_call_when_the_server_is_another_program_then_remote_protocol_error() ->
     server.stop(None).wait(TIMEOUT_S)
 
 
-def test_wait_ready_when_the_port_is_refused_then_says_so_at_once_and_in_the_end(
+def test_wait_ready_when_the_port_is_refused_then_warns_at_once_and_raises_in_the_end(
     free_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = ControlConnection(f"127.0.0.1:{free_port}")
@@ -253,7 +255,7 @@ def test_wait_ready_when_the_port_is_refused_then_says_so_at_once_and_in_the_end
     assert f"no server answers at 127.0.0.1:{free_port} yet: connection refused" in record.getMessage()
 
 
-def test_explain_silence_when_something_else_listens_then_says_that() -> None:
+def test_explain_silence_when_something_else_listens_then_it_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connection = ControlConnection(f"127.0.0.1:{silent.getsockname()[1]}")
         assert connection.explain_silence(2.0).startswith("it listens there and does not answer for 2 s")

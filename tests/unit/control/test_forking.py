@@ -37,7 +37,7 @@ def queue_of(*messages: int | None) -> SimpleQueue[int | None]:
     return queue
 
 
-def test_messages_when_nobody_forks_then_all_up_to_the_end() -> None:
+def test_messages_when_the_process_does_not_fork_then_all_up_to_the_end() -> None:
     assert list(send_beside_forks(queue_of(1, 2, None, 3))) == [1, 2]
 
 

@@ -154,7 +154,7 @@ def answer(request: int, kind: str, uid: str = "") -> control_pb2.ServerMessage:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_look_when_others_are_answered_meanwhile_then_they_are_told_and_what_may_be_written_waits(
+def test_look_when_others_are_answered_meanwhile_then_these_come_and_permits_wait(
     server: Echo, tmp_path: Path, at_once: bool
 ) -> None:
     client = Looking(tmp_path)
@@ -234,7 +234,7 @@ def test_send_when_several_threads_do_then_frames_stay_whole(server: Echo, tmp_p
     client.end.close()
 
 
-def test_link_when_the_client_closes_then_the_server_is_told_once_and_may_go_on_sending(
+def test_link_when_the_client_closes_then_one_loss_and_the_server_may_go_on_sending(
     server: Echo, tmp_path: Path
 ) -> None:
     client = Client(tmp_path)
@@ -255,7 +255,7 @@ def test_link_when_the_client_closes_then_the_server_is_told_once_and_may_go_on_
         client.end.send(asking(2))
 
 
-def test_end_when_the_server_lets_go_then_told_and_sending_says_so(server: Echo, tmp_path: Path) -> None:
+def test_end_when_the_server_closes_then_on_lost_and_sending_raises_connect_error(server: Echo, tmp_path: Path) -> None:
     client = Client(tmp_path)
     client.end.start()
     client.end.send(asking(9))
@@ -284,7 +284,7 @@ def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
     other.end.close()
 
 
-def test_links_when_too_many_have_not_shown_whose_they_are_then_the_oldest_goes(server: Echo, tmp_path: Path) -> None:
+def test_links_when_too_many_are_unidentified_then_the_oldest_is_closed(server: Echo, tmp_path: Path) -> None:
     known = Client(tmp_path)
     known.end.start()
     known.end.send(asking(1))

@@ -90,7 +90,7 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
     assert max(map(len, transport.pieces)) < len(rows) / 2
 
 
-def test_connect_when_nobody_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
+def test_connect_when_no_server_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match=SOCKET_NAME):
         SocketEnd(tmp_path, on_message=print, on_end=print)
     with pytest.raises(ConnectError):

@@ -65,7 +65,7 @@ def test_method_when_called_then_its_handler_answers(
     assert connection.call(method, request_, timeout_s=TIMEOUT_S) == expected
 
 
-def test_handler_when_it_has_a_fault_then_logged_and_told(
+def test_handler_when_it_has_a_fault_then_logged_and_sent_to_the_client(
     connection: ControlConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR), pytest.raises(LocalProtocolError, match="ZeroDivisionError: by zero"):

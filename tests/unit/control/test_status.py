@@ -55,7 +55,7 @@ def test_error_when_it_crosses_the_wire_then_equal(cls: type[TDServeError]) -> N
 
 
 @pytest.mark.parametrize("cls", list_error_classes().values(), ids=list(list_error_classes()))
-def test_error_when_it_has_a_code_then_grpc_knows_it(cls: type[TDServeError]) -> None:
+def test_error_when_it_has_a_code_then_grpc_has_the_same(cls: type[TDServeError]) -> None:
     assert isinstance(getattr(grpc.StatusCode, cls.code), grpc.StatusCode)
 
 
@@ -95,7 +95,7 @@ def test_rpc_error_when_grpc_itself_failed_then_its_meaning(code: grpc.StatusCod
     assert same(from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0), expected)
 
 
-def test_rpc_error_when_nobody_listens_then_asks_whether_a_server_runs() -> None:
+def test_rpc_error_when_the_port_is_closed_then_the_message_asks_whether_a_server_runs() -> None:
     details = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
     error = from_rpc_error(
         Failed(grpc.StatusCode.UNAVAILABLE, details=details), address="host:1", what="ListStores", timeout_s=2.0
@@ -123,7 +123,7 @@ def test_rpc_error_when_there_is_no_connection_then_the_cause_in_plain_words(det
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED])
-def test_rpc_error_when_nobody_of_ours_would_say_it_then_remote_protocol_error(code: grpc.StatusCode) -> None:
+def test_rpc_error_when_tdserve_never_raises_it_then_remote_protocol_error(code: grpc.StatusCode) -> None:
     error = from_rpc_error(Failed(code), address="host:1", what="ListStores", timeout_s=2.0)
     assert isinstance(error, RemoteProtocolError)
     assert "host:1" in error.expected
@@ -135,7 +135,7 @@ def test_rpc_error_when_the_server_sent_ours_then_that() -> None:
     assert same(from_rpc_error(failed, address="", what="", timeout_s=0.0), ours)
 
 
-def test_rpc_error_when_it_says_nothing_at_all_then_remote_protocol_error() -> None:
+def test_rpc_error_when_it_has_no_code_then_remote_protocol_error() -> None:
     assert isinstance(from_rpc_error(grpc.RpcError(), address="", what="", timeout_s=0.0), RemoteProtocolError)
 
 

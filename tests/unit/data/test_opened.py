@@ -70,7 +70,7 @@ def test_find_when_mapped_then_that_and_else_none(store: StoredTensorDict) -> No
     assert stores.find(UID) is None
 
 
-def test_granted_when_control_let_somebody_read_it_then_until_it_is_deleted(store: StoredTensorDict) -> None:
+def test_granted_when_control_allowed_reads_then_until_it_is_deleted(store: StoredTensorDict) -> None:
     stores = opened(store)
     found = stores.get(store.ref)
     assert stores.find_readable("store") is None
@@ -100,7 +100,7 @@ def test_granted_when_another_has_the_name_now_then_that_one(store: StoredTensor
     assert found.uid == UID[::-1]
 
 
-def test_get_when_the_structure_was_never_told_then_error(store: StoredTensorDict) -> None:
+def test_get_when_the_structure_was_never_sent_then_error(store: StoredTensorDict) -> None:
     with pytest.raises(LocalProtocolError):
         OpenStores(writes_values=True).get(store.ref)
 
@@ -180,7 +180,7 @@ def test_objects_when_the_store_has_a_limit_of_its_own_then_the_writer_keeps_it(
         put(writer, bytes(2 << 20))
 
 
-def test_objects_when_the_store_is_closed_then_who_still_reads_them_ends_in_peace(store: StoredTensorDict) -> None:
+def test_objects_when_the_store_is_closed_then_running_reads_end_in_peace(store: StoredTensorDict) -> None:
     stores = opened(store)
     objects = stores.get(store.ref).open_writable_objects()
     put(objects, b"x")
@@ -228,7 +228,7 @@ def test_get_when_a_file_has_gone_with_its_key_then_to_be_asked_for_again(
         opened(store).get(store.ref)
 
 
-def test_forget_specs_when_orders_still_wait_then_what_was_told_last_is_known(store: StoredTensorDict) -> None:
+def test_forget_specs_when_orders_still_wait_then_the_structure_sent_last_is_kept(store: StoredTensorDict) -> None:
     stores = opened(store)
     stores.forget_specs()
     assert stores.get_spec(store.ref.fingerprint) == store.spec

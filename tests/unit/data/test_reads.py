@@ -90,7 +90,7 @@ def test_plans_when_there_are_many_or_they_are_long_then_only_so_much_is_kept(
 
 
 @pytest.mark.parametrize(("row", "status"), [(1, ReadStatus.TORN), (0, ReadStatus.WHOLE)])
-def test_trailer_when_a_row_has_moved_since_then_says_so(
+def test_trailer_when_a_row_has_moved_since_then_has_the_status(
     opened: MappedStore, store: StoredTensorDict, row: int, status: ReadStatus
 ) -> None:
     plan = plan_read(opened, make_request(store, [1, 2]))

@@ -90,7 +90,7 @@ def test_values_when_they_do_not_fit_then_refused_and_nothing_stored(
 
 
 @pytest.mark.parametrize("index", [slice(1, 4, 2), [3, 1], [False, True, False, True]])
-def test_values_when_a_selection_says_where_then_there(opened: MappedStore, index: Any) -> None:
+def test_values_when_a_selection_has_places_then_there(opened: MappedStore, index: Any) -> None:
     put(opened, [b"old"])
     order = worker_pb2.PutValues(keys=[content_pb2.Path(parts=PATH)], selection=parse(index).to_message())
     order.values = encode_block([ValueColumn(False, [b"new"])])
@@ -98,7 +98,7 @@ def test_values_when_a_selection_says_where_then_there(opened: MappedStore, inde
     assert read(opened) == ([b"old", b"new", b"old", b"new"], True)
 
 
-def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_who_reads_them_here(tmp_path: Path) -> None:
+def test_values_when_of_ragged_tensors_then_their_shapes_come_apart_for_local_reads(tmp_path: Path) -> None:
     tokens = torch.nested.nested_tensor([torch.arange(3), torch.arange(5)], layout=torch.jagged)
     stored = StoredTensorDict(tmp_path / "ragged", TensorDict({"t": tokens, "v": "text"}, [2]))
     stores = OpenStores(writes_values=True)

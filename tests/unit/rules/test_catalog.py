@@ -200,7 +200,7 @@ def _settings(**changes: Any) -> dict[str, Any]:
         (_settings(max_times_sampled=3), "its max_times_sampled is the default, asked is 3"),
     ],
 )
-def test_matches_when_it_is_another_store_then_says_what_differs(change: dict[str, Any], word: str) -> None:
+def test_explain_difference_when_it_is_another_store_then_names_what_differs(change: dict[str, Any], word: str) -> None:
     existing = _record(**_settings()) if "settings" in change else _record()
     reason = explain_difference(existing, _record(**{"kind": existing.kind, **change}))
     assert reason is not None
@@ -227,7 +227,7 @@ def test_max_object_bytes_when_it_makes_no_sense_then_is_refused(asked: int) -> 
         check_max_object_bytes(asked)
 
 
-def test_matches_when_another_limit_is_asked_for_then_says_so_and_no_wish_fits_all() -> None:
+def test_explain_difference_when_another_limit_is_asked_for_then_names_it_and_no_wish_fits_all() -> None:
     existing = _record(max_object_bytes=1 << 20)
     assert explain_difference(existing, _record(max_object_bytes=0)) is None
     assert explain_difference(existing, _record(max_object_bytes=1 << 20)) is None
@@ -254,7 +254,7 @@ def test_durability_when_asked_for_then_is_one_of_two_or_no_wish() -> None:
         check_durability("ram")
 
 
-def test_matches_when_another_durability_is_asked_for_then_says_so_but_not_without_a_wish() -> None:
+def test_explain_difference_when_another_durability_is_asked_for_then_names_it_but_not_without_a_wish() -> None:
     existing = _record(durability="disk")
     assert explain_difference(existing, _record(durability="")) is None
     assert explain_difference(existing, _record(durability="process")) == "its durability is 'disk', asked is 'process'"

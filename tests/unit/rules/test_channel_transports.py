@@ -33,7 +33,7 @@ from tdserve.rules.channel_transports import (
         ("shm", {"client_gpu": "a", "worker_gpu": "b"}, "'shm' was asked for"),
     ],
 )
-def test_nccl_when_the_ends_are_compared_then_used_or_told_why_not(
+def test_nccl_when_the_ends_are_compared_then_used_or_the_reason_is_given(
     asked: str, ends: dict[str, Any], reason: str
 ) -> None:
     choice = choose_channel(asked, SessionEnds(**ends))

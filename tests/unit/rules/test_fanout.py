@@ -124,7 +124,9 @@ def test_failed_when_several_cannot_reach_a_relay_then_it_is_left_alone() -> Non
     assert placed(fanout, 20).relay == SERVER
 
 
-def test_failed_when_a_puller_reaches_nobody_then_it_gets_all_versions_from_the_server_and_no_relay_is_blamed() -> None:
+def test_failed_when_a_puller_reaches_no_relay_then_it_gets_all_versions_from_the_server_and_no_relay_is_blamed() -> (
+    None
+):
     fanout = Fanout(2)
     grown(fanout, 1, 2)
     for number in range(MAX_TRIES):
@@ -149,7 +151,7 @@ def test_failed_when_it_is_no_link_of_the_puller_then_nothing_happens() -> None:
     assert fanout.find_source(below.link) == 1
 
 
-def test_end_when_a_relays_own_pull_has_failed_then_nobody_is_sent_to_it() -> None:
+def test_end_when_a_relays_own_pull_has_failed_then_no_puller_is_sent_to_it() -> None:
     fanout = Fanout(1)
     found = grown(fanout, 1)
     fanout.end(found[1].link, is_whole=False)
@@ -197,7 +199,7 @@ def test_rest_when_nothing_moves_then_the_newest_need_not_be_kept_either() -> No
     assert placed(fanout, 2).relay == SERVER
 
 
-def test_versions_when_a_newer_one_is_placed_then_never_from_who_has_an_older_one() -> None:
+def test_versions_when_a_newer_one_is_placed_then_never_from_a_relay_with_an_older_one() -> None:
     fanout = Fanout(1)
     grown(fanout, 1)
     assert placed(fanout, 2, version=2).relay == SERVER

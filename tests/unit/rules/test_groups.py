@@ -15,7 +15,7 @@ def form(*members: int) -> GroupRule:
     return rule
 
 
-def test_form_when_not_all_have_asked_then_waits_and_says_for_how_many() -> None:
+def test_form_when_not_all_have_asked_then_waits_and_gives_the_number_of_missing_ones() -> None:
     rule = GroupRule("g")
     assert rule.is_over
     rule.ask(Ask(7, world_size=2))
@@ -150,7 +150,7 @@ def test_others_when_of_another_epoch_or_no_member_then_none() -> None:
     assert "0 of 3 live" in repr(rule)
 
 
-def test_form_when_two_share_a_gpu_then_not_supported_and_nobody_asks_any_more() -> None:
+def test_form_when_two_share_a_gpu_then_not_supported_and_no_request_is_left() -> None:
     rule = GroupRule("g")
     for member, device in ((1, "host uuid-0"), (2, "host uuid-1"), (3, "host uuid-0")):
         rule.ask(Ask(member, world_size=3, backend="nccl", device=device))

@@ -47,7 +47,7 @@ def test_record_when_it_takes_the_place_of_another_then_that_one_is_forgotten() 
     assert list(log.iter_entries()) == [(_ANN, 2, b"two"), (_ANN, 3, b"three")]
 
 
-def test_forget_when_the_client_says_so_then_all_but_what_it_may_send_again() -> None:
+def test_forget_when_the_client_reports_answers_then_all_but_what_it_may_send_again() -> None:
     log = RequestLog()
     for request in (1, 2, 3, 4):
         log.record(_ANN, request, b"x")

@@ -126,7 +126,7 @@ def _publish(versions: Versions, fingerprint: bytes = b"f") -> int | None:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_publish_when_nobody_reads_then_recycles_from_keep_plus_two_on(keep: int) -> None:
+def test_publish_when_no_client_reads_then_recycles_from_keep_plus_two_on(keep: int) -> None:
     versions = Versions(keep)
     recycled = [_publish(versions) for _ in range(keep + 4)]
     assert recycled == [None] * (keep + 1) + [1, 2, 3]
@@ -170,7 +170,7 @@ def test_abort_when_a_file_was_to_be_recycled_then_both_names_are_dropped_and_th
 
 
 @pytest.mark.parametrize("version", [0, 1, 4])
-def test_acquire_when_not_kept_then_says_what_is(version: int) -> None:
+def test_acquire_when_not_kept_then_the_error_lists_kept_versions(version: int) -> None:
     versions = Versions(2)
     for _ in range(3):
         _publish(versions)
@@ -178,7 +178,7 @@ def test_acquire_when_not_kept_then_says_what_is(version: int) -> None:
         versions.acquire(version)
 
 
-def test_release_when_nobody_reads_then_refused() -> None:
+def test_release_when_no_client_reads_then_refused() -> None:
     versions = Versions()
     _publish(versions)
     with pytest.raises(WrongStateError):

@@ -216,7 +216,7 @@ def test_adopt_at_start_when_it_is_there_already_then_left_alone(world: World, r
     assert world.stores.get("x").record.read_only
 
 
-def test_delete_when_nobody_can_open_it_then_gone_all_the_same(world: World, run: Loop, folder: Path) -> None:
+def test_delete_when_it_cannot_be_opened_then_gone_all_the_same(world: World, run: Loop, folder: Path) -> None:
     adopt(world, run, folder)
     world.reopen()
     (world.root.store_folder("x") / "generation.memmap").unlink()

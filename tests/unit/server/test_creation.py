@@ -91,7 +91,7 @@ def test_create_when_it_exists_then_returned_only_with_exists_ok(world: World, r
 
 
 @pytest.mark.parametrize("fields", [{}, {"kind": REPLAY, "capacity": 3}])
-def test_create_when_it_names_a_limit_of_values_then_kept_described_and_told_to_workers(
+def test_create_when_it_names_a_limit_of_values_then_kept_described_and_sent_to_workers(
     world: World, run: Loop, fields: dict[str, Any]
 ) -> None:
     limit = 3 << 20

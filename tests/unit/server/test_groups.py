@@ -37,7 +37,7 @@ async def event_of(session: ClientSession) -> control_pb2.GroupEvent:
     return message.group_event
 
 
-def test_join_when_all_have_asked_then_each_is_told_its_rank_and_all_members(run: Loop, world: World) -> None:
+def test_join_when_all_have_asked_then_each_answer_has_its_rank_and_all_members(run: Loop, world: World) -> None:
     sessions = [
         world.session_of(control_pb2.Hello(client_id=bytes([n]) * 16, host=f"h{n}", pid=n), n) for n in (1, 2, 3)
     ]
@@ -54,7 +54,7 @@ def test_join_when_the_others_do_not_come_then_deadline_and_the_group_is_forgott
     assert len(groups) == 0
 
 
-def test_join_when_refused_then_who_asked_before_still_waits(run: Loop, world: World) -> None:
+def test_join_when_refused_then_earlier_requests_still_wait(run: Loop, world: World) -> None:
     groups, first, second, third = Groups(), world.session(1), world.session(2), world.session(3)
 
     async def play() -> None:
@@ -103,7 +103,7 @@ def test_join_when_cancelled_then_it_asks_no_more(run: Loop, world: World) -> No
     assert len(groups) == 0
 
 
-def test_join_when_two_share_a_gpu_then_all_are_told(run: Loop, world: World) -> None:
+def test_join_when_two_share_a_gpu_then_all_get_not_supported(run: Loop, world: World) -> None:
     groups, first, second = Groups(), world.session(1), world.session(2)
     asked = control_pb2.JoinGroup(name="g", world_size=2, backend="nccl", timeout_s=20.0, device="uuid")
 
@@ -135,9 +135,7 @@ def test_notice_when_an_entry_then_all_other_members_of_the_epoch_get_it(run: Lo
     assert [outbox(session).messages for session in (*sessions, stranger)] == [[], [], [], []]
 
 
-def test_session_when_it_ends_then_the_others_are_told_its_rank_and_may_form_the_next_epoch(
-    run: Loop, world: World
-) -> None:
+def test_session_when_it_ends_then_the_others_get_its_rank_and_may_form_the_next_epoch(run: Loop, world: World) -> None:
     groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
 
     async def play() -> None:
@@ -171,7 +169,7 @@ def test_session_when_it_ends_then_the_others_are_told_its_rank_and_may_form_the
         ("given_up", {"is_busy": True}, False),
     ],
 )
-def test_notice_when_a_member_leaves_or_gives_up_then_the_others_are_told_which(
+def test_notice_when_a_member_leaves_or_gives_up_then_the_others_get_its_rank_and_reason(
     run: Loop, world: World, kind: str, said: dict[str, Any], has_left: bool
 ) -> None:
     groups, sessions = Groups(), [world.session(number) for number in (1, 2)]
@@ -191,7 +189,7 @@ def test_notice_when_a_member_leaves_or_gives_up_then_the_others_are_told_which(
     assert len(groups) == (kind == "given_up")
 
 
-def test_notice_when_some_have_gone_on_already_then_only_the_rest_is_told(run: Loop, world: World) -> None:
+def test_notice_when_some_have_gone_on_already_then_only_the_rest_gets_it(run: Loop, world: World) -> None:
     groups, sessions = Groups(), [world.session(number) for number in (1, 2, 3)]
 
     async def play() -> None:

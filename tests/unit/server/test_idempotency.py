@@ -55,7 +55,7 @@ def test_transaction_when_instead_of_another_then_only_that_one_goes_and_from_di
         assert [answers.find_answer(CLIENT, request) for request in (1, 2, 3)] == [b"done", None, b"done"]
 
 
-def test_answers_when_a_client_does_not_say_what_has_come_then_all_are_kept_and_new_changes_refused(
+def test_answers_when_a_client_confirms_none_then_all_are_kept_and_new_changes_refused(
     world: World,
 ) -> None:
     for request in range(1, MAX_ANSWERS_PER_CLIENT):
@@ -71,7 +71,7 @@ def test_answers_when_a_client_does_not_say_what_has_come_then_all_are_kept_and_
     world.answers.check_room(CLIENT)
 
 
-def test_forget_when_the_client_says_what_has_come_then_gone_from_disk_with_the_next_commit(world: World) -> None:
+def test_forget_when_the_client_confirms_answers_then_gone_from_disk_with_the_next_commit(world: World) -> None:
     for request in (1, 2, 3):
         record(world, world.answers, request)
     world.answers.forget(CLIENT, control_pb2.Answered(below=4, but_for=[2]))

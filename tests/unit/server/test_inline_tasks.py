@@ -172,7 +172,7 @@ def test_in_task_when_inside_one_then_goes_on_at_once() -> None:
     run(scenario())
 
 
-def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() -> None:
+def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_gets_the_cancellation() -> None:
     async def scenario() -> None:
         ends: list[str] = []
 
@@ -197,7 +197,7 @@ def test_task_when_cancelled_before_its_first_turn_then_the_coroutine_is_told() 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
 
 
-def test_turn_when_nobody_is_in_a_task_then_goes_on_within_the_call_that_ends_it() -> None:
+def test_turn_when_awaited_outside_a_task_then_goes_on_within_the_call_that_ends_it() -> None:
     async def scenario() -> None:
         turns: list[InlineFuture[int]] = [InlineFuture(), InlineFuture()]
         found: list[Any] = []

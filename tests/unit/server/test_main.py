@@ -26,7 +26,7 @@ def _as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
+def test_run_when_its_parent_is_gone_then_prints_ready_and_leaves_in_order(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ours, theirs = os.pipe()
@@ -43,7 +43,7 @@ def test_run_when_its_parent_is_gone_then_says_ready_and_leaves_in_order(
     ("shells", "umask", "mode"),
     [(0o000, None, 0o755), (0o077, None, 0o700), (0o022, 0o002, 0o775), (0o000, 0o027, 0o750)],
 )
-def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_told(
+def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_configured(
     tmp_path: Path, shells: int, umask: int | None, mode: int
 ) -> None:
     os.umask(shells)
@@ -55,7 +55,7 @@ def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_told
     assert (tmp_path / "root" / "catalog" / "data.mdb").stat().st_mode & 0o777 == mode & 0o666
 
 
-def test_run_when_it_advertises_an_address_then_tells_that_one(
+def test_run_when_it_advertises_an_address_then_prints_that_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses: list[str] = []
@@ -77,7 +77,7 @@ def test_run_when_the_interface_is_not_here_then_refused_before_anything_is_made
     assert not (tmp_path / "root").exists()
 
 
-def test_run_when_somebody_chose_a_priority_then_it_is_left_alone(tmp_path: Path) -> None:
+def test_run_when_a_priority_was_chosen_then_it_is_left_alone(tmp_path: Path) -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     root = Root.acquire(tmp_path / "root")
     with pytest.raises(RootInUseError):
@@ -94,7 +94,7 @@ def test_run_when_the_root_is_in_use_then_error_names_the_holder(tmp_path: Path)
     root.release()
 
 
-def test_run_when_the_port_is_taken_then_error_says_what_to_do_and_frees_the_root(tmp_path: Path) -> None:
+def test_run_when_the_port_is_taken_then_the_error_names_the_remedy_and_the_root_is_free(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -117,7 +117,7 @@ def test_run_when_the_token_file_is_no_good_then_error_names_it(tmp_path: Path, 
     assert not (tmp_path / "root").exists()
 
 
-def test_main_when_the_server_cannot_start_then_tells_its_parent_why(
+def test_main_when_the_server_cannot_start_then_sends_its_parent_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TDSERVE_ROOT", "/proc/no such place")

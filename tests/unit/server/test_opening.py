@@ -43,7 +43,7 @@ def _slow(may_end: threading.Event) -> Callable[[], Table]:
     return make
 
 
-def test_opening_when_it_takes_long_then_the_loop_goes_on_and_who_came_first_goes_on_first(run: Loop) -> None:
+def test_opening_when_it_takes_long_then_the_loop_goes_on_and_waiting_calls_in_order(run: Loop) -> None:
     async def go() -> list[str]:
         may_end, order = threading.Event(), []
         opening = TableOpening(RECORD, _slow(may_end), _entry_of)
@@ -128,7 +128,7 @@ def test_open_apart_when_the_table_is_deleted_and_made_anew_meanwhile_then_the_n
     assert world.stores.get("t") is entry
 
 
-def test_open_apart_when_the_table_is_damaged_then_it_is_told_where_it_is_looked_for(world: World, run: Loop) -> None:
+def test_open_apart_when_the_table_is_damaged_then_the_error_comes_with_the_lookup(world: World, run: Loop) -> None:
     path = create(world, run).folder / FILE_NAME
     world.reopen()
     values = np.memmap(path, np.int64, "r+")

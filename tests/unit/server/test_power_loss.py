@@ -77,7 +77,7 @@ def test_recover_when_the_end_was_orderly_or_the_machine_runs_on_then_changes_no
     assert _generations(root) == [2, 2, 2, 2]
 
 
-def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_have_numbers_that_nobody_has_seen(
+def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_generations_are_new(
     root: Root,
 ) -> None:
     x = np.memmap(root.store_folder("s") / "rows/x.memmap", "<f4", "r+")

@@ -80,7 +80,7 @@ def sampling(request: int, **fields: Any) -> control_pb2.ClientMessage:
     return control_pb2.ClientMessage(request=request, sample=asked)
 
 
-def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wait(
+def test_sample_when_its_buffers_are_posted_and_there_are_no_rows_then_must_wait(
     world: World, run: Loop, requests: Requests, replay: OpenedStore
 ) -> None:
     session = world.session(90)  # of its own: its void content finds no channel
@@ -94,7 +94,7 @@ def test_sample_when_its_content_is_waited_for_and_there_is_none_then_told_to_wa
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_read_when_its_content_is_waited_for_and_the_structure_is_another_then_told_to_ask(
+def test_read_when_its_buffers_are_posted_and_the_structure_is_another_then_must_wait(
     world: World, run: Loop, requests: Requests, is_known: bool
 ) -> None:
     entry = run(world.create("x", TensorDict({"a": torch.arange(4)}, [4])))
@@ -140,7 +140,7 @@ def test_request_when_it_cannot_be_then_one_failure_and_the_session_goes_on(
     assert not session.requests
 
 
-def test_read_when_of_weights_then_says_what_the_store_is(world: World, run: Loop, requests: Requests) -> None:
+def test_read_when_of_weights_then_wrong_state_names_the_kind(world: World, run: Loop, requests: Requests) -> None:
     run(world.create("w", ROWS, kind=control_pb2.STORE_KIND_WEIGHTS))
     session = world.session()
     run(requests.serve(session, control_pb2.ClientMessage(request=1, read=control_pb2.ReadRequest(store="w"))))

@@ -59,7 +59,7 @@ def hold(run: Loop, entry: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, 
     return held
 
 
-def test_held_when_rows_of_a_replay_then_nobody_gets_them_until_let_go(
+def test_held_when_rows_of_a_replay_then_not_sampled_until_released(
     world: World, run: Loop, replay: OpenedStore
 ) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [1, 2]))

@@ -222,7 +222,7 @@ def test_holding_when_the_table_is_extended_meanwhile_then_the_held_rows_stay(ru
     assert table.selectors.contains(everything).all()
 
 
-def test_drop_when_rows_will_never_be_whole_then_they_are_nobodys_until_that_is_on_record(
+def test_drop_when_rows_will_never_be_whole_then_they_stay_reserved_until_that_is_on_record(
     run: Loop, many: OpenedStore
 ) -> None:
     table, held = many.get_table(), hidden(run, many, RowSet.run(0, MANY_ROWS - 1))
@@ -239,7 +239,7 @@ def test_drop_when_rows_will_never_be_whole_then_they_are_nobodys_until_that_is_
     assert (len(table), table.ring.num_holes, many.writes) == (1, MANY_ROWS - 1, [])
 
 
-def test_holding_when_it_fails_then_whoever_waits_for_the_rows_goes_on(
+def test_holding_when_it_fails_then_calls_that_wait_for_the_rows_go_on(
     world: World, run: Loop, many: OpenedStore
 ) -> None:
     table, row_set = many.get_table(), RowSet.run(0, MANY_ROWS)

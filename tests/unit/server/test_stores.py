@@ -154,7 +154,7 @@ def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_a
     assert [bool(world.stores.get(name).record.order) for name in "xyzw"] == [False, True, False, True]
 
 
-def test_restore_when_the_catalog_knows_of_no_store_and_some_lie_there_then_refused(world: World, run: Loop) -> None:
+def test_restore_when_the_catalog_has_no_store_and_folders_of_some_exist_then_refused(world: World, run: Loop) -> None:
     entry = run(world.stores.create(RECORD, SPEC))
     world.db.delete("stores", b"x")
     with pytest.raises(CorruptDataError, match=str(world.root.path)):

@@ -32,7 +32,7 @@ def _store(folder: Path, structure: int) -> SyncedStore:
     return SyncedStore(UID, str(folder), 2, structure, (("x.memmap", 8),))
 
 
-def test_process_when_told_of_a_store_then_syncs_it_and_again_when_its_structure_changes(
+def test_process_when_given_a_store_then_syncs_it_and_again_when_its_structure_changes(
     process: SyncProcess, tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
@@ -53,7 +53,7 @@ def test_process_when_told_of_a_store_then_syncs_it_and_again_when_its_structure
         process.run(Pass(str(tmp_path / "none"), target))
 
 
-def test_process_when_it_is_killed_then_says_so(process: SyncProcess, tmp_path: Path) -> None:
+def test_process_when_it_is_killed_then_peer_lost(process: SyncProcess, tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(PeerLostError):
         process.run(Pass(str(tmp_path / "catalog"), str(tmp_path / "synced")))

@@ -81,7 +81,7 @@ def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World
     run(sync())
 
 
-def test_wait_when_several_wait_and_the_process_is_killed_then_all_are_told_once_it_is_done(
+def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_the_retry(
     world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry, made = _make(world, run), list[SyncProcess]()

@@ -39,7 +39,7 @@ def test_wait_when_woken_then_tries_again(run: Loop) -> None:
     assert run(scenario()) == (2, [3])
 
 
-def test_wait_when_time_is_over_then_error_says_what_and_how_long(run: Loop) -> None:
+def test_wait_when_time_is_over_then_the_error_names_the_event_and_the_timeout(run: Loop) -> None:
     with pytest.raises(DeadlineExceededError, match=r"a miracle did not happen within 0\.01 s"):
         run(Waiters().wait_for(lambda: None, Deadline.after(0.01), lambda: "a miracle"))
 
@@ -49,7 +49,7 @@ def test_wait_when_the_state_changes_unseen_then_found_in_the_last_moment(run: L
     assert run(Waiters().wait_for(lambda: next(attempts), Deadline.after(0.01), lambda: "")) == "found"
 
 
-def test_wait_when_cancelled_then_nobody_waits_any_more(run: Loop) -> None:
+def test_wait_when_cancelled_then_no_call_waits_any_more(run: Loop) -> None:
     async def scenario() -> list[int]:
         waiters = Waiters()
         waiting = [
@@ -80,7 +80,7 @@ def test_wake_when_ten_thousand_wait_then_all_return(run: Loop) -> None:
     assert run(scenario()) == 10_000
 
 
-def test_delete_when_somebody_waits_then_now_and_later_told(run: Loop) -> None:
+def test_delete_when_a_call_waits_then_it_and_later_ones_get_the_error(run: Loop) -> None:
     async def scenario() -> list[str]:
         waiters = Waiters()
         waiting = asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: ""))
@@ -297,7 +297,7 @@ def test_granted_when_cancelled_in_that_moment_then_given_back_and_the_next_has_
     assert run(asyncio.wait_for(scenario(), 5.0)) == ["second"]
 
 
-def test_granted_when_nobody_is_cancelled_then_nothing_is_given_back(run: Loop) -> None:
+def test_granted_when_no_call_is_cancelled_then_nothing_is_given_back(run: Loop) -> None:
     async def scenario() -> int:
         stock = Stock()
         task = stock.taker("first")
@@ -309,7 +309,7 @@ def test_granted_when_nobody_is_cancelled_then_nothing_is_given_back(run: Loop) 
     assert run(scenario()) == 0
 
 
-def test_attempt_when_it_fails_then_only_its_own_caller_is_told(run: Loop) -> None:
+def test_attempt_when_it_fails_then_only_its_own_caller_gets_the_error(run: Loop) -> None:
     async def scenario() -> list[str]:
         stock, is_broken = Stock(), [False]
 

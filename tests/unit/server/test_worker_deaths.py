@@ -28,7 +28,7 @@ def test_explain_death_when_a_worker_ended_then_names_how_and_the_likely_cause(
     assert explain_death(exit_code, num_oom_kills=num_oom_kills).startswith(expected)
 
 
-def test_explain_death_when_this_server_killed_it_then_says_so_and_nothing_else() -> None:
+def test_explain_death_when_this_server_killed_it_then_only_that_reason() -> None:
     why = explain_death(-signal.SIGKILL, num_oom_kills=1, was_killed=True)
     assert why == "SIGKILL: this server killed it, since it was silent or did not leave in time"
     assert explain_death(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a page of a mapped file is missing")

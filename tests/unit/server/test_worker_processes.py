@@ -122,7 +122,7 @@ def test_fork_server_when_it_stands_still_then_killed_and_its_workers_with_it(
     assert "gave no answer" in caplog.text
 
 
-def test_fork_when_nobody_waits_for_it_any_more_then_the_next_one_gets_its_own_answer(
+def test_fork_when_its_call_was_cancelled_then_the_next_one_gets_its_own_answer(
     processes: WorkerProcesses, run: Loop
 ) -> None:
     async def scenario() -> None:
@@ -181,7 +181,7 @@ def test_fork_when_no_descriptors_are_left_then_refused_and_none_is_lost(process
     run(scenario())
 
 
-def test_close_when_the_fork_server_still_imports_then_nobody_waits_for_it(run: Loop) -> None:
+def test_close_when_the_fork_server_still_imports_then_does_not_wait_for_it(run: Loop) -> None:
     async def scenario() -> None:
         made = WorkerProcesses()
         made.start()

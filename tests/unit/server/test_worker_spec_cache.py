@@ -19,7 +19,7 @@ def test_must_include_when_asked_again_then_only_the_first_time_until_the_worker
     assert cache.must_include(spec_of("a"))
 
 
-def test_must_include_when_there_were_too_many_leaves_then_the_worker_forgets_and_is_told_again(
+def test_must_include_when_there_were_too_many_leaves_then_the_worker_forgets_and_specs_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 90)  # ten of these structures

@@ -128,7 +128,7 @@ def test_check_when_nothing_changed_then_nothing(tmp_path: Path) -> None:
         (example().set("a", torch.ones(4)), "'a'"),
     ],
 )
-def test_check_when_the_structure_changed_then_data_loss_that_says_where(
+def test_check_when_the_structure_changed_then_corrupt_data_names_the_place(
     tmp_path: Path, changed: TensorDict, said: str
 ) -> None:
     store, spec = adopt(tmp_path)

@@ -200,7 +200,7 @@ def test_bundles_when_there_is_no_room_then_the_old_ones_stay(tmp_path: Path) ->
             objects.put_bundles(PATHS, ROWS, encode_bundles([[bytes([number]) * 5_000] * 6] * 3))
 
 
-def test_bundle_when_damaged_then_is_told(tmp_path: Path) -> None:
+def test_bundle_when_damaged_then_corrupt_data(tmp_path: Path) -> None:
     with Objects(tmp_path, writable=True) as objects:
         put_whole(objects, ROWS, "x")
     with lmdb.open(str(tmp_path), max_dbs=4) as env:

@@ -84,7 +84,7 @@ def test_catalog_when_reopened_after_sync_then_has_everything(tmp_path: Path) ->
         assert db.get("states", b"k") == b"v" * 100_000
 
 
-def test_catalog_when_its_map_is_full_then_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_catalog_when_its_map_is_full_then_capacity_error_and_goes_on(tmp_path: Path) -> None:
     with CatalogDB(tmp_path, max_bytes=1 << 20) as db:
         with pytest.raises(CapacityError) as caught:
             db.put("stores", b"big", bytes(2 << 20))
@@ -93,7 +93,7 @@ def test_catalog_when_its_map_is_full_then_says_so_and_goes_on(tmp_path: Path) -
         assert db.scan("stores") == [(b"small", b"1")]
 
 
-def test_catalog_when_the_disk_is_full_then_says_so_and_goes_on(small_disk: Path) -> None:
+def test_catalog_when_the_disk_is_full_then_capacity_error_and_goes_on(small_disk: Path) -> None:
     with CatalogDB(small_disk / "catalog") as db:
         db.put("stores", b"first", b"1")
         with pytest.raises(CapacityError) as caught:

@@ -37,7 +37,7 @@ def test_claim_when_more_than_are_allowed_then_nothing_is_changed(server: ClaimF
     assert client.claim(7) == 4
 
 
-def test_claim_when_it_was_ended_then_none_and_who_was_quicker_is_seen(server: ClaimFile, client: ClaimFile) -> None:
+def test_claim_when_it_was_ended_then_none_and_earlier_claims_are_counted(server: ClaimFile, client: ClaimFile) -> None:
     assert client.claim(4) == 0
     server.end()
     assert client.claim(1) is None
@@ -71,7 +71,7 @@ def test_write_when_records_go_round_then_none_is_lost_and_none_written_over(
     assert found == [(CLIENT, number + 7, 1 + (number >= MAX_RECORDS)) for number in range(3, MAX_RECORDS + 3)]
 
 
-def test_write_when_the_server_has_said_from_which_row_on_then_it_is_to_be_told(
+def test_write_when_it_passes_the_row_set_by_the_server_then_it_must_be_reported(
     server: ClaimFile, client: ClaimFile
 ) -> None:
     server.request_messages(4)

@@ -35,7 +35,7 @@ def test_environment_when_acquired_by_two_names_then_is_one(tmp_path: Path) -> N
     environments.release(again)
 
 
-def test_environment_when_the_disk_is_full_then_refused_and_nothing_stays_whose_pages_could_be_missing(
+def test_environment_when_the_disk_is_full_then_refused_and_no_file_without_pages_stays(
     small_disk: Path,
 ) -> None:
     with suppress(OSError), (small_disk / "filled").open("wb", buffering=0) as file:

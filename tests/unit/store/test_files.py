@@ -27,12 +27,12 @@ def test_sync_when_of_a_file_or_a_folder_then_synced_and_left_as_they_are(
     assert (tmp_path / "file").read_bytes() == b"content"
 
 
-def test_sync_when_there_is_no_such_file_then_says_so(tmp_path: Path) -> None:
+def test_sync_when_there_is_no_such_file_then_corrupt_data(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="none"):
         sync_file(tmp_path / "none")
 
 
-def test_file_system_when_it_has_a_disk_or_none_then_is_told_apart(tmp_path: Path) -> None:
+def test_file_system_when_it_has_a_disk_or_none_then_distinguished(tmp_path: Path) -> None:
     assert is_in_memory(Path("/dev/shm"))
     assert not is_in_memory(Path("/proc"))
     assert not is_in_memory(tmp_path / "none")

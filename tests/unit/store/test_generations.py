@@ -25,7 +25,7 @@ def test_generations_when_written_then_every_mapping_shows_it(tmp_path: Path) ->
     assert (tmp_path / "g").stat().st_blocks * 512 >= HEADER_BYTES + 8000
 
 
-def test_generations_when_marked_deleted_then_who_had_them_mapped_sees_it(tmp_path: Path) -> None:
+def test_generations_when_marked_deleted_then_existing_mappings_see_it(tmp_path: Path) -> None:
     writer = Generations.create(tmp_path / "g", uid=UID, num_rows=2)
     reader = Generations.open(tmp_path / "g", uid=UID)
     assert not reader.is_deleted

@@ -60,7 +60,7 @@ def test_new_mapping_when_made_then_the_kernel_reads_nothing_ahead(tmp_path: Pat
     assert "rr" in flags.split()
 
 
-def test_private_mapping_when_written_then_nobody_else_sees_it_and_what_it_left_alone_is_shared(tmp_path: Path) -> None:
+def test_private_mapping_when_written_then_only_it_sees_that_and_untouched_pages_are_shared(tmp_path: Path) -> None:
     fd = _open(tmp_path / "f", 3 * 4096)
     os.close(fd)
     with (tmp_path / "f").open("rb") as file:  # writing to its own pages needs no permission to write the file

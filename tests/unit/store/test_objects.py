@@ -181,7 +181,7 @@ def test_copy_when_values_were_replaced_then_is_small_and_has_the_same(tmp_path:
         assert reader.free_bytes() > (1 << 26) - 200_000
 
 
-def test_objects_when_nobody_closes_them_then_the_last_reference_does(tmp_path: Path) -> None:
+def test_objects_when_not_closed_then_the_last_reference_closes_them(tmp_path: Path) -> None:
     objects = Objects(tmp_path, writable=True)
     with pytest.raises(lmdb.Error):  # LMDB refuses what is open in this process
         lmdb.open(str(tmp_path))

@@ -145,7 +145,7 @@ def test_root_when_its_disk_is_full_then_acquired_again_for_reading_and_deleting
     again.release()
 
 
-def test_root_when_it_is_new_and_its_disk_is_full_then_says_so(small_disk: Path) -> None:
+def test_root_when_it_is_new_and_its_disk_is_full_then_capacity_error_names_it(small_disk: Path) -> None:
     (small_disk / "filling").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
     with pytest.raises(CapacityError, match=str(small_disk)):
         Root.acquire(small_disk / "root")

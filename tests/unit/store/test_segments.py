@@ -69,7 +69,7 @@ def test_segment_when_a_fork_of_the_receiver_drops_it_then_the_receiver_has_it_s
     assert len(found) == 64
 
 
-def test_receive_when_the_sender_is_gone_or_the_file_another_then_told() -> None:
+def test_receive_when_the_sender_is_gone_or_the_file_another_then_error() -> None:
     segment, other = Segment(64), Segment(64)
     sent = _sent(segment, 64)
     with pytest.raises(CorruptDataError, match="another file"):

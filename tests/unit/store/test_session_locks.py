@@ -50,7 +50,7 @@ def test_hold_when_the_name_is_taken_then_connect_error_and_the_first_keeps_it(t
     first.release()
 
 
-def test_hold_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_touched(tmp_path: Path) -> None:
+def test_hold_when_the_file_is_a_symbolic_link_then_refused_and_its_target_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConnectError):
         SessionLock.hold(tmp_path, "a")

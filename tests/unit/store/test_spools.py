@@ -111,7 +111,7 @@ def test_put_when_done_then_only_the_spools_own_file_is_open(tmp_path: Path) -> 
     assert num_open_below(tmp_path) == num_open
 
 
-def test_put_when_somebody_put_a_link_there_then_refused_and_its_target_is_not_written(tmp_path: Path) -> None:
+def test_put_when_the_file_is_a_symbolic_link_then_refused_and_its_target_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"mine")
     make_spool_path(tmp_path, "lock").symlink_to(tmp_path / "target")
     with pytest.raises(TDServeError):

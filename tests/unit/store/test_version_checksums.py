@@ -11,7 +11,7 @@ RANDOM = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 13, CHUNK_NBYTES - 1, CHUNK_NBYTES, 2 * CHUNK_NBYTES + 5])
-def test_checksum_when_of_any_length_then_what_the_protocol_book_says(nbytes: int) -> None:
+def test_checksum_when_of_any_length_then_as_in_the_protocol_book(nbytes: int) -> None:
     content = RANDOM.integers(0, 256, nbytes, dtype=np.uint8)
     padded = content.tobytes().ljust(-(-nbytes // 8) * 8, b"\0")
     total = sum(int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)) % 2**64

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_versions_when_synced_then_those_whose_files_are_as_they_were_are_whole(folder: Path) -> None:
+def test_versions_when_synced_then_those_with_unchanged_files_are_whole(folder: Path) -> None:
     sync_versions(folder, {1: "one", 2: "two", 3: "three"}, uid=UID)
     assert find_whole_versions(folder, uid=UID) == {1: "one", 2: "two", 3: "three"}
     with open(folder / "1.safetensors", "r+b") as file:
@@ -56,7 +56,7 @@ def test_versions_when_nothing_is_noted_or_the_note_is_damaged_then_none_is_whol
     assert find_whole_versions(folder, uid=UID) == {}
 
 
-def test_versions_when_of_another_incarnation_then_none_is_whole_and_told_so(folder: Path) -> None:
+def test_versions_when_of_another_incarnation_then_none_is_whole_and_is_of_another(folder: Path) -> None:
     assert not is_of_another(folder, uid=UID)
     sync_versions(folder, {1: "one"}, uid=OTHER)
     assert find_whole_versions(folder, uid=UID) == {}

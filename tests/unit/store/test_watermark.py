@@ -61,7 +61,7 @@ def test_sync_when_keys_are_being_added_then_their_folder_which_may_go_is_left_a
     assert sync_store(store.synced) == 1
 
 
-def test_rows_when_synced_and_left_alone_then_whole_whatever_their_generations_say(store: Store) -> None:
+def test_rows_when_synced_and_left_alone_then_whole_whatever_their_generations(store: Store) -> None:
     for row in range(4):
         store.write(row, row + 1)
     assert sync_store(store.synced) == 4
@@ -150,7 +150,7 @@ def test_sync_when_the_store_has_another_structure_or_is_deleted_then_leaves_it(
     assert not (store.folder / FILE_NAME).exists()
 
 
-def test_find_when_nothing_is_known_or_it_is_of_another_store_then_says_so(store: Store) -> None:
+def test_find_when_the_record_is_missing_or_of_another_store_then_corrupt_data(store: Store) -> None:
     with pytest.raises(CorruptDataError, match="a record of its rows"):
         find_whole(store.synced)
     sync_store(store.synced)
@@ -161,7 +161,7 @@ def test_find_when_nothing_is_known_or_it_is_of_another_store_then_says_so(store
         find_whole(store.synced)
 
 
-def test_find_when_a_file_is_gone_or_short_then_says_which(store: Store) -> None:
+def test_find_when_a_file_is_gone_or_short_then_the_error_names_it(store: Store) -> None:
     sync_store(store.synced)
     with open(store.folder / "rows/x.memmap", "r+b") as file:
         file.truncate(100)
@@ -169,5 +169,5 @@ def test_find_when_a_file_is_gone_or_short_then_says_which(store: Store) -> None
         find_whole(store.synced)
 
 
-def test_store_when_told_as_json_then_is_the_same(store: Store) -> None:
+def test_store_when_sent_as_json_then_is_the_same(store: Store) -> None:
     assert SyncedStore.from_json(json.loads(json.dumps(asdict(store.synced)))) == store.synced

@@ -81,7 +81,7 @@ def test_apply_when_there_is_nothing_to_remove_then_its_key_is_named(path: Path)
         Alteration(removed=(path,)).apply(capture(TD).spec, store="x")
 
 
-def test_apply_when_keys_are_renamed_then_leaves_know_where_they_were() -> None:
+def test_apply_when_keys_are_renamed_then_leaves_have_their_origins() -> None:
     renamed = (Renaming(("n",), ("m",)), Renaming(("a",), ("m", "k", "a")))
     altered = Alteration(renamed=renamed).apply(capture(TD).spec)
     assert keys_of(altered.spec) == [("m", "b"), ("m", "t"), ("m", "k", "a"), ("m", "k"), "m"]

@@ -76,7 +76,7 @@ Change = Callable[[spec_pb2.Node], object]
         (lambda root: root.entries[0].tensor.shape.extend([1] * 64), "dimensions"),
     ],
 )
-def test_decode_when_message_contradicts_itself_then_says_how(change: Change, reason: str) -> None:
+def test_decode_when_message_contradicts_itself_then_invalid_spec_has_the_reason(change: Change, reason: str) -> None:
     message = encode(SPEC)
     change(message.root)
     with pytest.raises(InvalidSpecError, match=reason):

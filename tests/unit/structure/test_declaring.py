@@ -71,7 +71,7 @@ def test_declare_ragged_when_a_part_is_named_or_a_stack_then_packed(history: Any
 @pytest.mark.parametrize(
     "ragged", [{"t": 1}, {"t": ()}, {"t": "0"}, {"t": True}, ["s"], ["n"], [3], {("n", "x"): (0, 5)}]
 )
-def test_declare_ragged_when_that_cannot_be_then_says_so(ragged: Any) -> None:
+def test_declare_ragged_when_it_does_not_fit_then_invalid_request(ragged: Any) -> None:
     with pytest.raises(InvalidRequestError, match="ragged"):
         declare(ROW, ragged)
 
@@ -81,7 +81,7 @@ def test_declare_ragged_when_key_is_unknown_then_names_it() -> None:
         declare(ROW, ["nothing"])
 
 
-def test_declare_ragged_when_a_batch_dimension_of_the_row_is_named_then_says_so() -> None:
+def test_declare_ragged_when_a_batch_dimension_of_the_row_is_named_then_invalid_request() -> None:
     with pytest.raises(InvalidRequestError, match="after its batch dimensions"):
         declare(TensorDict({"t": torch.zeros(2, 3)}, [2]), ["t"])
 

@@ -41,7 +41,7 @@ def test_capture_when_tensors_have_no_content_then_takes_their_structure(make: A
 
 
 @pytest.mark.parametrize(("make", "what"), [(lambda td: td.to("meta"), "a meta tensor"), (fake, "a fake tensor")])
-def test_capture_when_content_is_wanted_then_says_who_takes_structure(make: Any, what: str) -> None:
+def test_capture_when_content_is_needed_then_the_error_names_calls_that_take_structure(make: Any, what: str) -> None:
     with pytest.raises(NotSupportedError, match=f"{what} at key 'x'.*memmap_like"):
         capture(make(example()))
 
@@ -74,12 +74,12 @@ def test_without_content_when_some_have_content_then_refuses_by_name() -> None:
     assert to_meta_capture(capture_structure(example()), store="s") is None
 
 
-def test_has_no_content_when_tensor_is_any_then_tells() -> None:
+def test_has_no_content_when_on_meta_then_true_and_else_false() -> None:
     assert has_no_content(torch.zeros(1, device="meta"))
     assert not has_no_content(torch.zeros(1))
 
 
-def test_is_blank_when_versions_come_then_tells_until_tensors_are_written() -> None:
+def test_is_blank_when_versions_come_then_true_until_tensors_are_written() -> None:
     values = capture_structure(example().to("meta")).spec.with_device("meta")
     plain = values.select([("x",)])
     assert [is_blank(plain, version) for version in (0, 1)] == [True, False]

@@ -64,7 +64,7 @@ def test_find_tensorclass_when_a_field_is_unknown_then_names_it_and_the_key() ->
         find_tensorclass(get_class_name(Turns), ("h",), {"role", "mood"})
 
 
-def test_find_tensorclass_when_class_is_unknown_then_says_which_module_to_import() -> None:
+def test_find_tensorclass_when_class_is_unknown_then_the_error_names_the_module_to_import() -> None:
     with pytest.raises(NotSupportedError, match=r"import module a\.b first"):
         find_tensorclass("a.b.C", (), set())
 

@@ -162,7 +162,7 @@ def test_update_when_locked_and_not_in_place_then_refuses_as_tensordict_does(pai
     assert one.writes == 0
 
 
-def test_data_when_rows_were_given_different_values_then_says_so_and_lists_them(pair: Pair) -> None:
+def test_data_when_rows_were_given_different_values_then_wrong_state_and_tolist_has_them(pair: Pair) -> None:
     td, one, _ = pair
     one.entry = NonTensorStack("p", "q")
     with pytest.raises(WrongStateError, match="tolist"):
@@ -215,7 +215,7 @@ def test_capture_when_entries_are_live_then_takes_what_they_are_now(pair: Pair) 
     assert one.reads == rows.reads == 1
 
 
-def test_repr_when_the_source_is_gone_then_says_why(pair: Pair) -> None:
+def test_repr_when_the_source_is_gone_then_has_the_reason(pair: Pair) -> None:
     class Gone(MemorySource):
         def read(self) -> Any:
             raise StoreNotFoundError(name="batch")

@@ -38,7 +38,7 @@ def test_fits_when_sizes_are_free_then_any() -> None:
     assert not fits(RAGGED, LEAF)
 
 
-def test_describe_when_asked_then_says_what_a_key_holds() -> None:
+def test_describe_when_asked_then_has_kind_dtype_and_shape_of_a_key() -> None:
     assert describe(LEAF) == "float32[2, 3]"
     assert describe(RAGGED) == "ragged int64[2, -1]"
     assert describe(ValueLeaf((2,), False)) == "non-tensor[2]"

@@ -46,5 +46,5 @@ def test_entry_of_when_asked_then_what_is_there_or_none() -> None:
         (ValueLeaf((4,), False, is_unbatched=True), None),
     ],
 )
-def test_num_dims_of_when_content_alone_tells_then_none(entry: Entry, num_dims: int | None) -> None:
+def test_num_dims_of_when_only_content_has_them_then_none(entry: Entry, num_dims: int | None) -> None:
     assert num_dims_of(entry) == num_dims

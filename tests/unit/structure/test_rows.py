@@ -80,7 +80,7 @@ def test_read_when_row_does_not_fit_then_error_names_store_and_key(td: Any, key:
         None,
     ],
 )
-def test_read_when_row_cannot_travel_then_error_says_so(td: Any) -> None:
+def test_read_when_row_cannot_be_sent_then_not_supported(td: Any) -> None:
     with pytest.raises(NotSupportedError):
         reader(row()).read(td)
 

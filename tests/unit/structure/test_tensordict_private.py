@@ -135,12 +135,12 @@ def test_stack_form_when_taken_then_dimension_and_name_are_those_of_the_other() 
     assert (td.batch_size, td.names) == ((3, 2), [None, "x"])
 
 
-def test_consolidated_when_looked_at_then_is_told() -> None:
+def test_consolidated_when_looked_at_then_is_recognised() -> None:
     assert module.is_consolidated(CONSOLIDATED)
     assert not module.is_consolidated(make_td())
 
 
-def test_params_when_made_with_a_lock_then_it_is_told() -> None:
+def test_params_when_made_with_a_lock_then_it_is_recognised() -> None:
     assert module.locks_content(TensorDictParams(make_td().float(), lock=True))
     assert not module.locks_content(PARAMS)
     assert not module.has_hooks(PARAMS)

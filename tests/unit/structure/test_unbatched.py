@@ -21,7 +21,7 @@ def test_shared_when_rows_have_values_of_their_own_then_refused(values: Any) -> 
         find_shared_value(values, ValueLeaf((len(values),), True, is_unbatched=True))
 
 
-def test_unbatched_tensor_when_read_then_knows_the_batch_it_is_in() -> None:
+def test_unbatched_tensor_when_read_then_has_the_batch_size_around_it() -> None:
     value = to_value(unbatched_tensor(torch.arange(3)))
     found: Any = from_value(find_shared_value([value, value], ValueLeaf((2,), True, is_unbatched=True)), (2,))
     assert type(found) is UnbatchedTensor

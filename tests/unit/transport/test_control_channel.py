@@ -94,7 +94,7 @@ def test_send_when_from_within_on_message_then_the_answer_arrives(boxes: Boxes) 
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["ours", "theirs"])
-def test_channel_when_closed_by_either_end_then_both_are_told_once(boxes: Boxes, who: int) -> None:
+def test_channel_when_closed_by_either_end_then_both_lose_it_once(boxes: Boxes, who: int) -> None:
     boxes[who].channel.close()
     for box in boxes:
         assert isinstance(box.reason(), PeerLostError)
@@ -177,7 +177,7 @@ def test_send_when_a_label_is_given_then_it_arrives_with_the_message() -> None:
     mail.join()
 
 
-def test_mail_when_on_message_fails_then_on_lost_is_told() -> None:
+def test_mail_when_on_message_fails_then_on_lost_is_called() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     lost: SimpleQueue[Exception] = SimpleQueue()
 

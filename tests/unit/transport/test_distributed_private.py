@@ -19,7 +19,7 @@ def test_gloo_options_when_upgraded_then_still_have_the_name(name: str) -> None:
     assert hasattr(kind._Options(), name)
 
 
-def test_gloo_options_when_made_then_say_what_was_asked_for() -> None:
+def test_gloo_options_when_made_then_have_what_was_asked_for() -> None:
     kind: Any = dist.ProcessGroupGloo
     device = kind.create_device(hostname="127.0.0.1")
     options = make_gloo_options(device, 1.5, num_threads=0)

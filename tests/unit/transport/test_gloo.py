@@ -72,7 +72,7 @@ def test_wait_when_timeout_is_no_whole_millisecond_then_still_a_deadline(timeout
     first.close()
 
 
-def test_wait_when_another_one_lasts_too_long_then_says_which() -> None:
+def test_wait_when_another_one_lasts_too_long_then_the_error_names_it() -> None:
     first, second = gloo_pair()
     with ThreadPoolExecutor(1) as thread:
         work = second.recv(torch.zeros(8, dtype=torch.uint8), 0)
@@ -106,7 +106,7 @@ def test_close_when_another_thread_is_about_it_then_waits_for_its_end(monkeypatc
     second.close()
 
 
-def test_wait_when_closed_meanwhile_then_says_so() -> None:
+def test_wait_when_closed_meanwhile_then_peer_lost() -> None:
     first, second = gloo_pair()
     with ThreadPoolExecutor(1) as thread:
         work = second.recv(torch.zeros(8, dtype=torch.uint8), 0)

@@ -65,7 +65,7 @@ def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go()
         del half_sent
 
 
-def test_close_when_a_large_message_has_not_begun_then_the_other_rank_is_told_by_gloo() -> None:
+def test_close_when_a_large_message_has_not_begun_then_gloo_ends_the_wait_of_the_other_rank() -> None:
     def wait_or_close(wire: GroupWire) -> None:
         if wire.link.rank == 0:
             with pytest.raises(PeerLostError):
@@ -116,7 +116,7 @@ def test_recv_when_behind_a_large_message_then_it_may_be_cut_too() -> None:
         assert not second.send(ones(8), 0, 1).is_large
 
 
-def test_wait_when_a_rank_has_gone_then_the_error_names_it_as_it_was_told() -> None:
+def test_wait_when_a_rank_has_gone_then_the_error_has_its_given_name() -> None:
     with linked(2, names=["the first", "the second"]) as links:
         work = links.links[0].recv(ones(8), 1, 1)
         links.links[1].close()

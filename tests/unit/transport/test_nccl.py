@@ -53,14 +53,14 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:999"])
-def test_gpu_uuid_when_it_cannot_be_used_then_says_why(device: str) -> None:
+def test_gpu_uuid_when_it_cannot_be_used_then_the_error_has_the_reason(device: str) -> None:
     assert explain_unavailable(device)
     with pytest.raises(NotSupportedError) as caught:
         read_gpu_uuid(device)
     assert caught.value.reason == explain_unavailable(device)
 
 
-def test_why_unavailable_when_there_are_fewer_gpus_then_tells_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_unavailable_when_there_are_fewer_gpus_then_has_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -43,7 +43,7 @@ def test_large_messages_when_both_directions_cross_then_neither_waits_for_the_ot
     assert all(map(torch.equal, sent, received))
 
 
-def test_large_message_when_nobody_takes_it_then_others_pass_by(ends: Ends) -> None:
+def test_large_message_when_not_taken_then_others_pass_by(ends: Ends) -> None:
     waiting = ends[0].send(content(LARGE_BYTES), 1)
     sent = content(LARGE_BYTES, 2)
     received = torch.zeros_like(sent)
@@ -65,7 +65,7 @@ def test_large_message_when_the_ends_disagree_on_its_length_then_both_hear_of_it
         sending.wait(TIMEOUT_S)
 
 
-def test_close_when_a_large_message_waits_then_its_end_is_told_why(ends: Ends) -> None:
+def test_close_when_a_large_message_waits_then_its_error_has_the_reason(ends: Ends) -> None:
     waiting = ends[0].recv(torch.zeros(LARGE_BYTES, dtype=torch.uint8), 1)
     ends[0].close()
     with pytest.raises(PeerLostError, match="was closed"):

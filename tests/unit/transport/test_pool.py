@@ -58,7 +58,7 @@ def test_pool_when_full_then_what_was_asked_for_last_takes_the_place_of_what_was
     assert count_bytes(pool) < 10_000
 
 
-def test_pool_when_full_then_what_comes_back_late_takes_nobody_s_place() -> None:
+def test_pool_when_full_then_what_comes_back_late_replaces_nothing() -> None:
     pool = BufferPool(max_pooled_bytes=100_000)
     large = pool.take(90_000)
     small = pool.take(20_000)

@@ -69,7 +69,7 @@ def test_group_when_a_stranger_has_the_next_numbers_then_it_is_formed_all_the_sa
         assert became
 
 
-def test_pair_when_refused_then_logged_once_with_who_is_connected(
+def test_pair_when_refused_then_logged_once_with_the_connected_addresses(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proven, "refusals", type(refusals)())

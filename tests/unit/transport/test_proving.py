@@ -87,7 +87,7 @@ def prove_all(bonds: list[Bond], attempts: list[int] | None = None, *, timeout_s
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_prove_when_all_know_the_secret_then_all_are_content(size: int) -> None:
+def test_prove_when_all_have_the_secret_then_all_accept(size: int) -> None:
     assert prove_all([BOND] * size) == [None] * size
 
 
@@ -102,7 +102,7 @@ def test_prove_when_the_attempts_differ_then_neither_is_content() -> None:
     assert [type(each) for each in prove_all([BOND, BOND], [0, 1])] == [UnprovenError, UnprovenError]
 
 
-def test_prove_when_one_of_three_is_a_stranger_then_nobody_is_content() -> None:
+def test_prove_when_one_of_three_is_a_stranger_then_none_accepts() -> None:
     found = prove_all([BOND, BOND, Bond(make_secret(), BOND.purpose)], timeout_s=0.2)
     assert all(isinstance(each, RuntimeError) for each in found)
 
@@ -136,7 +136,7 @@ def test_prove_when_an_earlier_conversation_is_replayed_then_not_content() -> No
     assert isinstance(against(lambda message, received: ranks[1].sent[len(received)]), UnprovenError)
 
 
-def test_prove_when_nobody_answers_then_runtime_error_and_only_a_nonce_was_told() -> None:
+def test_prove_when_no_answer_comes_then_runtime_error_and_only_a_nonce_was_sent() -> None:
     ranks, _ = groups(2)
     with pytest.raises(RuntimeError, match="Timed out"):
         prove(ranks[0], 0, 2, BOND, attempt=0, timeout_s=0.05)

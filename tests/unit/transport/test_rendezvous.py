@@ -39,7 +39,7 @@ def test_get_when_closed_then_connect_error_but_known_entries_stay() -> None:
     assert store.get("known") == b"x"
 
 
-def test_branch_when_the_rendezvous_is_closed_then_whoever_waits_is_told() -> None:
+def test_branch_when_the_rendezvous_is_closed_then_waiting_calls_get_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     store.close()
     with pytest.raises(ConnectError):

@@ -54,7 +54,7 @@ def test_take_when_none_is_free_then_made_up_to_the_limit_and_refused_beyond_it(
     assert maker.num_made == 6
 
 
-def test_take_when_there_is_no_memory_then_says_so_and_tries_again_next_time() -> None:
+def test_take_when_there_is_no_memory_then_runtime_error_and_tries_again_next_time() -> None:
     maker = Maker()
     pool = pool_of(maker, num_ready=0, max_sets=1)
     maker.is_full = True

@@ -25,7 +25,7 @@ def test_describe_when_hosts_are_connected_then_counts_them(host: str, family: s
         assert describe_connections(make_address(port, family)) == f"connected to port {port} are {host} (3)"
 
 
-def test_describe_when_nobody_is_connected_or_nothing_was_told_then_says_so() -> None:
+def test_describe_when_no_peer_is_connected_or_no_address_is_known_then_states_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert describe_connections(make_address(port)) == f"connected to port {port} are none any more"

@@ -82,7 +82,7 @@ def wait_for_posted(queues: Any, num_posted: int) -> None:
     assert sum(map(len, list(queues.values()))) == num_posted
 
 
-def test_move_when_memory_is_direct_and_nothing_tells_of_others_then_all_is_posted_before_any_of_it_moves() -> None:
+def test_move_when_memory_is_direct_and_nothing_else_is_announced_then_all_is_posted_before_any_of_it_moves() -> None:
     layout = layout_of(20)
     content, received = random_bytes(layout.nbytes), torch.zeros(layout.nbytes, dtype=torch.uint8)
     ours, theirs = LoopbackChannel.make_pair()
@@ -185,7 +185,7 @@ def test_recv_messages_when_they_must_be_distributed_then_waits_for_4_mib_at_a_t
     assert together(*[-4] * 5, is_followed=True) == MESSAGES_AT_ONCE
 
 
-def test_start_send_when_nobody_receives_then_returns_and_all_is_posted() -> None:
+def test_start_send_when_no_peer_receives_then_returns_and_all_is_posted() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(5, num_small=3)
     content = random_bytes(layout.nbytes)

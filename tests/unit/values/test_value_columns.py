@@ -43,7 +43,7 @@ def test_block_when_encoded_then_read_as_it_was(expected: list[ValueColumn]) -> 
     assert [(per_row, list(values)) for per_row, values in twice] == expected * 2
 
 
-def test_block_when_encoded_then_as_the_protocol_book_says() -> None:
+def test_block_when_encoded_then_as_in_the_protocol_book() -> None:
     content = encode_block([ValueColumn(True, [b"a", b"", b"bc"]), ValueColumn(False, [b"d"])])
     per_row = [(number).to_bytes(4, "little") for number in (1, 3, 3, 0, 1, 0, 2)]
     common = [(number).to_bytes(4, "little") for number in (0, 1, 1, 0, 1)]

@@ -98,7 +98,7 @@ def test_answer_when_a_get_is_small_then_without_control(peer: Peer, store: work
     assert reads.take_counts().num_inline == 1
 
 
-def test_is_small_change_when_few_bytes_and_nobody_stores_values_then_true(
+def test_is_small_change_when_few_bytes_and_no_order_stores_values_then_true(
     peer: Peer, store: worker_pb2.StoreRef
 ) -> None:
     lane, order = peer.session.lane, putting(store, b"a")

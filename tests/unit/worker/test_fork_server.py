@@ -111,7 +111,7 @@ def test_worker_when_control_closes_its_socket_then_it_leaves_and_is_reaped(cont
     assert state_of(worker.pid) is None
 
 
-def test_worker_when_it_is_killed_then_its_exit_code_tells_and_its_id_is_nobodys(
+def test_worker_when_it_is_killed_then_its_exit_code_has_the_signal_and_its_id_is_forgotten(
     control: Control, worker: Worker
 ) -> None:
     assert control.ask(kill=True, pid=worker.pid) == {}
@@ -153,7 +153,7 @@ def test_fork_when_descriptors_did_not_arrive_then_refused(control: Control) -> 
     assert control.ask(fork=["0", "5.0"], num_fds=2) == {"errno": errno.EMFILE}
 
 
-def test_fork_when_the_system_refuses_then_says_why_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise OSError(errno.EAGAIN, "no process is left")
 

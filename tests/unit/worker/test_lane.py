@@ -108,7 +108,7 @@ def test_channel_when_the_client_goes_then_it_is_lost_and_the_order_may_be_tried
     assert "it had been open for" in lost.channel_lost.reason
 
 
-def test_order_when_its_channel_cannot_be_formed_then_says_why(peer: Peer) -> None:
+def test_order_when_its_channel_cannot_be_formed_then_the_failure_has_the_reason(peer: Peer) -> None:
     opening = worker_pb2.OpenSession(transport="gloo", host="192.0.2.1", secret=SECRET)
     assert isinstance(peer.error(open_session=opening), ConnectError)
     number = peer.put(worker_pb2.Order(discard=worker_pb2.Discard(message_nbytes=[8])))

@@ -100,7 +100,7 @@ def client() -> Iterator[Client]:
     made.close()
 
 
-def test_message_when_it_comes_then_control_is_told_in_order(client: Client) -> None:
+def test_message_when_it_comes_then_control_gets_it_in_order(client: Client) -> None:
     client.connect()
     sent = [f"question {number}".encode() for number in range(30)]
     for content in sent:
@@ -110,7 +110,7 @@ def test_message_when_it_comes_then_control_is_told_in_order(client: Client) -> 
     assert {(report.order, report.session) for report in reports} == {(0, 7)}
 
 
-def test_message_when_the_worker_knows_the_answer_then_control_never_sees_it(client: Client) -> None:
+def test_message_when_the_worker_has_the_answer_then_control_never_sees_it(client: Client) -> None:
     client.connect()
     for _ in range(3 * MAX_SENT):  # it also looks after what it has sent by itself
         client.mail.send(b"a known question", MAIL_READ)
@@ -130,7 +130,7 @@ def test_send_when_the_channel_is_not_formed_then_nothing(client: Client) -> Non
     client.mailbox.reap(0.0)
 
 
-def test_send_when_many_were_sent_then_says_that_they_are_to_be_reaped(client: Client) -> None:
+def test_send_when_many_were_sent_then_asks_to_reap_them(client: Client) -> None:
     client.connect()
     found = [client.mailbox.send(str(number).encode()) for number in range(2 * MAX_SENT)]
     assert found == [False] * (2 * MAX_SENT - 1) + [True]
@@ -158,7 +158,7 @@ def test_channel_when_the_client_goes_then_its_session_is_lost(client: Client) -
     assert client.next_report().HasField("session_lost")
 
 
-def test_close_when_open_then_the_client_sees_it_and_control_is_not_told(client: Client) -> None:
+def test_close_when_open_then_the_client_sees_it_and_control_gets_nothing(client: Client) -> None:
     client.connect()
     client.mailbox.close()
     client.mailbox.close()

@@ -60,7 +60,7 @@ def test_worker_when_its_sessions_are_busy_then_sends_heartbeats(control: Contro
 
 
 @pytest.mark.parametrize("device", ["cuda:999", ""])
-def test_worker_when_its_gpu_is_not_there_then_says_why_and_works_on(device: str) -> None:
+def test_worker_when_its_gpu_is_missing_then_reports_the_reason_and_works_on(device: str) -> None:
     control = Control(device)
     done = control.report().done
     assert done.gpu == ""
@@ -119,7 +119,7 @@ def test_store_when_dropped_then_its_files_are_opened_anew(control: Control, sto
     assert control.report().failure.error == "CorruptDataError"
 
 
-def test_specs_when_control_lets_them_go_twice_then_they_must_be_told_again(
+def test_specs_when_control_drops_them_twice_then_they_must_be_sent_again(
     control: Control, store: StoredTensorDict
 ) -> None:
     control.send(reading(1, store))

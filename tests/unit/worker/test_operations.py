@@ -96,7 +96,7 @@ def test_is_quick_when_rows_have_values_or_it_is_another_order_then_false(peer: 
     assert not is_quick(peer.session.lane, worker_pb2.Order())
 
 
-def test_is_quick_when_local_values_come_then_as_long_as_nobody_else_would_wait(peer: Peer) -> None:
+def test_is_quick_when_local_values_come_then_as_long_as_no_other_order_would_wait(peer: Peer) -> None:
     order = worker_pb2.Order(put_values=worker_pb2.PutValues(spool_nbytes=MAX_QUICK_VALUES_BYTES))
     assert not is_quick(peer.session.lane, order)
     alone = replace(peer.context, has_clients=lambda: False)
@@ -309,7 +309,7 @@ def test_apply_when_inline_content_is_too_short_then_refused_and_nothing_written
     assert store.leaves[("small",)].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_send_void_when_a_read_was_refused_then_zeros_that_say_so(peer: Peer) -> None:
+def test_send_void_when_a_read_was_refused_then_zeros_and_the_status_failed(peer: Peer) -> None:
     peer.open_channel()
     peer.put(worker_pb2.Order(tag=4, send_void=worker_pb2.SendVoid(message_nbytes=[100, 128])))
     first, last = receive(peer, (100, 128), 4)

@@ -14,7 +14,7 @@ from tdserve.bench.workloads.weight_trees import follow_versions
 pytestmark = pytest.mark.integration
 
 
-def test_follower_when_a_version_is_published_then_has_it_and_tells_whether_it_is_the_right_one(stage: Stage) -> None:
+def test_follower_when_a_version_is_published_then_has_it_and_checks_its_content(stage: Stage) -> None:
     tree = workload_data.make_weights(3, 12_000)
     workload_data.stamp(tree, 7)
     with closing(Child(follow_versions, stage.address, stage.wire)) as follower:
@@ -28,7 +28,7 @@ def test_follower_when_a_version_is_published_then_has_it_and_tells_whether_it_i
     stage.client.delete("watched")
 
 
-def test_follower_when_it_cannot_connect_then_says_why_and_leaves_no_process() -> None:
+def test_follower_when_it_cannot_connect_then_raises_the_reason_and_leaves_no_process() -> None:
     with closing(Child(follow_versions, "127.0.0.1:7707", "nccl")) as follower, pytest.raises(NotSupportedError):
         follower.recv()
     assert not Path(f"/proc/{follower.pid}").exists()

@@ -66,7 +66,7 @@ def test_check_when_one_value_of_a_row_differs_then_names_the_key(key: str) -> N
 
 
 @pytest.mark.parametrize("prompt", ["8 too large", "no number"])
-def test_check_when_a_row_is_no_history_then_says_so(prompt: str) -> None:
+def test_check_when_a_row_is_no_history_then_corrupt_data(prompt: str) -> None:
     with pytest.raises(CorruptDataError, match="a history"):
         check_histories(batch_with(prompt=[prompt, HISTORIES[2]["prompt"]]), HISTORIES, what="test")
 

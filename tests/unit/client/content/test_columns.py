@@ -68,6 +68,6 @@ def test_version_when_the_read_is_not_whole_then_error(kind: int, error: type[Ex
     assert received.is_void == (kind == ReadStatus.FAILED)
 
 
-def test_num_missing_when_rows_were_overwritten_then_as_the_status_says() -> None:
+def test_num_missing_when_rows_were_overwritten_then_as_in_the_status() -> None:
     assert Received(LAYOUT, [TD["a"], TD["b"], status()]).num_torn == 0
     assert Received(LAYOUT, [TD["a"], TD["b"], status(num_torn=3)]).num_torn == 3

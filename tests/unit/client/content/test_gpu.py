@@ -49,7 +49,7 @@ def test_find_gpu_when_there_is_one_then_has_its_number_and_uuid(monkeypatch: py
 
 
 @pytest.mark.usefixtures("_one_gpu")
-def test_find_gpu_when_torch_has_no_nccl_then_says_so_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_gpu_when_torch_has_no_nccl_then_gives_the_reason_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert find_gpu("cuda:0", transport="auto") == Gpu("cuda:0", "", "torch has no NCCL here")
     assert find_gpu("cuda:0", transport="gloo") == Gpu("cuda:0", "", "'gloo' was asked for")

@@ -69,16 +69,16 @@ def test_pad_when_not_asked_for_then_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("pad", ["0", {"t": None}, {"r": 0}, {3: 0}])
-def test_pad_when_it_is_no_number_then_says_so(pad: Any) -> None:
+def test_pad_when_it_is_no_number_then_invalid_request(pad: Any) -> None:
     with pytest.raises(InvalidRequestError, match="pad"):
         filled(CASES["jagged"], pad)
 
 
-def test_pad_when_number_does_not_fit_the_dtype_then_says_so() -> None:
+def test_pad_when_number_does_not_fit_the_dtype_then_invalid_request_names_the_dtype() -> None:
     with pytest.raises(InvalidRequestError, match="uint8"):
         filled(TensorDict({"t": jagged([1, 2], (), torch.uint8)}, [2]), 1 << 40)
 
 
-def test_pad_when_there_are_masks_already_then_says_so() -> None:
+def test_pad_when_there_are_masks_already_then_invalid_request() -> None:
     with pytest.raises(InvalidRequestError, match="masks"):
         filled(TensorDict({"t": jagged([1, 2]), "masks": torch.zeros(2)}, [2]), 0)

@@ -85,5 +85,5 @@ def test_entries_for_when_rows_are_too_few_or_many_then_none(value: Any) -> None
         (NonTensorData("x"), "NonTensorData"),
     ],
 )
-def test_shown_when_value_did_not_fit_then_tells_its_shape(value: Any, text: str) -> None:
+def test_describe_value_when_it_did_not_fit_then_has_its_shape(value: Any, text: str) -> None:
     assert describe_value(value) == text

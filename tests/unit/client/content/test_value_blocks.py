@@ -49,7 +49,7 @@ def test_values_when_encoded_and_decoded_then_equal(batch_size: tuple[int, ...],
     assert found.fingerprint == spec.fingerprint
 
 
-def test_values_when_single_rows_got_their_own_then_the_spec_says_so() -> None:
+def test_values_when_single_rows_got_their_own_then_the_spec_has_one_per_row() -> None:
     content = encode_values(values_spec((2,), per_row=True), {("v",): ["a", "b"]}, store="")
     found, values = decode_values(values_spec((2,), per_row=False), content)
     assert values == {("v",): ["a", "b"]}

@@ -245,7 +245,9 @@ def test_batches_when_an_argument_makes_no_sense_then_refused(client: tdserve.Cl
         client.memmap(TensorDict({}, []), f"{name}-2").batches(2)
 
 
-def test_batches_when_the_store_is_deleted_then_told(store: tdserve.StoreHandle, client: tdserve.Client) -> None:
+def test_batches_when_the_store_is_deleted_then_store_not_found(
+    store: tdserve.StoreHandle, client: tdserve.Client
+) -> None:
     batches = store.batches(1, prefetch=1)
     next(batches)
     client.delete(store.name)

@@ -65,7 +65,7 @@ def test_next_when_a_batch_could_not_be_read_then_the_next_call_tries_it_again()
     assert [int(batch["a"][0]) for batch in batches] == [7, 11, 15, 19]
 
 
-def test_close_when_another_thread_waits_then_it_is_told() -> None:
+def test_close_when_another_thread_waits_then_it_gets_a_closed_error() -> None:
     begun, errors, go_on = Event(), [], Event()
 
     def read(rows: Any) -> TensorDict:

@@ -56,7 +56,7 @@ def test_judge_calls_when_a_fingerprint_differs_then_all_examine() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"kind": "scatter"}, {"root": 1}, {"op": "max"}])
-def test_judge_calls_when_calls_differ_then_says_whose(fields: dict[str, object]) -> None:
+def test_judge_calls_when_calls_differ_then_the_verdict_names_the_rank(fields: dict[str, object]) -> None:
     calls = [call_of(), call_of(), call_of(**fields)]  # type: ignore[arg-type]
     verdict = judge_calls(calls)
     error = decode_failure(verdict.failure)
@@ -76,7 +76,7 @@ def test_first_failure_when_several_fail_then_the_lowest_ranks() -> None:
     assert judge_calls(calls) == verdict
 
 
-def test_known_when_a_structure_was_told_then_it_is_not_told_again_and_one_that_was_not_is_an_error() -> None:
+def test_known_when_a_structure_was_sent_then_it_is_not_sent_again_and_an_unsent_one_is_an_error() -> None:
     known = Known({})
     call = call_of()
     describe_structure(call, SPEC, b"f", known)
@@ -118,7 +118,7 @@ def test_agree_when_only_what_does_not_count_differs_then_agreed() -> None:
     assert [agreed.spec for agreed in play([plain, named], {})] == [plain, plain]
 
 
-def test_agree_when_one_holds_another_structure_then_each_is_told_which() -> None:
+def test_agree_when_one_has_another_structure_then_each_error_names_key_and_rank() -> None:
     found = [agreed.failure for agreed in play([SPEC, SPEC, OTHER], {})]
     assert all(isinstance(error, SpecMismatchError) and error.key == "x" for error in found)
     assert [error.actual for error in found if error] == ["float32[4] at rank 2"] * 2 + ["float32[4]"]

@@ -29,7 +29,7 @@ def test_call_when_the_rank_is_none_then_every_member_raises_and_goes_on(team: T
     assert team.each(lambda group: group.barrier()) == [None, None]
 
 
-def test_call_when_a_structure_comes_again_then_it_is_not_told_again(team: Team) -> None:
+def test_call_when_a_structure_comes_again_then_it_is_not_sent_again(team: Team) -> None:
     for number in range(3):
         td = content(number, 11)
         found = team.each(lambda group, td=td: group.broadcast(td if group.rank == 0 else None, 0))  # type: ignore[misc]
@@ -39,7 +39,7 @@ def test_call_when_a_structure_comes_again_then_it_is_not_told_again(team: Team)
     assert [len(epoch.known.specs) for epoch in team.epochs] == [before, before]
 
 
-def test_call_when_values_may_be_pickled_by_nobody_then_not_supported_at_the_source(team: Team) -> None:
+def test_call_when_no_member_allows_pickle_then_not_supported_at_the_source(team: Team) -> None:
     odd = TensorDict({"x": torch.ones(1)})
     odd.set_non_tensor("odd", object())
     names = [

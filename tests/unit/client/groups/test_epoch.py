@@ -71,7 +71,7 @@ def test_call_when_the_session_of_a_member_ends_then_the_others_raise_long_befor
 
 
 @pytest.mark.parametrize("how", ["group", "client", "session", "next epoch"])
-def test_call_when_a_member_refuses_it_since_another_has_gone_then_who_waits_in_it_is_let_go(
+def test_call_when_a_member_refuses_it_since_another_has_gone_then_waiting_members_get_peer_lost(
     server: tdserve.Server, how: str
 ) -> None:
     with Team(server, 4) as team:
@@ -166,7 +166,7 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
         assert team.each(play, [1, 2]) == [4, 4]
 
 
-def test_call_when_a_link_breaks_without_a_word_then_the_error_says_who_and_what_to_do(server: tdserve.Server) -> None:
+def test_call_when_a_link_breaks_silently_then_the_error_names_rank_and_remedy(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         team.epochs[1].check().close()
         said = (
@@ -180,7 +180,7 @@ def test_call_when_a_link_breaks_without_a_word_then_the_error_says_who_and_what
             team.groups[0].barrier()
 
 
-def test_call_when_it_ends_late_then_the_error_says_whom_it_waited_for_and_what_to_do(server: tdserve.Server) -> None:
+def test_call_when_it_ends_late_then_the_error_names_the_awaited_ranks_and_the_remedy(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         said = r"it waited for a transfer with rank 1 of .* \(process .* next_epoch\(\) forms another\) did not happen"
         with pytest.raises(DeadlineExceededError, match=said):

@@ -19,7 +19,7 @@ from tdserve.client.groups.group import Group
 from tests.processes import wait_for
 
 
-def test_group_when_the_others_do_not_come_then_deadline_that_says_how_many(client: tdserve.Client) -> None:
+def test_group_when_the_others_do_not_come_then_the_error_has_the_number_that_came(client: tdserve.Client) -> None:
     with pytest.raises(DeadlineExceededError, match=r"group 'alone' \(1 of 2 members have asked\)"):
         client.group("alone", 2, timeout_s=0.2)
     with pytest.raises(DeadlineExceededError):
@@ -98,7 +98,7 @@ def test_group_when_of_nccl_and_there_is_no_gpu_then_not_supported(client: tdser
 
 
 @pytest.mark.gpu
-def test_group_when_two_members_share_a_gpu_then_both_are_told_to_use_gloo(server: tdserve.Server) -> None:
+def test_group_when_two_members_share_a_gpu_then_both_errors_recommend_gloo(server: tdserve.Server) -> None:
     with server.client() as first, server.client() as second, ThreadPoolExecutor(2) as threads:
         asked = [
             threads.submit(client.group, "shared", 2, backend="nccl", device="cuda:0", timeout_s=30.0)

@@ -36,7 +36,7 @@ def team(server: tdserve.Server) -> Iterator[Team]:
         assert [group.epoch for group in made.groups] == [1] * SIZE
 
 
-def test_group_when_formed_then_all_see_the_same_members_and_no_registry_knows(team: Team) -> None:
+def test_group_when_formed_then_all_see_the_same_members_and_no_registry_changes(team: Team) -> None:
     before = dict(os.environ)
     assert [group.rank for group in team.groups] == list(range(SIZE))
     assert {group.members for group in team.groups} == {team.groups[0].members}
@@ -130,7 +130,7 @@ def test_broadcast_when_only_names_and_order_differ_then_it_is_the_same_structur
     assert team.each(play) == [[2.0, 2.0]] * SIZE
 
 
-def test_call_when_a_member_cannot_take_part_then_it_says_why_and_the_others_too(team: Team) -> None:
+def test_call_when_a_member_cannot_take_part_then_all_get_an_error_with_the_reason(team: Team) -> None:
     sparse = TensorDict({"x": torch.eye(3).to_sparse()})
 
     def play(group: Group) -> Any:
@@ -142,7 +142,7 @@ def test_call_when_a_member_cannot_take_part_then_it_says_why_and_the_others_too
     assert team.each(lambda group: group.barrier()) == [None] * SIZE
 
 
-def test_call_when_members_make_different_ones_then_all_are_told_which(team: Team) -> None:
+def test_call_when_members_make_different_ones_then_all_errors_name_the_differing_call(team: Team) -> None:
     def play(group: Group) -> Any:
         return group.barrier() if group.rank != 1 else group.broadcast(content(1), 1)
 
@@ -298,7 +298,7 @@ def test_recv_when_there_is_nothing_to_fill_then_invalid_request(team: Team) -> 
         team.groups[0].recv(None, 1)
 
 
-def test_close_when_one_leaves_then_the_others_are_told_and_form_the_next_epoch_with_who_waits(
+def test_close_when_one_leaves_then_the_others_get_peer_lost_and_form_the_next_epoch_with_waiting_clients(
     server: tdserve.Server,
 ) -> None:
     with Team(server, 3) as team, server.client() as newcomer:

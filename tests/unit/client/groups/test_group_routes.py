@@ -7,7 +7,7 @@ from tdserve.client.groups.movers import CHAIN_BYTES, plan_route
 
 @pytest.mark.parametrize("nbytes", [0, CHAIN_BYTES - 1, CHAIN_BYTES, 1 << 30])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 16, 33])
-def test_route_when_of_all_ranks_then_each_gets_it_once_from_whom_sends_it(size: int, nbytes: int) -> None:
+def test_route_when_of_all_ranks_then_each_gets_it_once_from_its_parent(size: int, nbytes: int) -> None:
     for src in {0, size - 1, size // 2}:
         routes = [plan_route(rank, src, size, nbytes) for rank in range(size)]
         reached = [src]
@@ -19,7 +19,7 @@ def test_route_when_of_all_ranks_then_each_gets_it_once_from_whom_sends_it(size:
         assert sorted(reached) == list(range(size))
 
 
-def test_route_when_content_is_large_then_nobody_sends_it_twice() -> None:
+def test_route_when_content_is_large_then_no_rank_sends_it_twice() -> None:
     assert all(len(plan_route(rank, 2, 9, CHAIN_BYTES).children) <= 1 for rank in range(9))
 
 

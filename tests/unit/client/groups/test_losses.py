@@ -53,7 +53,7 @@ def test_take_when_in_a_call_of_two_then_it_goes_on_and_calls_that_need_the_leav
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_take_when_nothing_is_under_way_then_only_who_needs_the_leaver_misses_it(number: int) -> None:
+def test_take_when_nothing_is_under_way_then_only_calls_that_need_the_leaver_fail(number: int) -> None:
     losses = in_call(number, peer=2)
     losses.finish(is_well=False)
     assert losses.num_finished == losses.num_begun == number
@@ -73,7 +73,7 @@ def test_take_when_it_went_with_something_under_way_or_all_are_needed_then_every
         assert losses.end == losses.find_loss(0) == losses.find_loss(None) == losses.find_cause(0) == loss
 
 
-def test_take_when_the_leaver_does_not_say_what_it_has_finished_then_the_call_goes_on() -> None:
+def test_take_when_the_leaver_does_not_report_what_it_has_finished_then_the_call_goes_on() -> None:
     losses = in_call(1)
     assert not losses.take(make_loss(1), ends_all=False)
     assert losses.find_cause(None) is None

@@ -73,7 +73,7 @@ def test_broadcast_when_of_rows_then_whole_trailing_dimensions() -> None:
     assert broadcast(td, (3, 2), Manner.ENTRY) is None
 
 
-def test_number_and_none_when_asked_then_told_from_others() -> None:
+def test_number_and_none_when_asked_then_distinguished_from_others() -> None:
     assert is_number(1)
     assert is_number(torch.tensor(1.0))
     assert not is_number(torch.ones(1))
@@ -177,7 +177,7 @@ def test_coerce_value_when_whole_rows_come_then_everything() -> None:
     assert {*captured.tensors, *captured.values} == {("a",), ("t",), ("h",)}
 
 
-def test_coerce_value_when_key_lies_in_a_packed_node_then_says_what_to_write() -> None:
+def test_coerce_value_when_key_lies_in_a_packed_node_then_the_error_names_what_to_write() -> None:
     with pytest.raises(NotSupportedError, match="write h"):
         coerce_value(["x"], RAGGED, at=("h", "role"), store="x")
 

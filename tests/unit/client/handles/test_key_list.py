@@ -25,6 +25,6 @@ def test_keys_when_combined_with_others_then_as_sets_are(operation: Any, other: 
     assert operation(other, KEYS) == operation(set(other), set(KEYS))
 
 
-def test_keys_when_disjoint_then_told_so() -> None:
+def test_keys_when_disjoint_then_isdisjoint() -> None:
     assert KEYS.isdisjoint(["z"])
     assert not KEYS.isdisjoint(["a"])

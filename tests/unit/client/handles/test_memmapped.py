@@ -31,7 +31,7 @@ def store(client: tdserve.Client, name: str) -> tdserve.StoreHandle:
     return made
 
 
-def test_handle_when_asked_then_it_is_memory_mapped_where_it_says(store: tdserve.StoreHandle) -> None:
+def test_handle_when_asked_then_it_is_memory_mapped_at_its_saved_path(store: tdserve.StoreHandle) -> None:
     assert store.is_memmap()
     assert isinstance(store.saved_path, Path)
     found = TensorDict.load_memmap(store.saved_path, allow_pickle=False)
@@ -46,7 +46,7 @@ def test_consolidate_when_called_then_a_local_copy_in_one_block(store: tdserve.S
     assert torch.equal(back.from_consolidated(tmp_path / "td.bin")["a"], content()["a"])
 
 
-def test_refresh_when_others_add_and_remove_keys_then_it_knows(
+def test_refresh_when_others_add_and_remove_keys_then_the_spec_has_the_new_keys(
     client: tdserve.Client, store: tdserve.StoreHandle
 ) -> None:
     client[store.name].set("b", torch.ones(3)).del_("a")

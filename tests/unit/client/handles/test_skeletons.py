@@ -61,7 +61,7 @@ def test_hollow_when_all_leaves_of_a_node_are_gone_then_that_node(spec: Spec) ->
     assert some._replace(sources=skeleton.sources).list_hollow_nodes(("n", "b")) == []
 
 
-def test_spec_when_nothing_was_done_then_tells_the_same_of_leaves(spec: Spec) -> None:
+def test_spec_when_nothing_was_done_then_leaves_are_the_same(spec: Spec) -> None:
     found = get_skeleton(spec).make_spec()
     for path in [("n", "b"), ("n", "t"), ("rec", "z"), ("each",), ("lazy", "r")]:
         assert found.find(path) == spec.find(path)
@@ -69,7 +69,7 @@ def test_spec_when_nothing_was_done_then_tells_the_same_of_leaves(spec: Spec) ->
     assert found.root.names == ("x",)
 
 
-def test_spec_when_arranged_then_tells_of_that(spec: Spec) -> None:
+def test_spec_when_arranged_then_has_the_new_batch_size(spec: Spec) -> None:
     skeleton = get_skeleton(spec)
     found = skeleton._replace(td=skeleton.td.unsqueeze(0)).make_spec()
     assert found.batch_size == (1, 2)

@@ -187,7 +187,7 @@ def test_retry_of_a_write_when_another_store_has_its_name_then_not_repeated(
     store.retry(access, is_write=True)  # it is known by now
 
 
-def test_set_locked_when_it_is_so_already_then_says_that_nothing_changed(store: StoreClient) -> None:
+def test_set_locked_when_it_is_so_already_then_returns_false(store: StoreClient) -> None:
     assert [store.set_locked(is_locked, None) for is_locked in (True, True, False, False)] == [True, False, True, False]
 
 

@@ -66,7 +66,7 @@ def test_method_when_it_is_not_compared_then_it_is_there(store: Any, method: str
     assert getattr(store, method) is not None
 
 
-def test_refused_when_listed_then_tensordict_has_the_name_and_the_advice_says_something() -> None:
+def test_refused_when_listed_then_tensordict_has_the_name_and_the_advice_is_a_sentence() -> None:
     assert [name for name in REFUSED if find_kind(name) is not Kind.REFUSED] == []
     assert [name for name, reason in REFUSED.items() if len(reason) < 20] == []
     assert [name for name in CONSTANTS if find_kind(name) is not Kind.STRUCTURE] == []
@@ -261,7 +261,7 @@ IN_THE_WAY: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("call", list(IN_THE_WAY.values()), ids=list(IN_THE_WAY))
-def test_store_when_tensordict_wants_a_local_one_then_told_what_to_pass(
+def test_store_when_tensordict_needs_a_local_one_then_the_error_names_what_to_pass(
     store: Any, call: Callable[[Any], object]
 ) -> None:
     with pytest.raises(tdserve.UnsupportedAttributeError, match=r"to_tensordict\(\)"):

@@ -20,11 +20,11 @@ from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, find_argumen
         ("sumn", None),
     ],
 )
-def test_kind_when_asked_then_as_the_table_says(name: str, kind: Kind | None) -> None:
+def test_kind_when_asked_then_as_in_the_table(name: str, kind: Kind | None) -> None:
     assert find_kind(name) is kind
 
 
-def test_property_when_asked_then_told_from_methods() -> None:
+def test_property_when_asked_then_distinguished_from_methods() -> None:
     assert is_property("grad")
     assert not is_property("sum")
 

@@ -87,7 +87,7 @@ def test_grid_when_arranged_then_spread_finds_the_elements() -> None:
     assert torch.equal(ROWS[tuple(map(torch.as_tensor, spread(dims, grid.numpy())))], expected)
 
 
-def test_step_when_a_key_is_missing_then_only_the_check_says_so() -> None:
+def test_step_when_a_key_is_missing_then_only_the_check_raises() -> None:
     td = TensorDict({"a": torch.zeros(2)}, [2])
     step = Step("select", ("a", "z"), {"strict": True})
     assert list(step.apply(td).keys()) == ["a"]

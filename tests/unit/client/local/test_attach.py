@@ -24,7 +24,7 @@ def seen_root(local_client: tdserve.Client) -> Path:
     return local.root
 
 
-def test_open_local_when_the_server_says_nothing_of_its_files_then_none_or_an_error() -> None:
+def test_open_local_when_the_welcome_has_no_files_then_none_or_an_error() -> None:
     def opened(transport: str) -> object:
         return open_local(
             control_pb2.Welcome(session=1),
@@ -76,7 +76,7 @@ def test_session_when_the_root_is_seen_elsewhere_then_found_where_it_is_said(
 
 
 @pytest.mark.parametrize("what", ["nothing", "another file", "a copy"])
-def test_session_when_the_root_is_not_seen_then_says_so_and_goes_on_over_the_network_if_it_may(
+def test_session_when_the_root_is_not_visible_then_reports_it_and_uses_the_network_if_allowed(
     server: tdserve.Server, tmp_path: Path, seen_root: Path, what: str
 ) -> None:
     if what == "another file":

@@ -103,7 +103,7 @@ def test_extend_when_the_server_has_ended_the_claim_then_over_and_nothing_claime
     assert table.file.num_claimed == 0
 
 
-def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_the_server_is_told(
+def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_the_server_is_informed(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, fence = table.claim(), ClaimFile.fence
@@ -121,7 +121,7 @@ def test_extend_when_the_claim_ends_while_it_claims_then_nothing_is_filled_and_t
     assert [message.claimed.abandons for message in said] == [True]
 
 
-def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_told(
+def test_extend_when_the_copy_fails_then_nothing_is_on_record_and_the_server_is_informed(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = table.claim()
@@ -146,7 +146,7 @@ def test_extend_when_a_call_was_interrupted_between_claim_and_copy_then_abandone
     assert table.file.num_written == 0
 
 
-def test_extend_when_the_server_wants_to_be_told_and_is_gone_then_connect_error_and_over(table: Table) -> None:
+def test_extend_when_the_server_must_be_informed_and_is_gone_then_connect_error_and_over(table: Table) -> None:
     claim = table.claim()
     table.local.close()
     with pytest.raises(ConnectError):

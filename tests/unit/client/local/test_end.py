@@ -138,7 +138,7 @@ def test_open_when_the_server_does_not_let_it_in_then_error_nothing_is_held_and_
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= num_open, "the end of its files")
 
 
-def test_open_when_somebody_has_the_lock_file_then_error_and_it_stays_theirs(refusing: Refusing) -> None:
+def test_open_when_another_process_has_the_lock_file_then_error_and_the_lock_stays(refusing: Refusing) -> None:
     theirs = SessionLock.hold(refusing.root / "sessions", "lock")
     assert theirs is not None
     with pytest.raises(ConnectError, match="lock"):
@@ -239,7 +239,7 @@ def test_close_when_a_store_is_being_read_then_that_goes_on(session: Session, lo
     local_client.delete("read at the end")
 
 
-def test_read_only_when_it_may_not_write_then_says_what_to_do(end: LocalEnd) -> None:
+def test_read_only_when_it_may_not_write_then_the_error_names_the_remedy(end: LocalEnd) -> None:
     assert end.is_read_only
     with pytest.raises(NotSupportedError, match="transport='gloo' to write"):
         end.check_writable("writing to 'x'")

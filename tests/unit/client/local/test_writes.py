@@ -118,7 +118,7 @@ def test_put_rows_when_they_lack_leaves_then_those_are_zero_there(store: MappedS
     assert files.leaves["n", "z"][1:3].abs().sum() == 0
 
 
-def test_put_rows_when_the_rules_look_at_leaves_then_their_bytes_are_told_also_of_absent_ones(
+def test_put_rows_when_the_rules_look_at_leaves_then_the_report_has_their_bytes_and_zeros_for_absent_ones(
     store: MappedStore,
 ) -> None:
     batch = TensorDict({"a": torch.tensor([1, 2])}, [2])

@@ -18,7 +18,7 @@ SPEC = capture(TD).spec
 LAYOUT = read_layout(SPEC, is_packed=True)
 
 
-def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_told_once() -> None:
+def test_wait_when_a_message_is_here_then_returns_and_the_first_part_is_reported_once() -> None:
     counts: list[int] = []
     kept = KeptVersion(
         LAYOUT, torch.empty(LAYOUT.nbytes, dtype=torch.uint8), on_first=lambda: counts.append(kept.num_here)

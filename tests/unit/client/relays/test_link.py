@@ -58,7 +58,7 @@ def pair() -> tuple[RelayLink, RelayLink]:
     return ends[RELAY_RANK], ends[PULLER_RANK]
 
 
-def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_both_know(threads: ThreadPoolExecutor) -> None:
+def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_is_confirmed(threads: ThreadPoolExecutor) -> None:
     with ExitStack() as stack:
         relay, puller = pair()
         for end in (relay, puller):
@@ -87,7 +87,7 @@ def test_connect_when_the_other_end_does_not_then_error_in_time() -> None:
         end.close()
 
 
-def test_cancel_when_the_pair_is_being_formed_then_whoever_waits_is_let_go(threads: ThreadPoolExecutor) -> None:
+def test_cancel_when_the_pair_is_being_formed_then_waiting_calls_get_peer_lost(threads: ThreadPoolExecutor) -> None:
     relay, puller = pair()
     forming = threads.submit(puller.connect)
     puller.cancel(PeerLostError(peer="it", reason="gone"))
@@ -112,7 +112,7 @@ def test_pass_on_when_the_version_still_comes_then_waits_for_each_message(thread
 
 
 @pytest.mark.usefixtures("short")
-def test_pass_on_when_nothing_comes_or_nobody_takes_it_then_error_in_time() -> None:
+def test_pass_on_when_nothing_comes_or_it_is_not_taken_then_error_in_time() -> None:
     kept = KeptVersion(LAYOUT, content())
     with pytest.raises(PeerLostError):
         pass_on(LoopbackChannel.make_pair()[0], kept)

@@ -39,7 +39,7 @@ def take(between: Office, link: int) -> torch.Tensor:
     return found
 
 
-def test_pass_on_when_control_asks_then_the_version_goes_to_the_other_and_the_end_is_told() -> None:
+def test_pass_on_when_control_asks_then_the_version_goes_to_the_other_and_its_end_is_reported() -> None:
     with office() as between:
         between.keep(3)
         assert between.wait_report(0, "holds").holds == 3
@@ -49,7 +49,7 @@ def test_pass_on_when_control_asks_then_the_version_goes_to_the_other_and_the_en
         assert between.ends[0].num_kept == 1
 
 
-def test_pass_on_when_nothing_is_kept_then_only_the_end_is_told() -> None:
+def test_pass_on_when_nothing_is_kept_then_only_the_end_is_reported() -> None:
     with office() as between:
         between.introduce(4, kept=3)
         assert between.wait_report(0, "ended").ended == 4
@@ -77,7 +77,7 @@ def test_feed_when_entries_are_here_before_the_link_then_they_count() -> None:
         assert torch.equal(take(between, 4), content())
 
 
-def test_lost_when_told_before_or_after_the_link_is_open_then_it_ends_at_once() -> None:
+def test_lost_when_reported_before_or_after_the_link_is_open_then_it_ends_at_once() -> None:
     with office() as between:
         puller = between.ends[1]
         puller.on_order(control_pb2.RelayOrder(lost=4))
@@ -89,7 +89,7 @@ def test_lost_when_told_before_or_after_the_link_is_open_then_it_ends_at_once() 
             link.connect()
 
 
-def test_report_checksums_when_a_version_came_from_the_server_then_control_is_told() -> None:
+def test_report_checksums_when_a_version_came_from_the_server_then_control_gets_them() -> None:
     with office() as between:
         kept = between.keep(3)
         between.ends[0].report_checksums(3, kept, SPEC)

@@ -31,7 +31,7 @@ JOIN = {"join_group": control_pb2.JoinGroup()}
         (JOIN, REFUSED, Brings.NOTHING),
     ],
 )
-def test_answer_when_it_comes_late_then_told_what_it_brings_once(
+def test_answer_when_it_comes_late_then_what_it_brings_is_reported_once(
     body: dict[str, Any], message: control_pb2.ServerMessage, brings: Brings
 ) -> None:
     given_up = AbandonedRequests()
@@ -53,7 +53,7 @@ def test_content_when_it_is_granted_late_then_it_comes_unless_the_client_moves_i
     assert not given_up.is_silent  # there is no other answer
 
 
-def test_silence_when_an_answer_is_owed_for_long_then_told_until_it_comes() -> None:
+def test_silence_when_an_answer_is_owed_for_long_then_is_silent_until_it_comes() -> None:
     now_s = [100.0]
     given_up = AbandonedRequests(lambda: now_s[0])
     given_up.add(REQUEST, WRITE)

@@ -84,7 +84,7 @@ def test_client_when_pickled_then_another_one_of_the_same_server(client: tdserve
         assert other.timeout_s == client.timeout_s
 
 
-def test_close_when_done_then_every_call_says_so(server: tdserve.Server) -> None:
+def test_close_when_done_then_every_call_raises_closed_error(server: tdserve.Server) -> None:
     client = server.client()
     client.close()
     client.close()

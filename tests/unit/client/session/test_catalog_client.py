@@ -64,7 +64,7 @@ def test_delete_when_done_then_gone(client: tdserve.Client, name: str) -> None:
         client.delete(name)
 
 
-def test_client_when_used_after_fork_then_says_what_to_do(
+def test_client_when_used_after_fork_then_the_error_names_the_remedy(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = server.client()

@@ -136,7 +136,7 @@ def test_find_when_the_number_is_a_later_one_then_those_before_are_lost(makers: 
         makers.channels.find(2)
 
 
-def test_replace_when_it_was_never_formed_then_who_waits_is_told_to_try_again(makers: Makers) -> None:
+def test_replace_when_it_was_never_formed_then_waiting_calls_get_a_retryable_error(makers: Makers) -> None:
     content = makers.channels.current
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(content.get, TIMEOUT_S)

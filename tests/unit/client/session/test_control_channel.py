@@ -166,7 +166,7 @@ def test_send_when_the_channel_is_formed_then_rides_it_and_so_does_the_answer(se
         assert server.answers.get(timeout=TIMEOUT_S) == answer
 
 
-def test_send_when_the_worker_may_answer_then_the_label_says_so(server: Server) -> None:
+def test_send_when_the_worker_may_answer_then_the_label_permits_it(server: Server) -> None:
     server.connect()
     get = control_pb2.ClientMessage(request=2, get=control_pb2.GetRequest(store="x"))
     with_versions = control_pb2.ClientMessage(request=3, get=control_pb2.GetRequest(store="x", asks_versions=True))
@@ -208,7 +208,7 @@ def test_rendezvous_when_published_then_marked_as_that_of_the_mail(server: Serve
     assert entry.value
 
 
-def test_close_when_open_then_the_other_end_is_told(server: Server) -> None:
+def test_close_when_open_then_the_other_end_gets_a_transport_error(server: Server) -> None:
     server.connect()
     server.control_channel.close()
     server.control_channel.close()

@@ -26,7 +26,7 @@ MESSAGE = control_pb2.StoreDescription(
 )
 
 
-def test_description_when_read_from_a_message_then_says_the_same() -> None:
+def test_description_when_read_from_a_message_then_has_the_same_fields() -> None:
     found = from_message(MESSAGE)
     assert (found.name, found.kind, found.spec, found.batch_size) == ("x", "weights", SPEC, (4,))
     assert (found.num_rows, found.rows, found.nbytes, found.bytes) == (4, 4, 32, 32)
@@ -52,7 +52,7 @@ def test_description_when_the_kind_is_of_a_later_server_then_unknown() -> None:
     assert from_message(message).kind == "unknown"
 
 
-def test_description_when_of_a_table_then_says_its_rules_and_who_holds_rows() -> None:
+def test_description_when_of_a_table_then_has_its_rules_and_the_number_of_leased_rows() -> None:
     message = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_REPLAY)
     assert (from_message(message).as_dict()["settings"], from_message(message).is_closed) == ({}, False)
     message.settings, message.num_leased, message.is_closed = '{"limiter":{"kind":"queue","max_size":4}}', 3, True
@@ -62,7 +62,7 @@ def test_description_when_of_a_table_then_says_its_rules_and_who_holds_rows() ->
     assert (said["num_leased"], said["is_closed"], said["num_waiting"]) == (3, True, 2)
 
 
-def test_description_when_a_table_has_a_policy_then_says_how_old_its_rows_are() -> None:
+def test_description_when_a_table_has_a_policy_then_has_the_lags_of_its_rows() -> None:
     message = control_pb2.StoreDescription(spec=MESSAGE.spec, kind=control_pb2.STORE_KIND_REPLAY)
     assert (from_message(message).policy, from_message(message).lag_mean) == ("", None)
     message.settings, message.newest_policy_version, message.num_discarded = '{"policy":"p"}', 7, 3

@@ -53,7 +53,7 @@ def test_events_when_of_an_epoch_that_is_over_then_dropped() -> None:
     assert Listener(inbox, 1).keys == []
 
 
-def test_lose_when_the_session_ends_then_every_epoch_is_told_and_later_ones_at_once() -> None:
+def test_lose_when_the_session_ends_then_every_epoch_gets_the_error_and_later_ones_at_once() -> None:
     inbox, error = GroupInbox(), ConnectError(address="a")
     first, gone = Listener(inbox, 1), Listener(inbox, 5, "gone")
     inbox.detach("gone", 5)
@@ -62,7 +62,7 @@ def test_lose_when_the_session_ends_then_every_epoch_is_told_and_later_ones_at_o
     assert Listener(inbox, 2).lost == [error]
 
 
-def test_leave_all_when_the_client_is_closed_then_connections_end_when_the_others_know() -> None:
+def test_leave_all_when_the_client_is_closed_then_connections_end_after_the_flush() -> None:
     inbox = GroupInbox()
     flushed: list[list[bool]] = []
     inbox.leave_all(lambda: flushed.append([]))

@@ -13,7 +13,7 @@ def test_address_towards_when_the_name_resolves_then_ours() -> None:
     assert find_content_address("[::1]:1") == "::1"
 
 
-def test_address_towards_when_the_server_says_where_it_waits_then_the_way_to_there(
+def test_address_towards_when_the_server_names_its_address_then_the_interface_that_reaches_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert find_content_address("localhost:1", "127.0.0.1") == "127.0.0.1"
@@ -41,7 +41,7 @@ def test_address_for_when_others_are_on_other_machines_then_not_loopback(monkeyp
     assert find_offered_address([here, "elsewhere"], "127.0.0.7", beyond=far) == "127.0.0.7", "the user wants this one"
 
 
-def test_explain_unformed_when_told_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
+def test_make_channel_error_when_made_then_one_line_with_the_reason_the_address_and_the_remedy() -> None:
     message = str(make_channel_error("gloo: no channel", "server:7707", "10.0.0.2"))
     assert "server:7707" in message
     assert "gloo: no channel; content needs gloo" in message

@@ -50,7 +50,7 @@ def test_wait_when_the_answer_comes_later_in_another_thread_then_returned_whatev
         assert waiting.result(WAIT_S).request == 3
 
 
-def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
+def test_wait_when_nothing_comes_then_deadline_and_silence_is_reported() -> None:
     reported: list[str] = []
     pending = Pending(on_silence=lambda: reported.append("silence"))
     with pytest.raises(DeadlineExceededError, match="an answer to a miracle"):
@@ -58,13 +58,13 @@ def test_wait_when_nothing_comes_then_deadline_and_silence_is_told() -> None:
     assert reported == ["silence"]
 
 
-def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_told() -> None:
+def test_wait_when_nothing_comes_and_nothing_is_owed_then_no_silence_is_reported() -> None:
     pending = Pending(on_silence=lambda: pytest.fail("nothing was owed"))
     with pytest.raises(DeadlineExceededError):
         pending.wait(0.01, "a courtesy", is_owed=False)
 
 
-def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_one_of_them_is_told() -> None:
+def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_one_of_them_is_reported() -> None:
     reported: list[Answer] = []
     answer, loss = control_pb2.ServerMessage(request=5), PeerLostError(peer="it", reason="gone")
 
@@ -77,7 +77,7 @@ def test_put_when_the_answer_and_the_loss_of_the_session_come_at_once_then_only_
     assert reported == [answer]
 
 
-def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None:
+def test_disown_when_called_then_no_callback_runs_and_nothing_is_written() -> None:
     def fail(_: object) -> NoReturn:
         pytest.fail("it was told")
 
@@ -89,7 +89,7 @@ def test_disown_when_called_then_nobody_is_told_and_nothing_is_written() -> None
 
 
 @pytest.mark.parametrize("is_in_time", [True, False])
-def test_put_when_the_wait_has_just_ended_then_whoever_gives_up_finds_it_or_who_brings_it_knows(
+def test_put_when_the_wait_has_just_ended_then_either_the_waiting_or_the_putting_thread_handles_it(
     is_in_time: bool,
 ) -> None:
     found: list[Answer | None] = []
@@ -106,7 +106,7 @@ def test_put_when_the_wait_has_just_ended_then_whoever_gives_up_finds_it_or_who_
     assert pending.is_given_up
 
 
-def test_wait_when_it_is_slow_then_that_is_told_once_and_the_answer_still_taken(
+def test_wait_when_it_is_slow_then_that_is_reported_once_and_the_answer_still_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pending_module, "SLOW_S", 0.01)
@@ -138,7 +138,7 @@ def test_wait_when_it_failed_then_raised(
         check_answer(answer)
 
 
-def test_put_when_somebody_else_takes_the_answers_then_at_once() -> None:
+def test_put_when_a_callback_takes_the_answers_then_at_once() -> None:
     taken: list[object] = []
     pending = Pending(taken.append, on_silence=lambda: None)
     pending.put(FAILURE)

@@ -63,7 +63,7 @@ def test_session_when_opened_then_welcome_and_channel(connection: ControlConnect
         session.send(1, read=control_pb2.ReadRequest())
 
 
-def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line_what_to_set(
+def test_channel_when_it_cannot_be_formed_then_all_waiting_calls_get_one_line_with_the_remedy(
     connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TDSERVE_INTERFACE", "192.0.2.1")  # an address that no machine has
@@ -77,7 +77,7 @@ def test_channel_when_it_cannot_be_formed_then_all_who_wait_are_told_in_one_line
         pending.wait(10.0, "a read")
 
 
-def test_channel_when_it_is_not_there_in_time_then_told_the_same_and_the_session_goes_on(
+def test_channel_when_it_is_not_there_in_time_then_the_same_error_and_the_session_goes_on(
     connection: ControlConnection,
 ) -> None:
     session = opened(connection, bytes(15) + b"\3")
@@ -267,7 +267,7 @@ def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_
     wait_for(lambda: local.spool([bytes(100_000)]) == spooled, "the server's answer")
 
 
-def test_local_write_when_it_cannot_be_done_then_the_caller_is_told_why_and_the_rows_are_free(
+def test_local_write_when_it_cannot_be_done_then_the_caller_gets_the_reason_and_the_rows_are_free(
     local_client: tdserve.Client, local_session: Session, name: str
 ) -> None:
     def full(accepted: control_pb2.Accepted) -> control_pb2.Written:

@@ -52,7 +52,7 @@ def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_mean
     opening.join()
 
 
-def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
+def test_wait_when_the_reason_of_the_silence_is_known_then_the_error_has_it() -> None:
     slow = Slow()
     opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda _: "its name does not resolve")
     with pytest.raises(ConnectError, match="its name does not resolve"):
@@ -61,7 +61,7 @@ def test_wait_when_it_is_known_why_nobody_answers_then_says_so() -> None:
     opening.join()
 
 
-def test_wait_when_it_cannot_be_opened_then_all_are_told_why() -> None:
+def test_wait_when_it_cannot_be_opened_then_all_get_the_error() -> None:
     slow = Slow()
     slow.error = ClosedError(what="the client")
     opening = Opening(slow, address=ADDRESS, timeout_s=2 * MIN_OPENING_S, explain_silence=explain)

@@ -89,7 +89,9 @@ def test_composite_when_torchrl_is_there_then_of_the_same_structure() -> None:
     assert done.stdout.endswith("whole\n"), done.stderr
 
 
-def test_composite_when_torchrl_is_missing_then_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composite_when_torchrl_is_missing_then_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "torchrl", None)
     monkeypatch.setitem(sys.modules, "torchrl.data", None)
     with pytest.raises(NotSupportedError, match="install torchrl"):

@@ -247,7 +247,7 @@ def test_nstep_when_numbers_are_out_of_range_then_error(arguments: Any) -> None:
         (NStep(2, 0.9, reward_key=("a", 1)), {}, "not a key"),  # type: ignore[arg-type]
     ],
 )
-def test_window_when_rows_lack_what_it_needs_then_error_says_which_argument_helps(
+def test_window_when_rows_lack_what_it_needs_then_the_error_names_the_argument_that_helps(
     setting: NStep, changes: dict[str, Any], hint: str
 ) -> None:
     td = flat(0, 1.0)

@@ -106,7 +106,7 @@ def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, na
         check_same(batch["t"], taken["t"])
 
 
-def test_retype_when_somebody_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
+def test_retype_when_another_client_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
     batch = BATCHES["jagged"]
     row = client.create_replay(name, batch[0], 10).spec
     assert find_current_description(client, name, row) is None
@@ -126,7 +126,7 @@ def test_makes_dense_when_a_nested_tensor_is_taken_for_a_dense_leaf_then_true() 
     assert not was_densified(dense, capture(dense).spec)
 
 
-def test_find_current_description_when_table_is_gone_then_says_so(client: tdserve.Client, name: str) -> None:
+def test_find_current_description_when_table_is_gone_then_store_not_found(client: tdserve.Client, name: str) -> None:
     row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
     client.delete(name)
     with pytest.raises(tdserve.StoreNotFoundError):

@@ -88,7 +88,7 @@ def test_put_when_several_threads_put_then_each_ones_rows_in_its_order(table: Re
         assert own == sorted(own)
 
 
-def test_put_when_memory_is_full_then_error_says_what_it_waits_for_and_the_sender_goes_on(
+def test_put_when_memory_is_full_then_error_names_what_it_waits_for_and_the_sender_goes_on(
     table: RecordingTable,
 ) -> None:
     subject = sender(table, max_bytes=8 * 608)
@@ -221,7 +221,7 @@ def test_window_when_memory_cannot_hold_its_rows_then_refused() -> None:
         (MemoryError("no more"), 4),
     ],
 )
-def test_failure_when_a_batch_fails_then_every_call_says_what_is_stored(
+def test_failure_when_a_batch_fails_then_every_error_has_the_numbers_of_stored_rows(
     table: RecordingTable, fault: Exception, num_unknown: int
 ) -> None:
     subject = sender(table)
@@ -302,7 +302,7 @@ def test_close_when_time_is_up_then_still_open_and_may_be_closed_again(table: Re
     assert table.numbers == [0, 1]
 
 
-def test_close_when_closed_then_other_calls_say_so_and_the_thread_is_over(table: RecordingTable) -> None:
+def test_close_when_closed_then_other_calls_raise_closed_error_and_the_thread_is_over(table: RecordingTable) -> None:
     subject = sender(table)
     put(subject, 0)
     subject.close(FOREVER)

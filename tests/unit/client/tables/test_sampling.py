@@ -116,7 +116,7 @@ def test_take_when_there_are_no_rows_yet_then_waits_for_them(
 
 
 @pytest.mark.parametrize("num_looks", [1, 2], ids=["before it asks again", "behind that"])
-def test_take_when_nobody_wants_the_rows_any_more_then_given_up(
+def test_take_when_the_rows_are_no_longer_needed_then_given_up(
     remote_client: tdserve.Client, replay: tdserve.ReplayHandle, num_looks: int
 ) -> None:
     drawing = Drawing(remote_client, replay)
@@ -205,7 +205,7 @@ def sliced(*, has_flag: bool) -> Sampled:
     return Sampled(content, replace(ANY, added=("slice_end",)))
 
 
-def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_where_rows_have_that_else_told() -> None:
+def test_sampled_when_rows_are_slices_then_their_ends_are_truncated_or_marked_by_slice_end() -> None:
     marked = sliced(has_flag=True).build()
     assert marked["next", "truncated"].flatten().tolist() == [True, True, False, True]
     assert "slice_end" not in marked

@@ -93,7 +93,7 @@ def test_clear_when_done_then_empty_and_goes_on(table: tdserve.ReplayHandle) -> 
     assert len(table.extend(rows(8))) == 8
 
 
-def test_counts_when_answers_tell_them_then_known_without_asking_and_begin_anew_when_cleared(
+def test_counts_when_answers_have_them_then_known_without_asking_and_begin_anew_when_cleared(
     table: tdserve.ReplayHandle,
 ) -> None:
     table.clear(reset_counts=True)

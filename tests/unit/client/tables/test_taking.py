@@ -51,7 +51,7 @@ def num_leased(table: Any) -> int:
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-def test_take_when_its_result_is_dropped_then_given_back_unless_somebody_has_the_rows(
+def test_take_when_its_result_is_dropped_then_given_back_unless_the_rows_are_in_use(
     queue: tdserve.QueueHandle, is_seen: bool
 ) -> None:
     taken = queue.take(2)
@@ -79,7 +79,7 @@ def next_of(batches: Any) -> Any:
     return wait_for(look, "a batch")
 
 
-def test_taken_when_shown_then_says_how_to_get_the_rows(queue: tdserve.QueueHandle) -> None:
+def test_taken_when_shown_then_repr_explains_how_to_get_the_rows(queue: tdserve.QueueHandle) -> None:
     assert repr(queue.take(2)) == f"<Taken: 2 rows of {queue.name!r} on lease; use it in a with block or take .rows>"
 
 
@@ -90,7 +90,7 @@ def test_taken_when_the_block_raises_then_the_rows_are_in_front_again(queue: tds
         assert taken["a"].tolist() == [1, 2, 3, 4]
 
 
-def test_taken_when_acknowledged_within_the_block_then_its_end_says_that_it_was(queue: tdserve.QueueHandle) -> None:
+def test_taken_when_acknowledged_within_the_block_then_its_end_raises_wrong_state(queue: tdserve.QueueHandle) -> None:
     taken = queue.take(2)
     with pytest.raises(WrongStateError), taken as batch:
         queue.ack(batch)

@@ -187,7 +187,7 @@ def test_append_when_the_table_has_no_priorities_then_refused_and_the_writer_goe
     assert subject.num_acknowledged == 1
 
 
-def test_append_when_there_is_no_room_then_waits_as_long_as_the_client_says() -> None:
+def test_append_when_there_is_no_room_then_waits_for_the_timeout_of_the_client() -> None:
     table = TimedTable(timeout_s=0.05)
     subject = ReplayWriter(table, max_bytes=2000)
     table.hold()
@@ -221,7 +221,9 @@ def test_flush_when_called_then_stored_when_it_returns(replay: tdserve.ReplayHan
         assert subject.num_acknowledged == 1
 
 
-def test_close_when_called_again_then_nothing_happens_and_other_calls_say_closed(replay: tdserve.ReplayHandle) -> None:
+def test_close_when_called_again_then_nothing_happens_and_other_calls_raise_closed_error(
+    replay: tdserve.ReplayHandle,
+) -> None:
     subject = ReplayWriter(replay)
     subject.append(row(1))
     subject.close()
@@ -269,7 +271,7 @@ def test_writer_when_dropped_then_its_rows_are_still_sent() -> None:
     table.wait_stored(1)
 
 
-def test_writer_when_the_table_is_deleted_then_calls_say_what_is_stored(
+def test_writer_when_the_table_is_deleted_then_errors_have_the_numbers_of_stored_rows(
     client: tdserve.Client, replay: tdserve.ReplayHandle
 ) -> None:
     subject = ReplayWriter(replay)
@@ -301,7 +303,7 @@ def test_writer_when_the_client_is_closed_before_it_then_its_rows_are_stored(
         subject.append(row(9))
 
 
-def test_writer_when_the_client_is_closed_and_there_is_no_room_then_says_so(
+def test_writer_when_the_client_is_closed_and_there_is_no_room_then_writer_failed_by_closed_error(
     server: tdserve.Server, client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CLOSE_FLUSH_S", 0.2)
@@ -317,7 +319,7 @@ def test_writer_when_the_client_is_closed_and_there_is_no_room_then_says_so(
     client.delete("full")
 
 
-def test_writer_when_the_server_is_gone_then_the_next_calls_say_so(
+def test_writer_when_the_server_is_gone_then_the_next_calls_raise_writer_failed(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_sender, "PROBE_S", 0.1)

@@ -29,7 +29,9 @@ def test_init_remote_when_it_exists_with_another_structure_then_refused(client: 
     assert torch.equal(client.load_memmap(name)["a"], TD["a"])
 
 
-def test_read_when_small_and_again_then_counted_whoever_answered(remote_client: tdserve.Client, name: str) -> None:
+def test_read_when_small_and_again_then_counted_whether_worker_or_control_answered(
+    remote_client: tdserve.Client, name: str
+) -> None:
     def num_reads() -> int:
         found: int = remote_client.stats()["transports"]["inline"]["transfers_out"]
         return found

@@ -80,6 +80,6 @@ def test_imitate_when_ragged_then_sizes_are_the_true_ones(device: Any) -> None:
     assert padded["x"].shape == torch.Size([2, 2])
 
 
-def test_imitate_when_jagged_and_the_mode_has_no_symbols_then_says_what_to_do() -> None:
+def test_imitate_when_jagged_and_the_mode_has_no_symbols_then_the_error_names_the_remedy() -> None:
     with pytest.raises(NotSupportedError, match="ShapeEnv"):
         imitation(JAGGED, mode=FakeTensorMode())

@@ -251,6 +251,6 @@ def test_refresh_when_parameters_of_a_module_then_the_module_computes_with_what_
     assert module(torch.tensor([[1.0, 2.0]])).item() == 3.0
 
 
-def test_refresh_when_it_shows_no_store_then_says_what_to_do(client: tdserve.Client) -> None:
+def test_refresh_when_it_shows_no_store_then_the_error_names_the_remedy(client: tdserve.Client) -> None:
     with pytest.raises(WrongStateError, match="load_memmap_"):
         client.memmap_refresh_(content())

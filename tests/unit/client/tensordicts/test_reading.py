@@ -13,7 +13,7 @@ from tdserve.messages.selection.selection import Selection
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "t": "text"}, [3])
 
 
-def test_open_store_when_of_another_kind_then_error_says_of_which(client: tdserve.Client, name: str) -> None:
+def test_open_store_when_of_another_kind_then_the_error_names_the_kind(client: tdserve.Client, name: str) -> None:
     client.init_remote(TD, name)
     client.create_replay(f"{name}.r", TD[0], 5)
     client.publish(f"{name}.w", TD)

@@ -66,7 +66,7 @@ def test_read_when_the_content_takes_several_messages_then_whole(remote_client: 
     assert (handle[10:] == td[10:]).all()
 
 
-def test_read_when_the_store_is_another_by_now_then_that_or_an_error_that_says_so(
+def test_read_when_the_store_was_replaced_then_the_new_one_or_an_error_with_its_name(
     remote_client: tdserve.Client, name: str
 ) -> None:
     td = rows(1_000)

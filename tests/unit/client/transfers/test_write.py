@@ -153,7 +153,7 @@ def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_store
 
 
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
-def test_write_when_refused_early_then_the_future_says_so_and_the_next_works(
+def test_write_when_refused_early_then_the_future_has_the_error_and_the_next_works(
     client: tdserve.Client, replay: tdserve.ReplayHandle, name: str, num_rows: int
 ) -> None:
     client.delete(replay.name)

@@ -158,7 +158,7 @@ def test_rest_when_nothing_is_held_after_all_then_every_leaf_is_to_be_fetched(pl
 
 
 @pytest.mark.parametrize("said", [accepted(), accepted(1, 2), accepted(1, numbers=[7])])
-def test_rest_when_the_server_says_what_makes_no_sense_then_error(said: control_pb2.Accepted) -> None:
+def test_rest_when_the_answer_contradicts_itself_then_remote_protocol_error(said: control_pb2.Accepted) -> None:
     with pytest.raises(RemoteProtocolError):
         PartialVersion(SPEC, said, None, None)
 

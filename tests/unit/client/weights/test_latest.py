@@ -152,7 +152,7 @@ def test_latest_when_into_a_module_then_its_parameters_are_filled_and_it_is_the_
     assert (module.weight.requires_grad, module.bias.requires_grad) == (True, False)
 
 
-def test_latest_when_a_flat_state_dict_was_published_then_error_says_how_to_nest_it(
+def test_latest_when_a_flat_state_dict_was_published_then_the_error_explains_how_to_nest_it(
     client: tdserve.Client, name: str
 ) -> None:
     source, module = (torch.nn.Sequential(torch.nn.Linear(3, 2)) for _ in range(2))

@@ -77,7 +77,7 @@ def test_take_when_another_client_has_it_then_it_is_the_callers_own(keeps: bool,
         assert [each.WhichOneof("report") for each in between.reports[1]] == ["holds"] * keeps
 
 
-def test_take_when_it_is_kept_then_what_the_caller_does_with_theirs_goes_to_nobody() -> None:
+def test_take_when_it_is_kept_then_changes_of_the_caller_are_not_passed_on() -> None:
     with office() as between:
         between.keep(3)
         between.introduce(4, kept=3)

@@ -26,7 +26,7 @@ def test_collector_when_weights_are_published_then_takes_the_newest_and_marks_it
     assert replay[:]["version"].tolist() == [1] * NUM_ROWS + [4] * NUM_ROWS
 
 
-def test_collector_when_the_last_weights_are_there_then_says_that_it_began_and_what_it_did(
+def test_collector_when_the_last_weights_are_there_then_reports_its_start_and_its_rows(
     client: tdserve.Client,
 ) -> None:
     names = Names.of("last")

@@ -25,7 +25,7 @@ def start_collector(server: tdserve.Server, run: str) -> Thread:
     return thread
 
 
-def test_lead_when_a_collector_takes_part_then_tells_what_it_did_and_removes_the_stores(
+def test_lead_when_a_collector_takes_part_then_prints_its_rows_and_removes_the_stores(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
     thread = start_collector(server, "led")

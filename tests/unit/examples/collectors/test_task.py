@@ -10,7 +10,7 @@ def test_names_when_two_runs_share_a_server_then_none_is_shared() -> None:
     assert len(set(Names.of("one"))) == 3
 
 
-def test_collect_when_done_then_every_row_says_who_did_it_by_which_version() -> None:
+def test_collect_when_done_then_every_row_has_collector_and_version() -> None:
     rows = collect(make_policy(), 5, torch.device("cpu"), collector=3, version=7)
     assert rows.batch_size == (5,)
     assert (rows["collector"].tolist(), rows["version"].tolist()) == ([3] * 5, [7] * 5)

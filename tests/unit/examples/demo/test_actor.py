@@ -45,7 +45,7 @@ def test_actor_when_it_acts_at_random_then_sends_its_steps_but_the_unfinished_on
     assert num_steps - 2 * NUM_ENVS <= transitions.info()["inserts"] - before <= num_steps
 
 
-def test_actor_when_a_policy_is_published_then_acts_by_it_and_says_its_version(client: tdserve.Client) -> None:
+def test_actor_when_a_policy_is_published_then_acts_by_it_and_writes_its_version(client: tdserve.Client) -> None:
     stores = open_stores(client, "CartPole-v1")
     version = publish_always(client, 1)
     actor = Actor(client, DemoOptions(index=0))
@@ -69,9 +69,7 @@ def options(server: tdserve.Server, **more: object) -> DemoOptions:
     return DemoOptions(**{"role": "actor", "address": server.address, "index": 5, **more})  # type: ignore[arg-type]
 
 
-def test_act_when_the_learner_says_that_it_is_over_then_ends(
-    server: tdserve.Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_act_when_the_learner_has_ended_then_ends(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> None:
     codes: list[int] = []
     acting = Thread(target=lambda: codes.append(act(options(server))))
     acting.start()
@@ -89,7 +87,7 @@ def test_act_when_the_learner_says_that_it_is_over_then_ends(
     assert last.startswith(f"actor 5: the learner says that it is over; {num_rows:,} transitions sent, policy version")
 
 
-def test_act_when_told_to_linger_and_another_run_begins_then_takes_part_and_ends_when_none_does(
+def test_act_when_lingering_and_another_run_begins_then_takes_part_and_ends_when_none_does(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []

@@ -58,7 +58,7 @@ def options(server: tdserve.Server, **more: object) -> DemoOptions:
     return DemoOptions(**said)  # type: ignore[arg-type]
 
 
-def test_learn_alone_when_the_time_is_up_then_says_that_it_is_over_and_sums_it_up(
+def test_learn_alone_when_the_time_is_up_then_publishes_the_end_and_writes_a_summary(
     server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with server.client() as client:

@@ -73,7 +73,9 @@ def test_is_everything_when_less_or_another_shape_then_false(index: Any) -> None
         ((np.ones(5, bool), [0, 1]), (5, 5), "do not broadcast"),
     ],
 )
-def test_encode_when_it_does_not_fit_then_says_why(index: Any, batch_size: tuple[int, ...], reason: str) -> None:
+def test_encode_when_it_does_not_fit_then_selection_error_has_the_reason(
+    index: Any, batch_size: tuple[int, ...], reason: str
+) -> None:
     with pytest.raises(SelectionError, match=reason) as caught:
         selection.encode(index, batch_size=batch_size, store="frames")
     assert "'frames'" in caught.value.reason

@@ -179,7 +179,7 @@ def test_release_when_an_owner_goes_then_all_it_held_is_back_at_its_place(select
     assert members(selectors, key) == [0, 1, 2, 3, 4, 5]
 
 
-def test_leave_when_rows_are_on_lease_then_nobody_holds_them_any_more(selectors: ConditionalSelectors) -> None:
+def test_leave_when_rows_are_on_lease_then_their_leases_end(selectors: ConditionalSelectors) -> None:
     selectors.lease(1, OWN, rows(0, 1))
     selectors.leave(rows(0, 5))
     assert selectors.leases.num_leased == 1
@@ -250,7 +250,9 @@ def test_views_when_a_consumer_was_forgotten_by_a_crash_then_its_place_is_clean_
         (SampleConditions((), group="g", group_size=4), "too few are in whole groups of 4"),
     ],
 )
-def test_describe_when_rows_are_waited_for_then_says_what_keeps_them_out(key: SampleConditions, expected: str) -> None:
+def test_describe_when_rows_are_waited_for_then_names_the_conditions_that_exclude_them(
+    key: SampleConditions, expected: str
+) -> None:
     assert key.describe() == expected
 
 
@@ -304,7 +306,7 @@ def test_get_when_a_lag_is_asked_for_then_older_rows_are_no_members(columns: Row
 
 @pytest.mark.parametrize("sampler", [Fifo(), WithoutReplacement(), Uniform()])
 @pytest.mark.parametrize("num_rows", [2, 4, 8])
-def test_follow_when_versions_are_published_then_rows_leave_the_views_that_want_younger_ones(
+def test_follow_when_versions_are_published_then_old_rows_leave_selectors_with_a_max_lag(
     columns: RowColumns, sampler: Any, num_rows: int
 ) -> None:
     selectors = aged(sampler, num_rows, columns)

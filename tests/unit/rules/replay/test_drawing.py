@@ -62,7 +62,7 @@ def test_draw_when_rows_have_counts_then_each_occurrence_counts() -> None:
     assert len(found.spent) == 0
 
 
-def test_draw_when_only_the_remover_has_priorities_then_they_are_told_all_the_same() -> None:
+def test_draw_when_only_the_remover_has_priorities_then_there_is_a_column_of_them() -> None:
     found = _Drawn(remover=LowestPriority()).draw(4)
     assert set(found.drawn.columns) == {"priority"}
     assert found.drawn.columns["priority"].tolist() == (found.drawn.rows + 1.0).tolist()
@@ -146,7 +146,7 @@ def test_distinct_when_the_rest_may_not_be_drawn_then_none_and_nothing_changes()
     assert sorted(made.draw_distinct(2).drawn.rows.tolist()) == [0, 1]
 
 
-def test_distinct_when_the_sampler_knows_of_each_row_then_its_columns_stay_with_it() -> None:
+def test_distinct_when_the_sampler_has_columns_then_they_stay_with_their_rows() -> None:
     made = _Drawn(sampler=Prioritized())
     rows, columns = made.draw_distinct(CAPACITY).drawn
     assert columns["priority"].tolist() == (rows + 1.0).tolist()

@@ -100,7 +100,7 @@ class _AgainstADict(RuleBasedStateMachine):
 TestAgainstADict, TestAgainstADictWithAllExamples = make_tests(_AgainstADict)
 
 
-def test_take_when_rows_are_of_somebody_else_then_refused_and_all_stay_held() -> None:
+def test_take_when_rows_are_of_another_owner_then_refused_and_all_stay_held() -> None:
     leases = Leases()
     leases.grant(1, _rows([4, 5]), "")
     leases.grant(2, _rows([6]), "")
@@ -135,7 +135,7 @@ def test_holds_when_rows_are_beyond_all_that_was_held_then_false() -> None:
     assert leases.holds(_rows([]), "").tolist() == []
 
 
-def test_repr_when_shown_then_says_how_many() -> None:
+def test_repr_when_shown_then_has_the_counts() -> None:
     leases = Leases()
     leases.grant(1, _rows([2, 3]), "")
     assert repr(leases) == "<Leases of 2 rows to 1 owners>"

@@ -51,7 +51,7 @@ def test_limiter_when_a_value_cannot_be_then_refused(make: Any, argument: str, b
         assert caught.value.argument == argument
 
 
-def test_ratio_when_the_buffer_is_not_given_then_says_so() -> None:
+def test_ratio_when_the_buffer_is_not_given_then_invalid_request() -> None:
     with pytest.raises(InvalidRequestError, match="must be given"):
         SampleToInsertRatio(1.0)
 
@@ -108,7 +108,7 @@ def test_check_when_a_buffer_lets_no_one_go_on_then_and_only_then_refused(
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1 / 3, 1, 3.7, 100])
-def test_check_when_the_buffer_is_as_the_reason_says_then_accepted(ratio: float) -> None:
+def test_check_when_the_buffer_is_as_the_reason_advises_then_accepted(ratio: float) -> None:
     SampleToInsertRatio(ratio, 3, max(1, ratio)).check(100)
 
 
@@ -230,7 +230,7 @@ def test_why_when_an_insert_waits_for_samples_then_names_counts_ratio_and_bound(
     assert "write fewer" in SampleToInsertRatio(2, 10, 4).explain_insert(_counts(11), "replay", 5)
 
 
-def test_why_when_the_limiter_is_not_the_cause_then_says_who_is() -> None:
+def test_explain_when_the_limiter_is_not_the_cause_then_names_the_cause() -> None:
     for limiter in (MinSize(1), SampleToInsertRatio(1, 1, 50), Queue(50)):
         assert "the sampler has too few rows" in limiter.explain_sample(_counts(9), "replay", 8)
         assert "others hold too many rows" in limiter.explain_insert(_counts(9), "replay", 8)

@@ -82,7 +82,7 @@ def test_draw_when_seeded_then_reproducible() -> None:
     assert first.dtype == np.int64
 
 
-def test_repr_when_shown_then_says_how_full() -> None:
+def test_repr_when_shown_then_has_size_and_capacity() -> None:
     live = LiveRows(5)
     live.add(_rows([4, 2]))
     assert repr(live) == "<LiveRows 2 of 5>"

@@ -139,7 +139,7 @@ def test_add_when_rows_come_in_any_order_then_runs_stay_few(num_rows: int) -> No
     assert ordered.find_oldest(20_000).tolist() == list(range(20_000))
 
 
-def test_give_back_when_nobody_looked_meanwhile_then_no_new_run() -> None:
+def test_give_back_when_no_query_came_between_then_no_new_run() -> None:
     ordered = OrderedRows(np.arange(1000))
     ordered.add(np.arange(1000))
     for _ in range(50):
@@ -150,7 +150,7 @@ def test_give_back_when_nobody_looked_meanwhile_then_no_new_run() -> None:
     assert ordered.find_oldest(3).tolist() == [0, 1, 2]
 
 
-def test_remove_when_rows_go_where_nobody_looks_then_their_entries_do_not_pile_up() -> None:
+def test_remove_when_rows_go_where_no_query_looks_then_their_entries_do_not_pile_up() -> None:
     capacity = 64
     sequence = np.zeros(capacity, np.int64)
     ordered, sizes = OrderedRows(sequence), []

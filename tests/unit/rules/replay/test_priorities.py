@@ -80,7 +80,7 @@ def test_find_when_there_are_very_many_targets_then_all_are_found() -> None:
     assert tree.find(targets[:0]).tolist() == []
 
 
-def test_set_when_nobody_asks_for_long_then_nothing_is_lost() -> None:
+def test_set_when_no_query_comes_for_long_then_nothing_is_lost() -> None:
     tree, rng = PriorityTree(70_000), np.random.default_rng(0)
     model = np.zeros(70_000)
     for _ in range(400):

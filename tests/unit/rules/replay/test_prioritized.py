@@ -21,7 +21,7 @@ def _selector(sampler: Prioritized, priorities: Any, rows: Rows | None = None) -
 
 
 @pytest.mark.parametrize("sampler", [Prioritized(), Prioritized(alpha=1, eps=0), Prioritized(0), Prioritized(2, 1, 1)])
-def test_draw_when_priorities_differ_then_rows_come_as_often_as_the_formula_says(sampler: Prioritized) -> None:
+def test_draw_when_priorities_differ_then_frequencies_follow_the_formula(sampler: Prioritized) -> None:
     rng = np.random.default_rng(0)
     priorities = rng.random(400) * 3
     # On the way there are rows that go, come back, and change.
@@ -52,7 +52,7 @@ def test_draw_when_seen_in_pairs_then_draws_are_independent() -> None:
     assert chi_square.statistic(pairs, np.outer(single, single).reshape(-1)) < chi_square.limit(64)
 
 
-def test_draw_when_it_tells_about_rows_then_as_the_formulas_say() -> None:
+def test_draw_when_it_returns_columns_then_they_follow_the_formulas() -> None:
     sampler = Prioritized(alpha=0.7, beta=0.5, eps=1e-3)
     priorities = np.array([0.0, 0.5, 1.0, 4.0, 9.0, 0.0])
     selector = _selector(sampler, priorities, np.array([1, 2, 3, 4]))

@@ -99,7 +99,7 @@ def test_free_when_rows_go_then_the_next_writer_gets_them_in_that_order() -> Non
     assert reservation.evicted.tolist() == [1]
 
 
-def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_nobody_gets_them_meanwhile() -> None:
+def test_reserve_holes_when_rows_were_given_up_then_all_of_them_and_no_other_reservation_gets_them() -> None:
     ring, _ = make_ring()
     assert ring.reserve_holes() is None
     ring.commit(reserve(ring, 4))
@@ -165,7 +165,7 @@ def test_num_used_when_the_ring_goes_round_then_all_rows_are() -> None:
 
 
 @pytest.mark.parametrize(("generations", "num_used"), [([2, 2, 0, 0], 2), ([2, 2, 2, 0], 4), ([2, 2, 1, 0], 3)])
-def test_num_used_when_restored_then_the_rows_that_somebody_had(generations: list[int], num_used: int) -> None:
+def test_num_used_when_restored_then_the_rows_that_were_ever_used(generations: list[int], num_used: int) -> None:
     ring = Ring.restore(4, np.array(generations), {"cursor": 2, "inserts": 2})
     assert ring.num_used == num_used
     assert all(number == 0 for number in generations[ring.num_used :])

@@ -29,7 +29,7 @@ def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_that(is_hidden: bool) -> None:
+def test_free_when_a_row_is_being_overwritten_then_the_next_writer_gets_it_after_that(is_hidden: bool) -> None:
     ring, generations = make_ring()
     ring.commit(reserve(ring, 4))
     written = np.array([0, 1])
@@ -47,7 +47,7 @@ def test_free_when_somebody_writes_to_a_row_then_the_next_writer_gets_it_after_t
     assert reserve(ring, 1).rows.tolist() == [0]
 
 
-def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_whoever_comes_next() -> None:
+def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_the_next_row() -> None:
     ring, _ = make_ring(1)
     ring.commit(reserve(ring, 1))
     row = np.array([0])

@@ -47,7 +47,7 @@ def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
     assert set(plan.rows.tolist()) <= {0, 1, 2, 3}
 
 
-def test_sample_when_below_min_size_then_waits_and_says_why() -> None:
+def test_sample_when_below_min_size_then_waits_and_explains_why() -> None:
     table = small_table(min_size=3)
     table.commit(reserve(table, 2))
     assert table.draw_sample(1, rng=rng()) is None
@@ -113,7 +113,7 @@ def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
 
-def test_quarantine_when_the_writer_is_silent_then_nobody_gets_the_rows_until_release() -> None:
+def test_quarantine_when_the_writer_is_silent_then_no_writer_gets_the_rows_until_release() -> None:
     table = small_table(4)
     held = reserve(table, 2)
     table.quarantine(held)
@@ -302,7 +302,7 @@ def test_slices_when_rows_are_overwritten_then_none_crosses_the_write_position()
     assert plan.columns["slice_end"].tolist() == [False, True] * 100
 
 
-def test_why_sample_when_keys_or_consumers_keep_rows_out_then_says_so() -> None:
+def test_explain_sample_when_keys_or_consumers_exclude_rows_then_names_them() -> None:
     table = table_of()
     write(table, 2, keys=(0,))
     conditions = SampleConditions((1,), "a")

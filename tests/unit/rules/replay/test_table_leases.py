@@ -170,7 +170,7 @@ def test_undo_when_the_row_was_overwritten_meanwhile_then_the_new_one_was_never_
 
 
 @pytest.mark.parametrize("ends", ["finish", "undo"])
-def test_max_times_when_a_row_is_on_its_way_out_then_nobody_may_write_to_it(ends: str) -> None:
+def test_max_times_when_a_row_is_on_its_way_out_then_writes_to_it_are_refused(ends: str) -> None:
     table = table_of(4, max_times_sampled=1, sampler=Fifo())
     write(table, 2)
     plan = planned(table, 1)

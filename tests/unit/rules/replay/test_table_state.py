@@ -75,7 +75,7 @@ def test_table_when_the_settings_cannot_be_then_refused() -> None:
         Table("r", 0, np.zeros(0, np.int64), Settings())
 
 
-def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_nobody_elses() -> None:
+def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_not_reserved_again() -> None:
     files = _Files(4)
     files.write(4)
     table = files.table

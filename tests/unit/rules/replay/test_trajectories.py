@@ -133,7 +133,7 @@ def test_append_when_ids_mix_in_a_batch_then_each_goes_on_where_it_was() -> None
     assert trajectories.num_open == 4
 
 
-def test_append_when_a_row_is_filled_anew_then_says_nothing_of_what_was_there() -> None:
+def test_append_when_a_row_is_filled_anew_then_nothing_is_left_of_the_row_before() -> None:
     columns, trajectories = _make(3)
     trajectories.append(_rows([0, 1, 2]), writer=1, ends=np.array([False, True, False]))
     trajectories.remove(_rows([0, 1]))
@@ -190,7 +190,7 @@ def test_restore_when_a_row_before_is_not_live_then_the_link_is_dropped() -> Non
     assert columns.previous[[0, 2, 3]].tolist() == [0, 0, 3]
 
 
-def test_repr_when_shown_then_says_how_many_are_open() -> None:
+def test_repr_when_shown_then_has_the_number_of_open_ones() -> None:
     _, trajectories = _make()
     trajectories.append(_rows([0, 1]), writer=1)
     trajectories.append(_rows([]), writer=2)

@@ -41,7 +41,7 @@ def test_has_when_no_row_was_written_then_none_and_of_no_keys_all() -> None:
     assert WrittenKeys(RowColumns(3), 0).has(np.arange(3), []).tolist() == [True] * 3
 
 
-def test_columns_when_kept_then_another_object_knows_what_was_written() -> None:
+def test_columns_when_kept_then_another_object_finds_what_was_written() -> None:
     columns = RowColumns(4)
     WrittenKeys(columns, 65).reset(np.array([2]), [64])
     assert columns.get_array("written", np.uint64, 2).shape == (4, 2)
@@ -68,7 +68,7 @@ def test_keys_when_there_is_no_such_key_then_refused_and_nothing_changed(key: in
     assert not written.has(rows, [0]).any()
 
 
-def test_repr_when_shown_then_says_how_many_keys() -> None:
+def test_repr_when_shown_then_has_the_number_of_keys() -> None:
     assert repr(WrittenKeys(RowColumns(3), 2)) == "<Written 2 keys of 3 rows>"
 
 

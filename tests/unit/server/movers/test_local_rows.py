@@ -82,7 +82,7 @@ def test_extend_when_the_client_has_written_then_live_and_on_record_until_then(
     assert sample(world, run, entry, 3)["a"] == [10, 11, 12]
 
 
-def test_extend_when_the_rules_look_at_leaves_then_the_client_tells_what_they_hold(world: World, run: Loop) -> None:
+def test_extend_when_the_rules_look_at_leaves_then_the_client_reports_their_values(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
 
     async def scenario() -> None:
@@ -120,7 +120,7 @@ def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
     assert sorted(extend(world, run, entry, rows(20, 8), request=2)) == list(range(8))
 
 
-def test_extend_when_the_clients_process_is_still_there_then_nobody_gets_its_rows_until_it_is_gone(
+def test_extend_when_the_clients_process_still_lives_then_its_rows_stay_reserved_until_it_is_gone(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:
@@ -269,7 +269,7 @@ def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
     assert entry.get_table().info()["num_reserved"] == 0
 
 
-def test_sample_when_the_client_is_local_then_it_is_told_which_rows_and_copies_them(
+def test_sample_when_the_client_is_local_then_it_gets_row_numbers_and_copies_them(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     extend(world, run, entry, rows(10, 6))

@@ -53,7 +53,7 @@ def test_load_when_saved_then_the_same_and_found_by_its_store(db: CatalogDB) -> 
     assert ClaimRecord.load(db, make_uid()) == []
 
 
-def test_find_unfilled_when_the_file_says_what_was_filled_then_a_part_for_each_claim(file: ClaimFile) -> None:
+def test_find_unfilled_when_the_file_records_what_was_filled_then_a_part_for_each_claim(file: ClaimFile) -> None:
     assert unfilled(record(), file) == [[8, 9], [0, 1, 2], [3]]
     assert unfilled(record(num_filled=2, num_taken=1), file) == [[0, 1, 2], [3]]
     assert unfilled(record(num_filled=5, num_taken=2), file) == [[3]]

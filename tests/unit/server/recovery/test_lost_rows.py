@@ -68,7 +68,7 @@ def test_rows_when_several_writes_were_cut_short_then_of_all() -> None:
     assert lost.row_set.rows.tolist() == [2, 4, 9]
 
 
-def test_touching_when_rows_are_given_then_who_may_write_into_them() -> None:
+def test_find_writers_when_rows_are_given_then_locks_of_writers_that_may_fill_them() -> None:
     other = Overwrite("u", "other lock", 1, rows_of(2, 9), ())
     lost = LostRows([overwrite(4, 2), other])
     assert lost.find_writers(rows_of(4)) == ["lock"]

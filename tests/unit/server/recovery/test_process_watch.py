@@ -38,11 +38,11 @@ def test_left_when_some_are_held_then_those_and_the_files_of_the_others_go(tmp_p
     assert ProcessWatch(tmp_path).list_held() == os.listdir(tmp_path) == []
 
 
-def test_tidy_when_somebody_has_removed_the_folder_then_nothing_is_left_to_do(tmp_path: Path) -> None:
+def test_tidy_when_the_folder_was_removed_then_nothing_is_left_to_do(tmp_path: Path) -> None:
     ProcessWatch(tmp_path / "removed").remove_unused()
 
 
-def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path: Path, run: Loop) -> None:
+def test_watch_when_the_lock_is_released_then_each_waiting_call_returns_once(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
         process_watch, called = ProcessWatch(tmp_path), list[str]()
         lock, other = held(tmp_path, "a"), asyncio.Event()
@@ -61,7 +61,7 @@ def test_watch_when_the_holder_lets_go_then_each_who_waits_is_told_once(tmp_path
     run(scenario())
 
 
-def test_watch_when_nobody_was_waited_for_for_a_while_then_it_looks_again(tmp_path: Path, run: Loop) -> None:
+def test_watch_when_it_was_idle_for_a_while_then_it_looks_again(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
         process_watch = ProcessWatch(tmp_path)
         for _ in range(2):
@@ -78,7 +78,7 @@ def looking() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task.get_name() == "tdserve-process-watch"]
 
 
-def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_others_are_told(
+def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_other_waits_end(
     tmp_path: Path, run: Loop
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -95,7 +95,7 @@ def test_watch_when_one_file_cannot_be_looked_at_then_nothing_is_proved_and_the_
     run(scenario())
 
 
-def test_close_when_somebody_is_waited_for_then_no_more(tmp_path: Path, run: Loop) -> None:
+def test_close_when_a_process_is_waited_for_then_no_more(tmp_path: Path, run: Loop) -> None:
     async def scenario() -> None:
         process_watch = ProcessWatch(tmp_path)
         process_watch.close()

@@ -23,7 +23,7 @@ def restructured() -> Restructured:
     return Restructured.from_change(UID, "altering-1", old, altered.spec, altered.origins, ADDED)
 
 
-def test_of_when_values_move_then_they_wait_under_keys_that_nobody_has(restructured: Restructured) -> None:
+def test_of_when_values_move_then_they_wait_under_unused_keys(restructured: Restructured) -> None:
     wait = "altering-1"
     assert set(restructured.kept_values) == {(("s",), (wait, "n", "s")), (("n", "t"), (wait, "s"))}
     assert set(restructured.moved_values) == {

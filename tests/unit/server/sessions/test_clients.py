@@ -82,7 +82,7 @@ def test_on_opened_when_the_older_session_ends_later_then_the_client_is_here(wor
     assert world.forgotten == [ANN]
 
 
-def test_restore_when_the_server_starts_then_each_has_all_its_time_and_who_comes_back_stays(world: World) -> None:
+def test_restore_when_the_server_starts_then_each_has_all_its_time_and_returning_clients_stay(world: World) -> None:
     async def restore() -> None:
         world.clients.restore([ANN, BOB])
 

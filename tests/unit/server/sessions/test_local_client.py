@@ -24,7 +24,7 @@ def test_invitation_when_made_then_like_no_other() -> None:
     assert "/" not in first.lock_name
 
 
-def test_message_when_somebody_has_removed_the_nonce_then_its_file_is_named(tmp_path: Path) -> None:
+def test_message_when_the_nonce_was_removed_then_its_file_is_named(tmp_path: Path) -> None:
     root = Root.acquire(tmp_path)
     root.nonce_path.unlink()
     with pytest.raises(CorruptDataError, match="nonce"):
@@ -32,7 +32,7 @@ def test_message_when_somebody_has_removed_the_nonce_then_its_file_is_named(tmp_
     root.release()
 
 
-def test_written_when_the_client_says_so_then_over_with_what_it_said(world: World, run: Loop) -> None:
+def test_written_when_the_client_reports_it_then_over_with_its_report(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             writing = peer.local.let_write(4, ACCEPTED)
@@ -59,7 +59,7 @@ def test_written_when_the_client_will_not_then_its_reason(world: World, run: Loo
     run(scenario())
 
 
-def test_written_when_the_session_ends_then_peer_lost_also_for_who_asks_later(world: World, run: Loop) -> None:
+def test_written_when_the_session_ends_then_peer_lost_also_for_later_calls(world: World, run: Loop) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, 7) as peer:
             writing = peer.local.let_write(4, ACCEPTED)
@@ -117,7 +117,7 @@ def test_may_still_write_when_the_client_only_reads_then_never(world: World, run
     run(scenario())
 
 
-def test_filled_when_the_client_says_so_then_its_waiter_goes_on_before_the_next_message(
+def test_filled_when_the_client_reports_it_then_its_waiter_goes_on_before_the_next_message(
     world: World, run: Loop
 ) -> None:
     async def scenario() -> None:
@@ -140,7 +140,7 @@ def test_filled_when_the_client_says_so_then_its_waiter_goes_on_before_the_next_
     run(scenario())
 
 
-def test_filled_when_the_session_ends_then_its_waiter_is_told_before_the_session_is_over(
+def test_filled_when_the_session_ends_then_its_waiter_gets_the_error_before_the_session_is_over(
     world: World, run: Loop
 ) -> None:
     async def scenario() -> None:
@@ -165,7 +165,7 @@ def test_filled_when_the_session_ends_then_its_waiter_is_told_before_the_session
 
 
 @pytest.mark.parametrize(("is_read_only", "nbytes"), [(False, 70_000), (False, 0), (True, 70_000)])
-def test_spooled_when_values_are_in_a_file_then_the_order_says_where(
+def test_spooled_when_values_are_in_a_file_then_the_order_has_file_and_offset(
     world: World, run: Loop, is_read_only: bool, nbytes: int
 ) -> None:
     async def scenario() -> None:

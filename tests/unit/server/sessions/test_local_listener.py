@@ -185,7 +185,7 @@ def test_attach_when_the_key_or_the_session_is_wrong_then_let_go_and_the_session
     within(scenario)
 
 
-def test_attach_when_nobody_holds_the_lock_of_one_that_writes_then_let_go(within: Within) -> None:
+def test_attach_when_no_process_holds_the_lock_of_a_writing_client_then_closed(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         for _ in range(2):
@@ -213,7 +213,7 @@ def test_attach_when_the_session_has_ended_or_wanted_none_then_let_go(within: Wi
     within(scenario)
 
 
-def test_attach_when_somebody_has_then_the_second_is_let_go(within: Within) -> None:
+def test_attach_when_one_is_attached_then_the_second_is_closed(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         async with visiting(house.root.path) as first, visiting(house.root.path) as second:
@@ -240,7 +240,7 @@ def test_message_when_it_comes_before_attach_then_let_go_and_not_served(within: 
     within(scenario)
 
 
-def test_message_when_inside_then_a_request_is_taken_and_what_was_written_reaches_who_waits(within: Within) -> None:
+def test_message_when_attached_then_requests_are_taken_and_reports_reach_waiting_calls(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         async with visiting(house.root.path) as visitor:
@@ -285,7 +285,7 @@ def test_link_when_the_session_ends_then_let_go_and_nothing_more_is_taken(within
     within(scenario)
 
 
-def test_close_when_somebody_is_inside_then_let_go_and_nobody_listens(within: Within) -> None:
+def test_close_when_a_client_is_attached_then_it_is_closed_and_the_socket_is_gone(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         async with visiting(house.root.path) as visitor:

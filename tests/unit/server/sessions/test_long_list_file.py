@@ -50,7 +50,7 @@ def test_place_when_rows_are_to_be_deleted_then_they_are_read_from_the_file(tmp_
     assert read_list(control_pb2.Rows(data=b"few")) == b"few"
 
 
-def test_place_when_an_extend_says_much_of_its_rows_then_each_column_has_its_part(tmp_path: Path) -> None:
+def test_place_when_an_extend_has_long_row_columns_then_each_column_has_its_part(tmp_path: Path) -> None:
     ahead = LongListFile(tmp_path)
     ahead.add(b"prioritiesversions")
     extend = control_pb2.ExtendRequest(

@@ -84,7 +84,7 @@ def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_tak
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])
-def test_open_when_the_client_is_on_this_machine_then_told_how_to_find_the_files(
+def test_open_when_the_client_is_on_this_machine_then_the_welcome_describes_the_files(
     sessions: Sessions, root: Root, run: Loop, transport: str
 ) -> None:
     session = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), OutboxLink(Outbox())))
@@ -113,7 +113,7 @@ def test_open_when_both_ends_have_a_gpu_of_their_own_then_nccl(
 
 
 @pytest.mark.parametrize("transport", ["auto", "nccl"])
-def test_open_when_both_ends_share_a_gpu_then_another_transport_and_says_so(
+def test_open_when_both_ends_share_a_gpu_then_another_transport_with_the_reason(
     sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
 ) -> None:
     workers[0].gpu = workers[1].gpu = "mine"
@@ -141,7 +141,7 @@ def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
         {"transport": "shm"},
     ],
 )
-def test_open_when_the_client_is_elsewhere_or_wants_none_then_no_key_for_the_files(
+def test_open_when_the_client_is_elsewhere_or_asks_for_none_then_no_key_for_the_files(
     sessions: Sessions, run: Loop, fields: dict[str, Any]
 ) -> None:
     session = run(sessions.open(hello(**fields), OutboxLink(Outbox())))

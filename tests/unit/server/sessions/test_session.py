@@ -24,7 +24,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 
 
-def test_order_when_made_then_names_session_tag_and_who_cleans_up(world: World) -> None:
+def test_order_when_made_then_names_session_and_tag_and_whether_it_is_accepted(world: World) -> None:
     session = world.session(3)
     order = session.make_order(2**31 + 4)
     assert (order.session, order.tag, order.is_accepted) == (3, make_tag(5), False)
@@ -199,7 +199,7 @@ def test_wait_when_the_store_is_deleted_then_error_whatever_the_state(world: Wor
         run(world.session().wait(waiters, lambda: "there", Deadline.never, lambda: ""))
 
 
-def test_finish_when_something_does_not_end_then_says_so(world: World, run: Loop) -> None:
+def test_finish_when_something_does_not_end_then_false(world: World, run: Loop) -> None:
     async def scenario() -> bool:
         session = world.session()
         hanging = asyncio.Event()
@@ -350,7 +350,7 @@ def test_channel_when_the_worker_cannot_form_it_then_logged_with_the_reason(
     ]
 
 
-def test_accepted_when_told_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
+def test_accepted_when_sent_then_names_the_channel_of_the_content(world: World, run: Loop) -> None:
     session = world.session(97)  # of its own: the worker closes its channel
     session.lose_channel(0, "a test")
     session.make_order(5)

@@ -80,7 +80,7 @@ def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: Ope
         decode_arrival(prioritized, CLIENT, make_request(keys=[path("no")]))
 
 
-def test_arriving_when_rows_form_trajectories_then_whose_they_are_and_where_they_end(world: World, run: Loop) -> None:
+def test_arriving_when_rows_form_trajectories_then_has_their_writer_and_their_ends(world: World, run: Loop) -> None:
     entry = create(world, run, sampler=Slices(slice_len=2))
     found = decode_arrival(entry, CLIENT, make_request(writer=4, ends=flags(b"\0\1\0"))).arrival
     assert found.writer == (CLIENT, 4)

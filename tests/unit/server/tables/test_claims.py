@@ -101,7 +101,7 @@ def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
     assert claiming.offer(peer.session, entry, wish(entry)) is None
 
 
-def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_may_be_claimed(
+def test_catch_up_when_rows_were_filled_then_readers_see_them_and_more_may_be_claimed(
     world: World, entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     assert not writer.extend(1, 10)
@@ -115,7 +115,7 @@ def test_catch_up_when_rows_were_filled_then_whoever_looks_sees_them_and_more_ma
     assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("shm", 2, 0), "looked for twice"
 
 
-def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_when_the_client_says(
+def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_after_the_clients_report(
     entry: OpenedStore, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
@@ -127,12 +127,12 @@ def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_when_the_c
     assert len(entry.table) == 6
 
 
-def test_catch_up_when_it_is_half_way_to_the_end_then_the_client_tells(writer: Claimant) -> None:
+def test_catch_up_when_half_of_the_window_is_written_then_the_client_reports(writer: Claimant) -> None:
     assert not writer.extend(1, 0, WINDOW // 2 - 1)
     assert writer.extend(2, 0, 1)
 
 
-def test_wait_when_somebody_waits_for_rows_then_the_client_tells_of_each(
+def test_wait_when_a_call_waits_for_rows_then_the_client_reports_each_write(
     world: World, run: Loop, claiming: Claiming, peer: LocalPeer
 ) -> None:
     entry = create(world, run, 32, limiter=MinSize(4))
@@ -296,7 +296,7 @@ def test_restore_when_the_file_is_gone_then_nothing_is_stored_and_the_rows_are_f
     assert ClaimRecord.load(world.db, entry.record.uid) == []
 
 
-def test_catch_up_when_the_file_says_what_cannot_be_then_the_session_ends_and_nothing_is_stored(
+def test_catch_up_when_the_file_contradicts_itself_then_the_session_ends_and_nothing_is_stored(
     entry: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.claim(1)

@@ -121,7 +121,7 @@ def test_sample_when_there_are_enough_rows_then_live_ones(world: World, run: Loo
     assert entry.get_table().counts.samples == 20
 
 
-def test_sample_when_there_are_too_few_rows_then_error_says_how_many(
+def test_sample_when_there_are_too_few_rows_then_the_error_has_the_numbers(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     extend(world, run, entry, rows(10, 2), 1)

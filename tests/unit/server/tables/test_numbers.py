@@ -67,7 +67,7 @@ def test_numbers_when_an_index_is_given_then_of_live_rows(
         ([5, 1, 2], [5, 1, 2]),
     ],
 )
-def test_numbers_when_rows_are_lost_then_only_who_names_them_gets_them(
+def test_numbers_when_rows_are_lost_then_only_selections_that_name_them_have_them(
     table: Table, run: Loop, index: Any, numbers: list[int]
 ) -> None:
     assert run(compute_row_numbers(parse(index), table, lost=RowSet.from_rows(np.array([5, 1])))).tolist() == numbers

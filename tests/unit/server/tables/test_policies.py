@@ -129,7 +129,9 @@ def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
     assert (lags.min, lags.mean, lags.max) == (1, 1.5, 2)
 
 
-def test_sample_when_only_the_newest_version_is_wanted_then_told(world: World, run: Loop, made: OpenedStore) -> None:
+def test_sample_when_only_the_newest_version_is_asked_for_then_the_answer_has_it(
+    world: World, run: Loop, made: OpenedStore
+) -> None:
     publish(world, run, 3)
     done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store="r", asks_newest=True)))
     assert done is not None

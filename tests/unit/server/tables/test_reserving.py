@@ -236,7 +236,7 @@ def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop
     assert entry.get_table().ring.num_reserved == 0
 
 
-def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_says_which(
+def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_lists_them(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     table = entry.get_table()

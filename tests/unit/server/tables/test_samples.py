@@ -58,7 +58,7 @@ def acknowledge(world: World, run: Loop, session: Any, request: int, *rows: int,
     run(world.changes.change(session, request, control_pb2.ChangeRequest(store="r", acknowledge=leased)))
 
 
-def test_sample_when_the_sampler_knows_of_rows_then_its_columns_come_along(world: World, run: Loop) -> None:
+def test_sample_when_the_sampler_has_columns_then_they_come_along(world: World, run: Loop) -> None:
     made = create(world, run, sampler=Prioritized(alpha=1.0))
     extend(world, run, made, rows(10, 2))
     found = sample(world, run, made, 50)
@@ -69,7 +69,7 @@ def test_sample_when_the_sampler_knows_of_rows_then_its_columns_come_along(world
     assert times.tolist() == made.get_table().columns.times_sampled.tolist()
 
 
-def test_sample_when_a_session_takes_then_nobody_else_until_it_ends(
+def test_sample_when_a_session_takes_then_no_other_session_until_it_ends(
     world: World, run: Loop, queue: OpenedStore
 ) -> None:
     assert sample(world, run, queue, 3, world.session(1), is_lease=True)["a"] == [10, 11, 12]
@@ -93,7 +93,7 @@ def test_release_when_a_taker_waits_then_it_has_the_rows_at_once(world: World, r
     assert content(queue, run(scenario()))["a"] == [10, 11]
 
 
-def test_release_when_it_held_nothing_then_nobody_is_woken(world: World, run: Loop, queue: OpenedStore) -> None:
+def test_release_when_it_held_nothing_then_no_call_is_woken(world: World, run: Loop, queue: OpenedStore) -> None:
     run(world.samples.release(7))
     assert queue.get_table().info()["num_leased"] == 0
 
@@ -230,7 +230,7 @@ def test_sample_when_several_batches_cannot_be_had_then_one(world: World, run: L
     assert found["a"] == [10, 11, 12]
 
 
-def test_sample_when_somebody_waits_in_its_line_then_who_expects_content_at_once_is_told_to_wait(
+def test_sample_when_another_call_waits_first_then_one_that_posted_its_buffers_must_wait(
     world: World, run: Loop, queue: OpenedStore
 ) -> None:
     session = world.session(92)  # of its own: its void content finds no channel

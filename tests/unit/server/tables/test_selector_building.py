@@ -75,7 +75,7 @@ def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
     assert task.done()
 
 
-def test_sample_when_the_table_is_deleted_meanwhile_then_it_is_told_so(
+def test_sample_when_the_table_is_deleted_meanwhile_then_store_not_found(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> None:

@@ -150,7 +150,9 @@ def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Lo
         alter(world, run, adding())
 
 
-def test_write_when_of_the_structure_before_then_told_so(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_write_when_of_the_structure_before_then_structure_changed_error(
+    world: World, run: Loop, entry: OpenedStore
+) -> None:
     before = entry.spec.fingerprint
     alter(world, run, adding())
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD, before), timeout_s=5.0)
@@ -171,7 +173,7 @@ def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
     assert column(world, run, entry, "z") == [0, 1, 2, 3]
 
 
-def test_alter_when_somebody_writes_then_it_waits_for_him_and_new_writes_for_it(
+def test_alter_when_a_write_is_under_way_then_it_waits_for_that_and_new_writes_for_it(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     rows = RowSet.run(0, 2)

@@ -283,7 +283,7 @@ def test_write_when_a_journalled_one_and_a_local_one_meet_then_one_after_the_oth
     assert content(entry)[2] == 5
 
 
-def test_write_when_several_are_under_way_then_each_says_which_version_has_it(
+def test_write_when_several_are_under_way_then_each_answer_has_its_version(
     world: World, run: Loop, entry: OpenedStore
 ) -> None:
     async def scenario() -> list[int]:
@@ -343,7 +343,7 @@ def test_write_when_its_values_do_not_fit_then_refused_and_the_rows_are_readable
     assert world.db.scan("pending") == []
 
 
-def test_write_when_rows_of_a_table_are_lost_then_nobody_draws_them_and_the_next_writer_gets_them_after_the_proof(
+def test_write_when_rows_of_a_table_are_lost_then_they_are_not_drawn_and_reserved_only_after_the_proof(
     world: World, run: Loop
 ) -> None:
     table = create(world, run, capacity=4, sampler=Fifo())

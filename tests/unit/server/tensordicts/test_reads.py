@@ -62,7 +62,7 @@ def test_read_when_the_key_is_unknown_then_refused(world: World, run: Loop, entr
         read(world, run, entry, reading((), "q"))
 
 
-def test_read_when_nothing_is_newer_then_says_so_at_once(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_read_when_nothing_is_newer_then_answers_at_once(world: World, run: Loop, entry: OpenedStore) -> None:
     assert read(world, run, entry, reading(newer_than=1, timeout_s=0.0)).nothing_newer
 
 
@@ -91,7 +91,7 @@ def test_read_when_rows_are_being_written_then_waits_for_them_and_for_no_others(
 
 
 @pytest.mark.parametrize("lacks_values", [False, True])
-def test_read_when_the_client_is_local_then_told_which_store_and_what_it_lacks(
+def test_read_when_the_client_is_local_then_the_permit_has_the_store_and_the_missing_values(
     world: World, run: Loop, entry: OpenedStore, lacks_values: bool
 ) -> None:
     async def local_read() -> control_pb2.Done | None:

@@ -231,7 +231,7 @@ def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_f
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_publish_when_its_folder_is_damaged_then_says_so_unless_the_store_was_deleted(
+def test_publish_when_its_folder_is_damaged_then_corrupt_data_unless_the_store_was_deleted(
     world: World, run: Loop, requests: Requests, is_deleted: bool
 ) -> None:
     if is_deleted:
@@ -310,7 +310,7 @@ def make(world: World, accepted: control_pb2.Accepted, number: int) -> VersionFi
     return file
 
 
-def test_publish_when_the_client_is_local_then_it_makes_the_file_and_the_next_reader_is_told_where(
+def test_publish_when_the_client_is_local_then_it_makes_the_file_and_the_next_reader_gets_its_path(
     world: World, run: Loop
 ) -> None:
     async def scenario() -> None:

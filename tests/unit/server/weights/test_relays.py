@@ -114,7 +114,7 @@ def test_place_when_it_cannot_be_passed_on_then_from_the_server_and_no_more(
     run(scenario())
 
 
-def test_place_when_somebody_keeps_it_then_both_are_introduced_and_their_entries_handed_on(
+def test_place_when_a_relay_keeps_it_then_both_are_introduced_and_their_rendezvous_passed_on(
     trees: Trees, run: Loop
 ) -> None:
     async def scenario() -> None:
@@ -233,7 +233,9 @@ def test_taken_when_it_is_no_link_of_this_client_then_refused(trees: Trees, run:
     run(scenario())
 
 
-def test_taken_when_the_checksums_are_wrong_then_error_and_nobody_gets_it_from_there(trees: Trees, run: Loop) -> None:
+def test_taken_when_the_checksums_are_wrong_then_error_and_no_puller_gets_it_from_there(
+    trees: Trees, run: Loop
+) -> None:
     async def scenario() -> None:
         trees.publish()
         await trees.root()
@@ -246,7 +248,7 @@ def test_taken_when_the_checksums_are_wrong_then_error_and_nobody_gets_it_from_t
     run(scenario())
 
 
-def test_taken_when_the_server_knows_the_checksums_then_those_count(trees: Trees, run: Loop) -> None:
+def test_taken_when_the_server_has_the_checksums_then_those_count(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
         version = trees.publish()
         await trees.root()
@@ -259,7 +261,7 @@ def test_taken_when_the_server_knows_the_checksums_then_those_count(trees: Trees
     run(scenario())
 
 
-def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_takes_long(
+def test_taken_when_the_server_makes_its_own_then_only_those_count_unless_it_takes_long(
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -279,7 +281,7 @@ def test_taken_when_the_server_makes_its_own_then_nobody_elses_count_unless_it_t
     run(scenario())
 
 
-def test_taken_when_the_server_makes_none_of_this_version_then_those_of_who_got_it_there_count_at_once(
+def test_taken_when_the_server_makes_none_of_this_version_then_those_of_its_direct_puller_count_at_once(
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -312,7 +314,7 @@ def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: T
     run(scenario())
 
 
-def test_end_when_a_relay_goes_then_its_puller_is_told_at_once(trees: Trees, run: Loop) -> None:
+def test_end_when_a_relay_ends_then_its_puller_gets_the_loss_at_once(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
         trees.publish()
         await trees.root()
@@ -352,7 +354,7 @@ def test_published_when_a_version_is_old_then_relays_need_not_keep_it(trees: Tre
     run(scenario())
 
 
-def test_rest_when_nothing_moves_for_a_while_then_nobody_keeps_anything(
+def test_rest_when_nothing_moves_for_a_while_then_no_client_keeps_a_version(
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relays_module, "REST_S", 0.01)

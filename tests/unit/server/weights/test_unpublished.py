@@ -102,7 +102,7 @@ def test_store_when_two_publish_at_once_then_they_share_it_and_one_that_fails_ta
     assert world.stores.find("w") is second[0]
 
 
-def test_store_when_all_who_publish_fail_then_nothing_is_left_and_the_next_begins_anew(
+def test_store_when_all_publishers_fail_then_nothing_is_left_and_the_next_begins_anew(
     world: World, unpublished: Unpublished, run: Loop
 ) -> None:
     for begun in [run(begin(unpublished)) for _ in range(3)]:

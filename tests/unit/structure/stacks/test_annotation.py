@@ -141,7 +141,7 @@ def test_element_when_written_into_a_member_that_replaced_another_then_that_stay
     assert [list(row.keys()) for row in store.read(0).tensordicts] == [["x", "y"], ["z"]]
 
 
-def test_members_when_nothing_is_lost_by_their_elements_then_these_say_nothing() -> None:
+def test_members_when_elements_describe_them_then_no_notes() -> None:
     store = Store(around([td(), td(other=torch.rand(2))], 1, 1))
     assert not has_notes(store.write(around([td(more=torch.rand(2)), td(v="word")], 1, 1)))
     assert store.read().tensordicts[0]["more"].shape == (2,)
@@ -198,7 +198,7 @@ def test_elements_when_there_are_none_then_other_members_are_refused_and_the_sam
         capture(empty(w=torch.nn.Parameter(torch.rand(0))), like=store.spec, is_exact=True, store="name")
 
 
-def test_member_when_it_cannot_be_told_then_refused_by_name() -> None:
+def test_member_when_it_cannot_be_described_then_refused_by_name() -> None:
     parameter: Any = torch.nn.Parameter(nested(torch.jagged))
     given = around([td(y=parameter), td()], 1, 1)
     with pytest.raises(NotSupportedError, match=r"parameter or buffer at key \('s', 'y'\) of store 'name'"):

@@ -24,7 +24,7 @@ def test_entry_of_when_batch_has_two_dimensions_then_components_of_the_first() -
     assert [list(part.shape) for part in found.unbind()] == [[2, 3], [2, 1]]
 
 
-def test_entry_of_when_the_second_dimension_differs_then_says_so() -> None:
+def test_entry_of_when_the_second_dimension_differs_then_not_supported() -> None:
     elements = [[torch.ones(3), torch.ones(2)]]
     with pytest.raises(NotSupportedError, match="index one dimension"):
         build_entry(ValueLeaf((1, 2), True, JAGGED), elements, None)

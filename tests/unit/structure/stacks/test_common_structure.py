@@ -89,7 +89,7 @@ def test_known_of_when_a_key_holds_different_things_then_only_that_it_is_there()
     assert [key for key, _ in node.entries] == ["x"]
 
 
-def test_known_of_when_an_element_is_a_stack_of_unequal_rows_then_told_of_the_whole() -> None:
+def test_known_of_when_an_element_is_a_stack_of_unequal_rows_then_describes_the_whole() -> None:
     node = capture(TensorDict({"h": split_turns({"f": 1}, None)})).spec.find(("h",))
     assert isinstance(node, Node)
     assert node.inner == (-1,)

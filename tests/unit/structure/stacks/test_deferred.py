@@ -83,7 +83,7 @@ def test_later_when_compared_then_equal() -> None:
     assert values().tolist() == ["a", "b", "c"]
 
 
-def test_later_when_nobody_looks_then_it_is_not_made() -> None:
+def test_later_when_never_read_then_it_is_not_made() -> None:
     calls: list[int] = []
 
     def make() -> Any:

@@ -99,7 +99,7 @@ def test_flat_elements_when_nested_then_in_order() -> None:
         ("strided", ValueLeaf((2,), True, Ragged(Form.NESTED, "float32", (-1, -1)))),
     ],
 )
-def test_nested_leaf_when_tensor_is_nested_then_tells_what_may_differ(case: str, leaf: ValueLeaf) -> None:
+def test_nested_leaf_when_tensor_is_nested_then_has_the_dimensions_that_may_differ(case: str, leaf: ValueLeaf) -> None:
     td = CASES[case]
     assert make_nested_leaf(td["t"], tuple(td.batch_size))[0] == leaf
 
@@ -126,7 +126,7 @@ def test_dense_of_ragged_when_all_have_one_shape_then_dense() -> None:
     assert convert_to_dense(elements, leaf, TensorLeaf("int64", (2, 2))) is None
 
 
-def test_as_declared_when_a_fixed_size_differs_then_the_shape_tells() -> None:
+def test_to_declared_when_a_fixed_size_differs_then_it_is_free_in_the_shape() -> None:
     elements = [torch.zeros(1, 2), torch.zeros(3, 2)]
     leaf = ValueLeaf((2,), True, Ragged(Form.STACK, "float32", (-1, -1)))
     wanted = Ragged(Form.JAGGED, "float32", (-1, 2))

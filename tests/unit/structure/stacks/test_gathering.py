@@ -111,7 +111,7 @@ def test_member_when_only_content_counts_then_plain_tensors_in_the_same_structur
     assert isinstance(found[3], LazyStackedTensorDict)
 
 
-def test_members_when_elements_tell_them_then_are_not_noted() -> None:
+def test_members_when_elements_describe_them_then_are_not_noted() -> None:
     assert stack_of(capture(around([td(), td(y=torch.rand(2), v="word")], 1, 1), is_exact=True)).members == ()
 
 

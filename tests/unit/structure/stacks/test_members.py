@@ -18,7 +18,7 @@ def holding(entry: Entry) -> Node:
     return MEMBER._replace(entries=(*PLAIN, ("e", entry)))
 
 
-def test_note_when_elements_tell_everything_then_not_needed() -> None:
+def test_note_when_elements_describe_everything_then_not_needed() -> None:
     nodes = (MEMBER, around(MEMBER), holding(ValueLeaf((2,), False, is_unbatched=True)))
     assert not needs_note(nodes, (2,), is_locked=False)
 
@@ -35,7 +35,7 @@ def test_note_when_elements_tell_everything_then_not_needed() -> None:
         holding(ValueLeaf((2,), True, JAGGED)),
     ],
 )
-def test_note_when_elements_do_not_tell_something_then_needed(member: Node) -> None:
+def test_note_when_elements_lack_something_then_needed(member: Node) -> None:
     assert needs_note((MEMBER, member), (2,), is_locked=False)
     assert needs_note((MEMBER, around(member)), (2,), is_locked=True)
 

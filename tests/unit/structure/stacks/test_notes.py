@@ -41,7 +41,7 @@ def test_find_structure_when_all_elements_come_then_the_member_as_it_was() -> No
     assert named.root == MEMBER._replace(names=("time", None))
 
 
-def test_find_structure_when_some_were_written_since_then_what_the_others_say_of_the_whole() -> None:
+def test_find_structure_when_some_were_written_since_then_from_the_notes_of_the_others() -> None:
     some = [WHOLE[0], None, None, WHOLE[3], None, None]
     assert find_structure(some, (2, 3), NAMELESS) == Spec(MEMBER)
     assert find_structure([None, *some[:-1]], (2, 3), NAMELESS) is None, "in other places"

@@ -54,7 +54,7 @@ def test_pack_when_tensordict_is_a_wrapper_then_its_content() -> None:
 
 
 @pytest.mark.parametrize("entry", [object(), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), MetaData(1)])
-def test_pack_when_it_cannot_travel_then_says_so(entry: Any) -> None:
+def test_pack_when_it_cannot_be_sent_then_not_supported(entry: Any) -> None:
     with pytest.raises(NotSupportedError):
         pack(entry)
 
@@ -125,7 +125,7 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
         assert not unpack(pack(entry))["n"].is_locked
 
 
-def test_unpack_when_an_element_tells_what_it_is_of_then_that_comes_with_it() -> None:
+def test_unpack_when_an_element_has_a_note_then_that_comes_with_it() -> None:
     note = Note(make_spec([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
     td = TensorDict({"x": torch.nn.Parameter(torch.ones(()))})
     packed = decode_bytes(encode_bytes(pack(Element(td, note=note))))
@@ -152,14 +152,14 @@ def test_unpack_when_dimensions_have_names_then_values_have_them_too() -> None:
     assert unpack(pack(td)).get("w").names == td.get("w").names == ["a", "b"]
 
 
-def test_unpack_when_a_structure_tells_of_more_rows_than_there_are_then_refused_at_once() -> None:
+def test_unpack_when_a_structure_has_more_rows_than_the_content_then_refused_at_once() -> None:
     for batch_size in ([1 << 40], [1 << 40, 0]):
         node = spec_pb2.Node(batch_size=batch_size, stack_dim=0)
         with pytest.raises(RemoteProtocolError, match="no more rows"):
             unpack((False, None, spec_pb2.Spec(root=node).SerializeToString(), []))
 
 
-def test_pack_when_what_it_holds_was_on_a_device_then_no_structure_tells_of_that() -> None:
+def test_pack_when_content_was_on_a_device_then_no_structure_names_the_device() -> None:
     member = Node((2,), None, "cuda:0", None, (("x", TensorLeaf("float32", (2, 3))),))
     stack = Node((2,), None, "cuda:0", None, member.entries, stack_dim=1, inner=(1,), members=(member,))
     root = Node((2,), None, "cuda:0", None, (("s", stack),))
