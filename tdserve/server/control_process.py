@@ -18,7 +18,6 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.servicer import SessionLink
 from tdserve.control.status import encode_failure
-from tdserve.server import descriptions
 from tdserve.server.compaction import compact_all
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
@@ -288,27 +287,16 @@ class ControlProcess:
             raise self._make_draining_error()
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
-        """Describes a store; waits until it exists.
-
-        Raises:
-            ServerBusyError: It does not exist, and too many calls wait already.
-        """
-        with self._services.held.admit_unary(must_wait=request.name not in self._services.stores.catalog):
-            stores, deadline = self._services.stores, Deadline.after(request.timeout_s)
-            record = await stores.wait_visible(request.name, deadline)
-            if record.packed and request.without_spec:  # else its files may be wanted, whose path is in there
-                return descriptions.describe_packed(stores, record, with_spec=False)
-            entry = await stores.wait(request.name, deadline)
-        entry.catch_up()
-        return descriptions.describe(stores, entry, with_spec=not request.without_spec)
+        """Describes a store; waits until it exists. Errors as of ``CatalogRequests``."""
+        return await self._services.requests.catalog.describe_store(request)
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """Returns one page of store names."""
-        return descriptions.list_stores(self._services.stores, request)
+        return self._services.requests.catalog.list_stores(request)
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
-        return await descriptions.list_keys(self._services.stores, request)
+        return await self._services.requests.catalog.list_keys(request)
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server."""

@@ -1,10 +1,9 @@
-"""Answers about stores: descriptions, key listings, pages of names."""
+"""Descriptions of stores, as clients are sent them."""
 
 from __future__ import annotations
 
 import time
 
-from tdserve.base.deadline import Deadline
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.keyed_stores import count_entries
@@ -15,7 +14,7 @@ from tdserve.server.tables.counts import make_counts, num_lost
 from tdserve.server.tables.policies import describe_policy
 from tdserve.store import object_folders
 from tdserve.structure.tree import Spec
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.v1 import control_pb2
 
 KINDS = {
     "tensordict": control_pb2.STORE_KIND_TENSORDICT,
@@ -94,33 +93,3 @@ def _num_value_bytes(entry: OpenedStore) -> int:
     """Returns the size of the file that holds non-tensor values and ragged tensors, bytes."""
     generations = entry.generations
     return 0 if generations is None else object_folders.num_bytes(entry.folder, generations.objects_epoch)
-
-
-def list_stores(stores: Stores, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-    """Returns one page of store names."""
-    if request.near:
-        return control_pb2.ListStoresResponse(names=stores.catalog.find_names_around(request.near, request.page_size))
-    names, after = stores.catalog.list_page(request.prefix, after=request.page_token, size=request.page_size)
-    return control_pb2.ListStoresResponse(names=names, next_page_token=after)
-
-
-async def list_keys(stores: Stores, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
-    """Returns the keys of a store, as ``TensorDict.keys`` lists them."""
-    record = await stores.wait_visible(request.name, Deadline.after(0.0))
-    if record.packed:
-        spec = stores.specs.get(record.fingerprint, record.order)
-    else:
-        entry = await stores.wait(request.name, Deadline.after(0.0))
-        spec = entry.row_spec or entry.spec
-    key = ("keys", request.include_nested, request.leaves_only, request.sort)
-    response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
-    if response is None:
-        found = spec.keys(request.include_nested, request.leaves_only, sort=request.sort)
-        response = control_pb2.ListKeysResponse()
-        if all(isinstance(each, str) for each in found):
-            response.keys.extend(each for each in found if isinstance(each, str))
-        else:
-            paths = ((each,) if isinstance(each, str) else each for each in found)
-            response.paths.extend(content_pb2.Path(parts=path) for path in paths)
-        spec.memo[key] = response
-    return response

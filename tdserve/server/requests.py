@@ -20,6 +20,7 @@ from tdserve.base.errors import (
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
+from tdserve.server.catalog_requests import CatalogRequests
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
@@ -59,10 +60,13 @@ class Requests:
         stores: The server's stores.
         answers: Answers of committed requests.
         extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries,
-            store_requests: Handlers.
+            store_requests, catalog: Handlers.
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
         syncing: Syncs writes that must be on the disk before they are answered.
+
+    Attributes:
+        catalog: As given; unary calls ask it too.
     """
 
     def __init__(
@@ -83,10 +87,12 @@ class Requests:
         adoption: Adoption,
         entries: KeyedEntries,
         store_requests: StoreRequests,
+        catalog: CatalogRequests,
         dead_values: DeadValues,
         held: AdmissionBudget,
         syncing: Syncing,
     ) -> None:
+        self.catalog = catalog
         self._dead_values = dead_values
         self._held = held
         self._syncing = syncing
@@ -112,6 +118,7 @@ class Requests:
             "list": entries.list,
             "create_store": store_requests.create,
             "delete_store": store_requests.delete,
+            "catalog": catalog.serve,
             "read": self._read,
             "write": self._write,
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tdserve.base.config import VALUES_WORKER, ServerConfig
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.adoption import Adoption
+from tdserve.server.catalog_requests import CatalogRequests
 from tdserve.server.creation import Creation
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
@@ -77,11 +78,10 @@ def assemble(
     Args:
         sessions: Numbers of the open sessions.
     """
-    stores = Stores(root, db, watch, workers)
-    creation = Creation(stores, sessions)
-    answers, traffic, held = CommittedAnswers(db), Traffic(), AdmissionBudget(config.memory_limit_bytes)
+    stores, held = Stores(root, db, watch, workers), AdmissionBudget(config.memory_limit_bytes)
+    creation, answers = Creation(stores, sessions), CommittedAnswers(db)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
-    reads, changes, groups = Reads(), RowChanges(stores, answers), Groups()
+    reads, changes, groups, traffic = Reads(), RowChanges(stores, answers), Groups(), Traffic()
     writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
@@ -129,6 +129,7 @@ def assemble(
             adoption=adoption,
             entries=KeyedEntries(stores, answers, values_worker=values_worker),
             store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
+            catalog=CatalogRequests(stores, held),
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tdserve
+from tdserve.client.session.catalog_client import CatalogClient
 from tests.integration.conftest import example
 from tests.sameness import difference
 
@@ -39,6 +40,26 @@ def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> 
 def test_connect_when_nobody_knows_the_name_then_says_so() -> None:
     with pytest.raises(tdserve.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
         tdserve.connect("no-such-name.invalid:1", timeout_s=2.5)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_catalog_when_asked_over_a_session_then_the_same_answers_as_without(
+    server: tdserve.Server, name: str, transport: Any
+) -> None:
+    with server.client(transport=transport) as client:
+        client.init_remote(example(), name)
+        assert client.has_session
+        with CatalogClient(server.address) as without:
+            assert client.describe(name) == without.describe(name)
+            assert client.keys(name, True, sort=True) == without.keys(name, True, sort=True)
+            assert client.stores(name[:3]) == without.stores(name[:3])
+            for catalog in (client, without):
+                assert name in catalog
+                assert f"{name}?" not in catalog
+                assert "missing" not in catalog
+                for ask in (catalog.keys, catalog.describe):
+                    with pytest.raises(tdserve.StoreNotFoundError, match="missing"):
+                        ask("missing")
 
 
 def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name: str) -> None:

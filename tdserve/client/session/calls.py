@@ -30,6 +30,7 @@ from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import compute_min_channel_s
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
+from tdserve.v1 import control_pb2
 
 RETRY_BACKOFF_S = 0.05
 MAX_RETRY_BACKOFF_S = 1.0
@@ -39,6 +40,9 @@ MAX_BACKGROUND_THREADS = 4
 
 CLOSE_FLUSH_S = 3.0
 """Time for sending the rows of writers that were not closed before their client."""
+
+CATALOG_FIELDS = {"DescribeStore": "describe_store", "ListStores": "list_stores", "ListKeys": "list_keys"}
+"""Methods of the server that a session answers too, with their fields of CatalogRequest and CatalogAnswer."""
 
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="SessionClient")
@@ -101,6 +105,7 @@ class SessionClient:
         chosen = check_transport(transport)
         self._gpu = find_gpu(device, transport=chosen)
         self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
+        self.catalog.ask_session = self._ask_session
         self.address = self.catalog.address
         self.requests = self.catalog.requests
         self.transport = chosen
@@ -202,6 +207,23 @@ class SessionClient:
         finally:
             if request is not None:
                 self.requests.end(request)
+
+    def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""
+        session, field = self._session, CATALOG_FIELDS.get(method)
+        if session is None or session.is_lost or session.is_silent or field is None or _has_to_wait(request):
+            return None
+        number, asked = self.requests.take_number(), control_pb2.CatalogRequest()
+        getattr(asked, field).CopyFrom(request)
+        try:
+            answer = session.send(number, catalog=asked).wait(
+                timeout_s + compute_grace_s(timeout_s), f"{method} at {self.address}"
+            )
+        except (TransportError, ServerBusyError):
+            return None
+        finally:
+            session.forget(number)
+        return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result]) -> Future[_Result]:
         """Runs work in one of the client's own threads.
@@ -345,6 +367,10 @@ class SessionClient:
         for sender in list(self.senders):
             with suppress(TDServeError):
                 sender.close(deadline)
+
+
+def _has_to_wait(request: Any) -> bool:
+    return isinstance(request, control_pb2.DescribeStoreRequest) and request.timeout_s > 0
 
 
 def _is_over(deadline: Deadline, pause_s: float) -> bool:

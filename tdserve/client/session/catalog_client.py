@@ -46,6 +46,14 @@ class Once(Enum):
 ONCE: Final = Once.ONCE
 
 
+AskSession = Callable[[str, Any, float], Any]
+"""A method of the server, its request, and the seconds that it may take, to its response, or None."""
+
+
+def _ask_no_session(method: str, request: object, timeout_s: float) -> None:
+    return None
+
+
 class CatalogClient:
     """Asks a server about its stores. A client with sessions holds one.
 
@@ -63,6 +71,7 @@ class CatalogClient:
         is_closed: Whether it was closed; every call then raises ClosedError.
         missing_names: Warnings and errors about stores that do not exist.
         requests: Numbers of the client's requests.
+        ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -75,6 +84,7 @@ class CatalogClient:
         self.connection = ControlConnection(address, token=token)
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
+        self.ask_session: AskSession = _ask_no_session
 
     @property
     def is_inherited(self) -> bool:
@@ -185,7 +195,9 @@ class CatalogClient:
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self.check_usable()
-        return self.connection.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        answer = self.ask_session(method, request, wait_s)
+        return self.connection.call(method, request, timeout_s=wait_s) if answer is None else answer
 
 
 def _check_address(address: object) -> str:

@@ -14,6 +14,8 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, StoreExistsError
 from tdserve.messages.content import MAX_PACKED_BYTES, MAX_PACKED_LEAVES, may_be_packed
 from tdserve.server import descriptions, packed_stores
+from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.catalog_requests import CatalogRequests
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, new_store
@@ -77,10 +79,12 @@ def test_describe_when_packed_then_as_when_it_has_files_and_no_file_is_made(worl
     create(world, run)
     record = run(world.stores.wait_visible("x", Deadline.after(0)))
     packed = descriptions.describe_packed(world.stores, record)
-    keys = run(descriptions.list_keys(world.stores, control_pb2.ListKeysRequest(name="x", include_nested=True)))
+    requests = CatalogRequests(world.stores, AdmissionBudget(1 << 20))
+    asked = control_pb2.ListKeysRequest(name="x", include_nested=True)
+    keys = run(requests.list_keys(asked))
     assert files(world) == []
     assert descriptions.describe(world.stores, world.stores.get("x")) == packed
-    assert keys == run(descriptions.list_keys(world.stores, control_pb2.ListKeysRequest(name="x", include_nested=True)))
+    assert keys == run(requests.list_keys(asked))
 
 
 def test_reopen_when_packed_then_still_so_with_its_content(world: World, run: Loop) -> None:
