@@ -10,7 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tdserve.client.groups.agreement import Agreed
-from tdserve.client.groups.group_calls import describe_rank, get_spec
+from tdserve.client.groups.group import describe_rank, get_spec
 from tests.teams import Team, content, number_in
 
 
