@@ -1,21 +1,27 @@
-"""Mapped leaves of a store, for a client on the server's machine."""
+"""Leaves of a mapped store, for a client on the server's machine: mapped all together, or a small one copied."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.local.local_reads import MAX_CLONED_BYTES
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.data.opened import MappedStore
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec
 from tdserve.structure.build import build
-from tdserve.structure.tree import Spec
+from tdserve.structure.fake_tensors import META
+from tdserve.structure.nodes import TensorKind, TensorLeaf
+from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2
 
 
@@ -41,3 +47,39 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         return build(found, leaves, decoded).lock_()
 
     return client.call(attempt, deadline)
+
+
+def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:
+    """Returns a copy of a leaf as of one moment; None if it is no leaf, or must be read in the general way.
+
+    This is the cheapest read of a small tensor, since almost nothing is prepared for it.
+
+    Args:
+        spec: The store's structure, as last read.
+
+    Raises:
+        ClosedError, ForkedClientError: The client cannot be used.
+    """
+    leaf = spec.tensors_by_path.get(path)
+    if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_plain(spec, leaf):
+        return None
+    client.catalog.check_usable()
+    mover = client.mover
+    store = None if mover is None or client.pool.is_shared else mover.find_known(name, spec)
+    return None if store is None else _copy_leaf(store, path)
+
+
+def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
+    """Returns whether a read of a leaf gives exactly the tensor in the files."""
+    is_marked = leaf.kind is not TensorKind.PLAIN or leaf.requires_grad
+    return not is_marked and not spec.has_ragged and spec.root.device != META
+
+
+def _copy_leaf(store: MappedStore, path: Path) -> torch.Tensor | None:
+    generations = store.generations
+    values = generations.values
+    before = int(values[-1])
+    if before & 1:  # odd: a write is in progress
+        return None
+    found = store.leaves[path].clone()
+    return found if store.is_current and int(values[-1]) == before else None

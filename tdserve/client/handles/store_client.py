@@ -12,10 +12,9 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import read_into_shared_memory
 from tdserve.client.handles.coerce import Manner
-from tdserve.client.handles.mapped_leaves import map_store
+from tdserve.client.handles.mapped_leaves import map_store, read_small_leaf
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.schema_changes import alter, capture_addition, merge_captures
-from tdserve.client.handles.small_leaves import read_small_leaf
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription

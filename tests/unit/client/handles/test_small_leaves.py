@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tdserve
 from tdserve.base.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
-from tdserve.client.handles.small_leaves import read_small_leaf
+from tdserve.client.handles.mapped_leaves import read_small_leaf
 from tdserve.client.local.local_reads import MAX_CLONED_BYTES
 from tdserve.data.opened import MappedStore
 
