@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import weakref
 from collections.abc import Callable
+from multiprocessing.util import Finalize
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from tdserve.client.session.calls import Recipe, SessionClient
-from tdserve.client.session.process_clients import get_process_client
 
 _Value = TypeVar("_Value")
 _Self = TypeVar("_Self", bound="ByAddress")
@@ -77,26 +79,50 @@ class ByAddress:
         return copied
 
     def _begin_anew(self) -> None:
-        """Starts anew in a forked child.
-
-        Keeps the old objects alive, since their end would close what belongs to the parent.
-        """
+        """Starts anew in a forked child."""
         client = self.__dict__.get("_client")
         if client is not None:
             self._recipe = client.recipe
         _inherited.append([self.__dict__.pop(name, None) for name in self._of_process])
 
 
+_clients: dict[Recipe, SessionClient] = {}
+_clients_lock = Lock()
 _numbers = itertools.count()
 _living: weakref.WeakValueDictionary[int, ByAddress] = weakref.WeakValueDictionary()
 """Identifies the objects by ``id``, since objects that compare like a tensordict have no hash."""
 
 _inherited: list[Any] = []
+"""What belongs to the parent of a forked child, kept alive: its end would close what the parent uses."""
+
+
+def get_process_client(recipe: Recipe) -> SessionClient:
+    """Returns this process's client of an address and settings; makes it when first asked, and closes it at exit."""
+    with _clients_lock:
+        found = _clients.get(recipe)
+        if found is None or found.is_closed:
+            if not _clients:
+                # A process forked by multiprocessing exits without atexit, and a spawned one may too.
+                Finalize(None, _close_clients, exitpriority=0)
+            found = _clients[recipe] = recipe.make()
+        return found
+
+
+def _close_clients() -> None:
+    with _clients_lock:
+        closing = list(_clients.values())
+    for client in closing:
+        client.close()
 
 
 def _begin_all_anew() -> None:
+    global _clients, _clients_lock
+    _inherited.append(_clients)
+    _clients, _clients_lock = {}, Lock()
     for each in list(_living.values()):
         each._begin_anew()
 
 
 os.register_at_fork(after_in_child=_begin_all_anew)
+# Registered before the users of these clients register theirs, so that those run first.
+atexit.register(_close_clients)

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session.process_clients import get_process_client
+from tdserve.client.session.by_address import get_process_client
 from tests.processes import REPOSITORY, wait_for
 
 
