@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import nn
@@ -28,7 +27,6 @@ from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tensordicts.adopting import adopt_folder
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
 from tdserve.client.weights.publication import Published, publish
@@ -148,45 +146,6 @@ class Client(TensorDictClient):
             return open_store(self, description, "a handle")
         is_queue = Settings.from_json(description.settings).is_queue
         return QueueHandle(self, description) if is_queue else ReplayHandle(self, description)
-
-    # ------------------------------------------------------------ folders of the user's
-
-    def adopt(
-        self,
-        path: str | os.PathLike[str],
-        name: str,
-        *,
-        read_only: bool = False,
-        exists_ok: bool = False,
-        existsok: bool = False,
-        timeout_s: float | None = None,
-    ) -> StoreHandle:
-        """Makes a store of an existing folder that tensordict's ``memmap`` or ``save`` has written.
-
-        No tensor is copied. Writes to the store change the user's files. What other programs write into these files
-        meanwhile is read too, without the service's guarantees; they must not truncate the files while the store
-        exists. ``delete`` forgets the store and leaves the folder as it is. Non-tensor values, which are in the
-        folder's ``meta.json``, are read now and cannot be written: such a write raises NotSupportedError before
-        anything is written. To change them, copy the store: ``client.memmap(store.to_tensordict(), name)``.
-
-        Args:
-            path: Path of the folder on the server's machine; a relative path starts at this process's current folder.
-            name: Name of the store.
-            read_only: True refuses every write, and needs no permission to write the files.
-            exists_ok: True returns the store of this name if it was adopted from this folder in the same way.
-
-        Raises:
-            NotSupportedError: The folder has something that a store cannot hold in place, which the error names: lazy
-                stacks, nested tensors, pickled values. Or the files cannot be written. Or this client does not share
-                the server's root, and the folder is not below one that was named to ``tdserve serve --adoptable``.
-                Nothing was created.
-            CorruptDataError: A file is missing, or shorter than its tensor. Nothing was created.
-            StoreExistsError: The name is taken, or another store uses the folder. Nothing was created.
-            InvalidRequestError: There is no such folder, or it is the server's own. Nothing was created.
-        """
-        deadline = self.deadline(timeout_s)
-        adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
-        return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
     # ------------------------------------------------------------ replay stores
 

@@ -1,19 +1,23 @@
-"""Creation of tensordict stores, and writes that replace the whole content of one."""
+"""Creation of tensordict stores, of a tensordict or a folder, and writes that replace the whole content of one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import SpecMismatchError, StoreExistsError, StructureChangedError
+from tdserve.base.errors import NotLocalError, SpecMismatchError, StoreExistsError, StructureChangedError
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
 from tdserve.client.session.known_stores import KnownStore
+from tdserve.client.session.session import Session
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
@@ -122,6 +126,40 @@ class NewZeros:
             content = Captured(values_only, {}, values, {})
             write_selection(client, request.name, EVERYTHING, content, keys=keys, stored=spec, deadline=deadline)
         return StoreHandle(client, description)
+
+
+def adopt_folder(
+    client: SessionClient,
+    path: str | os.PathLike[str],
+    name: str,
+    *,
+    read_only: bool,
+    exists_ok: bool,
+    deadline: Deadline,
+) -> None:
+    """Makes a store of a folder; see ``Client.adopt``.
+
+    Any folder is adopted only for a client whose session has proved that it shares the root. A client with another
+    transport proves it by a second session.
+    """
+    asked = control_pb2.AdoptRequest(
+        name=check_store_name(name), path=os.path.abspath(os.fspath(path)), read_only=read_only, exists_ok=exists_ok
+    )
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+        pending = session.send(request, adopt=asked)
+        return pending.wait(compute_answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
+
+    if client.session(deadline).transport != "shm" and client.transport != "auto":
+        beside = replace(client.recipe, transport="shm", device=None).make()
+        try:
+            beside.call(attempt, deadline, request=beside.requests.begin_change())
+            return
+        except NotLocalError:  # the server decides by the path alone
+            pass
+        finally:
+            beside.close()
+    client.call(attempt, deadline, request=client.requests.begin_change())
 
 
 def replace_content(client: SessionClient, name: str, captured: Captured, td: Any, deadline: Deadline) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.loading import Loading, ShownStores
 from tdserve.client.tensordicts.memmap_arguments import check_no_archive, check_no_files
-from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros, replace_content
+from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros, adopt_folder, replace_content
 from tdserve.client.tensordicts.reading import show_content
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.rules.catalog import Durability
@@ -292,6 +293,43 @@ class TensorDictClient(SessionClient):
         new = NewZeros(self, name, like, options, batch_size, ragged)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: new.make(deadline), return_early)
+
+    def adopt(
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        *,
+        read_only: bool = False,
+        exists_ok: bool = False,
+        existsok: bool = False,
+        timeout_s: float | None = None,
+    ) -> StoreHandle:
+        """Makes a store of an existing folder that tensordict's ``memmap`` or ``save`` has written.
+
+        No tensor is copied. Writes to the store change the user's files. What other programs write into these files
+        meanwhile is read too, without the service's guarantees; they must not truncate the files while the store
+        exists. ``delete`` forgets the store and leaves the folder as it is. Non-tensor values, which are in the
+        folder's ``meta.json``, are read now and cannot be written: such a write raises NotSupportedError before
+        anything is written. To change them, copy the store: ``client.memmap(store.to_tensordict(), name)``.
+
+        Args:
+            path: Path of the folder on the server's machine; a relative path starts at this process's current folder.
+            name: Name of the store.
+            read_only: True refuses every write, and needs no permission to write the files.
+            exists_ok: True returns the store of this name if it was adopted from this folder in the same way.
+
+        Raises:
+            NotSupportedError: The folder has something that a store cannot hold in place, which the error names: lazy
+                stacks, nested tensors, pickled values. Or the files cannot be written. Or this client does not share
+                the server's root, and the folder is not below one that was named to ``tdserve serve --adoptable``.
+                Nothing was created.
+            CorruptDataError: A file is missing, or shorter than its tensor. Nothing was created.
+            StoreExistsError: The name is taken, or another store uses the folder. Nothing was created.
+            InvalidRequestError: There is no such folder, or it is the server's own. Nothing was created.
+        """
+        deadline = self.deadline(timeout_s)
+        adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
+        return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
     def load_memmap(
         self,

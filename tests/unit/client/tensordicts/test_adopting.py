@@ -9,7 +9,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.client.tensordicts.adopting import adopt_folder
+from tdserve.client.tensordicts.new_tensordict import adopt_folder
 
 
 @pytest.fixture
