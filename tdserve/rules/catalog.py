@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.base.integers import to_integer
-
-StoreKind = Literal["tensordict", "replay", "weights", "keyed"]
+from tdserve.messages.store_kinds import KIND_NUMBERS
 
 Durability = Literal["process", "disk"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -27,9 +26,6 @@ DEFAULT_MAX_OBJECT_BYTES = 1 << 30
 _OBJECT_BYTES_LIMITS = (1 << 20, 1 << 42)
 _OBJECT_BYTES_STEP = 1 << 16
 """A multiple of every page size."""
-
-OTHER_STRUCTURE = "its structure differs"
-"""Result of ``explain_difference`` if only the structures themselves show the difference."""
 
 _AFTER_FOLDER = "\0"
 """No path and no name contains it."""
@@ -69,7 +65,7 @@ class StoreRecord:
     """
 
     name: str
-    kind: StoreKind
+    kind: str
     uid: str
     fingerprint: bytes = b""
     num_rows: int = 0
@@ -331,7 +327,8 @@ def check_durability(asked: str | None) -> str:
 
 
 def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
-    """Returns why an existing store is not the requested one (``exists_ok``); ``None`` if it is."""
+    """Returns why an existing store is not the requested one (``exists_ok``), whatever its structure; ``None`` if it
+    is."""
     if existing.kind != asked.kind:
         return f"it is a {existing.kind} store, asked is {asked.kind}"
     if existing.capacity != asked.capacity:
@@ -342,8 +339,6 @@ def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     if asked.durability not in ("", existing.durability):
         return f"its durability is {existing.durability!r}, asked is {asked.durability!r}"
-    if existing.kind != "weights" and existing.fingerprint != asked.fingerprint:
-        return OTHER_STRUCTURE
     return None
 
 
@@ -400,7 +395,7 @@ def _is_count(value: Any) -> bool:
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"), _is_count),
     **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only"), _is_flag),
-    "kind": frozenset(get_args(StoreKind)).__contains__,
+    "kind": KIND_NUMBERS.__contains__,
     "durability": frozenset(("", *DURABILITIES)).__contains__,
     "extra": lambda value: all(map(_is_text, value)),
     "created_s": lambda value: type(value) in (int, float),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.specs import Specs
 from tdserve.store import object_folders
 from tdserve.store.root import Root
@@ -25,10 +26,8 @@ def compact_all(root: Root, specs: Specs, records: Iterable[StoreRecord]) -> Non
         records: Their records.
     """
     for record in records:
-        if record.kind == "weights" or record.packed:
-            continue
         try:
-            if record.kind != "keyed" and not specs.get(record.fingerprint, record.order).values:
+            if record.packed or not KINDS[record.kind].may_have_values(record, specs):
                 continue
             num_bytes = object_folders.compact(root.store_folder(record.name), record.uid)
         except TDServeError as error:  # requests for this store report it again

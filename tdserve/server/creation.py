@@ -6,7 +6,6 @@ from collections.abc import Container
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from tdserve.base.deadline import Deadline
@@ -14,41 +13,22 @@ from tdserve.base.errors import (
     CorruptDataError,
     InvalidRequestError,
     InvalidSpecError,
-    KeyNotFoundError,
     StoreExistsError,
     TransferAbortedError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.content import may_be_packed_as_zeros
-from tdserve.rules.catalog import (
-    OTHER_STRUCTURE,
-    StoreKind,
-    StoreRecord,
-    check_durability,
-    check_max_object_bytes,
-    explain_difference,
-)
-from tdserve.rules.replay.settings import Settings
+from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.rules.catalog import StoreRecord, explain_difference
 from tdserve.server import descriptions, inline_tasks
-from tdserve.server.keyed_stores import make_keyed_record
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import make_stored_spec
+from tdserve.server.policies import wake_followers
 from tdserve.server.stores import Stores
-from tdserve.server.tables.policies import check_policy, wake_followers
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec
 from tdserve.structure.difference import describe_difference
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
-
-KIND_NAMES: dict[int, StoreKind] = {
-    control_pb2.STORE_KIND_TENSORDICT: "tensordict",
-    control_pb2.STORE_KIND_REPLAY: "replay",
-    control_pb2.STORE_KIND_WEIGHTS: "weights",
-    control_pb2.STORE_KIND_KEYED: "keyed",
-}
-
-MAX_CAPACITY_ROWS = 2**40
 
 CREATION_TIMEOUT_S = 60.0
 """Limit for the creation of a store by another request: reserving space takes up to 0.4 s per GiB."""
@@ -79,13 +59,13 @@ class Creation:
             InvalidSpecError, InvalidRequestError, NotSupportedError, KeyNotFoundError: There is no such store.
         """
         name = check_store_name(request.name)
-        kind = KIND_NAMES.get(request.kind)
+        kind = KINDS.get(KIND_NAMES.get(request.kind, ""))
         if kind is None:
             raise InvalidRequestError(argument="kind", reason=f"{request.kind} is not a kind of store")
         if not request.HasField("spec"):
             raise InvalidSpecError(store=name, reason="there is none")
         spec = codec.decode(request.spec)
-        return _make_record(name, kind, spec, request, root=self._stores.root.path), spec
+        return kind.make_record(request, spec, self._stores), spec
 
     async def find_begun(self, session: int, wanted: StoreRecord, spec: Spec) -> OpenedStore | None:
         """Returns the store of this name and structure that this session has begun to fill before, and may fill again;
@@ -136,14 +116,13 @@ class Creation:
         """
         wanted, spec = self.read(request)
         name = wanted.name
-        if wanted.kind == "replay":
-            check_policy(self._stores, wanted)
         if request.replaces_empty_uid:
             await self._stores.open_apart(name)
             await self._make_way(name, request.replaces_empty_uid)
         await self._stores.open_apart(name)
         existing = find_or_refuse(self._stores, wanted, spec, exists_ok=request.exists_ok)
-        if existing is None and may_be_made_later(wanted, spec) and not self._stores.catalog.is_taken(name):
+        is_new = existing is None and not self._stores.catalog.is_taken(name)
+        if is_new and KINDS[wanted.kind].may_be_packed(wanted, spec):
             packed = self._stores.make_packed(wanted, spec)
             description = descriptions.describe_packed(self._stores, packed, with_spec=False)
             made_later = control_pb2.CreateStoreResponse(description=description, created=True)
@@ -216,14 +195,6 @@ class Creation:
             await self._stores.delete(entry)
 
 
-def may_be_made_later(wanted: StoreRecord, spec: Spec) -> bool:
-    """Returns whether the files of a store of zeros, or of a table, may wait for its first use. Those of a table with a
-    policy may not: its description needs its rules."""
-    if wanted.kind == "replay" and Settings.from_json(wanted.settings).policy:
-        return False
-    return wanted.kind in ("tensordict", "replay") and may_be_packed_as_zeros(make_stored_spec(wanted, spec))
-
-
 def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
     """Returns the existing store if the caller accepts it; None if the name is free.
 
@@ -239,47 +210,8 @@ def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok
     if not exists_ok:
         raise StoreExistsError(name=wanted.name)
     reason = explain_difference(entry.record, wanted)
-    if reason == OTHER_STRUCTURE:
+    if not (reason or KINDS[wanted.kind].has_versions or entry.record.fingerprint == wanted.fingerprint):
         reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
     if reason is not None:
         raise StoreExistsError(name=wanted.name, reason=reason)
     return entry
-
-
-def _make_record(
-    name: str, kind: StoreKind, spec: Spec, request: control_pb2.CreateStoreRequest, *, root: Path
-) -> StoreRecord:
-    if kind == "keyed":
-        return make_keyed_record(name, spec, request, root)
-    if kind != "replay":
-        num_rows = spec.num_rows if kind == "tensordict" else 1
-        return StoreRecord(
-            name=name,
-            kind=kind,
-            uid="",
-            fingerprint=spec.fingerprint,
-            num_rows=num_rows,
-            share_non_tensor=request.share_non_tensor and kind == "tensordict",
-            max_object_bytes=check_max_object_bytes(request.max_object_bytes),
-            durability=check_durability(request.durability),
-        )
-    if not 1 <= request.capacity <= MAX_CAPACITY_ROWS:
-        raise InvalidRequestError(
-            argument="capacity", reason=f"{request.capacity} is not from 1 to {MAX_CAPACITY_ROWS}"
-        )
-    settings = Settings.from_json(request.settings, min_size=request.min_size or 1)
-    settings.check(request.capacity)
-    for key in settings.sampler.trajectory_keys:
-        if key not in dict(spec.tensors):
-            raise KeyNotFoundError(store=name, key=".".join(key))
-    return StoreRecord(
-        name=name,
-        kind=kind,
-        uid="",
-        fingerprint=spec.fingerprint,
-        num_rows=request.capacity,
-        capacity=request.capacity,
-        settings=settings.to_json(),
-        max_object_bytes=check_max_object_bytes(request.max_object_bytes),
-        durability=check_durability(request.durability),
-    )

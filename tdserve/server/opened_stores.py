@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 
 MAX_OPENED_STORES = 1024
@@ -84,4 +85,4 @@ class OpenedStores:
 def _may_be_closed(entry: OpenedStore) -> bool:
     """Returns whether all that is known of a store is in its files and the catalog."""
     is_used = entry.record.loading or entry.writes or entry.lost or entry.waiters.num_waiting
-    return entry.record.kind == "tensordict" and not is_used
+    return not (KINDS[entry.record.kind].has_rules or is_used)

@@ -12,7 +12,8 @@ import shutil
 from tdserve.base.errors import CorruptDataError
 from tdserve.messages.content import write_layout
 from tdserve.rules.catalog import Catalog, StoreRecord
-from tdserve.server.opening import make_files, make_stored_spec
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.row_files import make_files
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.root import Root
@@ -75,7 +76,7 @@ class PackedStores:
         if content is None:
             raise CorruptDataError(path="catalog", expected=f"the content of store {record.name!r}", actual="none")
         folder = self._root.store_folder(record.name)
-        stored = make_stored_spec(record, self._specs.get(record.fingerprint, record.order))
+        stored = KINDS[record.kind].make_stored_spec(record, self._specs.get(record.fingerprint, record.order))
         contents = _split(content[1:], stored) if content[:1] == _WITH_CONTENT else None
         self._remove_files(record)
         unpacked = record.with_files()

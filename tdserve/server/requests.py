@@ -276,12 +276,8 @@ class Requests:
         if asked.message_nbytes and not self._reads.is_as_expected(entry, asked):
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
-        if entry.record.kind == "replay":
-            if not asked.fingerprint:  # the client expects a tensordict store, with another layout
-                raise entry.make_kind_error("tensordict")
+        if entry.table is not None:
             return await self._row_reads.read(session, request, asked)
-        if entry.record.kind != "tensordict":
-            raise entry.make_kind_error("tensordict or replay")
         return await self._reads.read(session, request, entry, asked, deadline)
 
     async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:

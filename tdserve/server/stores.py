@@ -25,9 +25,12 @@ from tdserve.base.ids import check_store_name, make_uid
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.row_files import list_dotted
+from tdserve.server.kinds.weights_kind import load_versions
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
-from tdserve.server.opening import Opener, TableOpening, list_dotted, make_files, make_stored_spec
+from tdserve.server.opening import LongOpening, begin_opening, open_new
 from tdserve.server.packed_stores import PackedStores
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
@@ -76,8 +79,7 @@ class Stores:
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
-        self._opener = Opener(root, db, self.specs, self.unfinished_writes)
-        self._opening: dict[str, TableOpening] = {}  # tables that a thread is opening
+        self._opening: dict[str, LongOpening] = {}  # stores that a thread is opening
         self.opened = OpenedStores()
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
 
@@ -92,7 +94,7 @@ class Stores:
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
             # A local client may still be writing the first version of weights; the next to publish must know that.
-            if record.loading and not (record.kind == "weights" and self.db.get("states", record.uid.encode())):
+            if record.loading and not self._may_be_published(record):
                 self.root.move_to_trash(record.name, record.uid)
                 self.db.delete("stores", key)
             else:
@@ -114,7 +116,7 @@ class Stores:
         if entry is None and name in self.catalog:
             opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
-            entry = opening.get_entry() if is_open and opening else self._opener.open(record, checks=True)
+            entry = opening.get_entry() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)
             self.opened.put(entry)
             self._garbage.note_store()
         return None if entry is None or entry.record.loading else entry
@@ -127,7 +129,8 @@ class Stores:
 
     def is_long_to_open(self, name: str) -> bool:
         """Returns whether ``open_apart`` has something to do, so that ``find`` takes no time afterwards."""
-        return self.opened.get(name) is None and name in self.catalog and self._opener.is_long(self.catalog.get(name))
+        record = self.catalog.find(name) if self.opened.get(name) is None else None
+        return record is not None and KINDS[record.kind].is_long_to_open(record)
 
     async def open_apart(self, name: str) -> None:
         """Opens a table of very many rows in a thread, if it has not been used since the start.
@@ -139,7 +142,7 @@ class Stores:
         record, opening = self.catalog.get(name), self._opening.get(name)
         if opening is None or opening.record.uid != record.uid:
             with suppress(TDServeError):
-                opening = self._opening[name] = self._opener.begin(record)
+                opening = self._opening[name] = begin_opening(record, self)
         if opening is not None:
             await opening.wait()
 
@@ -190,8 +193,8 @@ class Stores:
         if self.opened.get(name) is None and self.catalog.is_taken(name):
             record = self.catalog.get(name, with_loading=True)
             # One without a state is not from before a restart; its creation has just failed.
-            if record.kind == "weights" and self.db.get("states", record.uid.encode()):
-                self.opened.put(self._opener.open(record))
+            if self._may_be_published(record):
+                self.opened.put(KINDS[record.kind].open(record, self))
         entry = self.opened.get(name)
         return entry if entry is not None and entry.record.loading and entry.versions is not None else None
 
@@ -264,7 +267,8 @@ class Stores:
             InvalidSpecError, CapacityError: Nothing stays behind.
         """
         name = check_store_name(record.name)
-        stored = make_stored_spec(record, spec)
+        kind = KINDS[record.kind]
+        stored = kind.make_stored_spec(record, spec)
         hidden = _complete(record, stored, loading=True)
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
@@ -272,14 +276,10 @@ class Stores:
         folder = self.root.store_folder(hidden.name)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
-            if record.kind == "weights":
-                (folder / "versions").mkdir(parents=True)
-                extra: list[str] = []
-            else:
-                extra = await asyncio.to_thread(make_files, folder, stored, hidden, adopted)
+            extra = await kind.make_files(folder, stored, hidden, adopted)
             order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
-            entry = await self._open_made(final)
+            entry = await open_new(final, self)
             with self.db.begin_transaction() if begin is None else begin(entry) as txn:
                 txn.put("stores", name.encode(), final.to_bytes())
             self.opened.put(entry)
@@ -307,7 +307,7 @@ class Stores:
             StoreExistsError: The name is taken.
         """
         self.catalog.check_free(record.name)
-        stored = make_stored_spec(record, spec)
+        stored = KINDS[record.kind].make_stored_spec(record, spec)
         order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(stored)))
         return replace(_complete(record, stored, loading=False), packed=True, order=order, extra=extra)
 
@@ -425,7 +425,7 @@ class Stores:
             entry = self.opened.get(known.name)
             for record in {known, known if entry is None else entry.record}:
                 yield from make_keys(record.fingerprint, record.order)
-                if record.kind == "weights":
+                if KINDS[record.kind].has_versions:
                     for fingerprint, order in self.get_versions(record).structures:
                         yield from make_keys(fingerprint, order)
 
@@ -441,8 +441,7 @@ class Stores:
         entry = self.opened.get(record.name)
         if entry is not None and entry.versions is not None:
             return entry.versions
-        state = self.db.get("states", record.uid.encode())
-        return Versions.restore(json.loads(state)) if state else Versions()
+        return load_versions(self.db, record.uid)
 
     def _show(self, entry: OpenedStore) -> None:
         self.catalog.replace(entry.record)
@@ -460,13 +459,9 @@ class Stores:
             self.opened.pop(entry.name)  # its rules were restored from the old generations
         return True
 
-    async def _open_made(self, record: StoreRecord) -> OpenedStore:
-        """Opens a store that is not visible yet."""
-        if not self._opener.is_long(record):
-            return self._opener.open(record)
-        opening = self._opener.begin(record)
-        await opening.outlast()
-        return opening.get_entry()
+    def _may_be_published(self, record: StoreRecord) -> bool:
+        """Returns whether a store that is invisible may get its first version after a restart."""
+        return KINDS[record.kind].has_versions and self.db.get("states", record.uid.encode()) is not None
 
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
         """Records a store as never visible, so that it is removed even if a crash follows."""

@@ -17,8 +17,8 @@ from functools import partial
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import make_stored_spec
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
 from tdserve.server.weights.version_files import let_go
@@ -180,7 +180,7 @@ class Syncing:
         try:
             stores, weights = [], []
             async for record in self._iter_records(is_all=is_all, wanted=wanted, closed=closed):
-                if record.kind == "weights":
+                if KINDS[record.kind].has_versions:
                     weights.append(self._describe_weights(record, held))
                 elif not record.adopted and (store := await self._store(record)) is not None:
                     stores.append(store)
@@ -226,7 +226,8 @@ class Syncing:
         known = self._known.get(record.uid)
         if known is None or known.structure != record.structure:
             try:
-                stored = make_stored_spec(record, self._stores.specs.get(record.fingerprint, record.order))
+                spec = self._stores.specs.get(record.fingerprint, record.order)
+                stored = KINDS[record.kind].make_stored_spec(record, spec)
             except TDServeError as error:
                 _log.warning("store %r cannot be synced: %s", record.name, error)
                 return None

@@ -8,17 +8,11 @@ from typing import Any
 
 from tdserve.base.errors import StoreExistsError
 from tdserve.client.session import structure_text
+from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec, ValueLeaf
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_bytes
-
-_KINDS = {
-    control_pb2.STORE_KIND_TENSORDICT: "tensordict",
-    control_pb2.STORE_KIND_REPLAY: "replay",
-    control_pb2.STORE_KIND_WEIGHTS: "weights",
-    control_pb2.STORE_KIND_KEYED: "keyed",
-}
 
 
 @dataclass(frozen=True)
@@ -196,7 +190,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
     lags = message.lags if message.HasField("lags") else None
     return StoreDescription(
         name=message.name,
-        kind=_KINDS.get(message.kind, "unknown"),
+        kind=KIND_NAMES.get(message.kind, "unknown"),
         spec=spec,
         batch_size=spec.batch_size,
         num_rows=message.num_rows,

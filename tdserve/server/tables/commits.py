@@ -11,11 +11,11 @@ from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
+from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import Answer, CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, drop_references
 from tdserve.store.catalog_db import Transaction
 from tdserve.store.claim_file import ClaimedRows

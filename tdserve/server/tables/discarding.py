@@ -7,9 +7,9 @@ import asyncio
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.policies import follow
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.server.tables.policies import follow
 from tdserve.server.turns import run_in_turns
 from tdserve.server.waiting import retrieve_exception
 

@@ -20,7 +20,7 @@ from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import decode_arrival
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
-from tdserve.server.tables.policies import MadeBy
+from tdserve.server.tables.policy_versions import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
 from tdserve.server.turns import drop_references

@@ -14,11 +14,11 @@ from tdserve.messages.long_lists import read_list
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, decode_column, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.settings import Settings
+from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import make_counts
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 

@@ -29,7 +29,13 @@ class RowReads:
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
         """Sends live rows by number, without counting them as sampled. If some are being written, waits for the end of
-        that."""
+        that.
+
+        Raises:
+            WrongStateError: The client expects a tensordict store, with another layout.
+        """
+        if not asked.fingerprint:
+            raise self._stores.get(asked.store).make_kind_error("tensordict")
         deadline = Deadline.after(asked.timeout_s)
         while True:
             entry = self._stores.get(asked.store)

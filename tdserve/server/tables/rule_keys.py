@@ -15,8 +15,8 @@ from tdserve.base.errors import KeyNotFoundError, NotSupportedError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.table import Table
+from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES

@@ -18,13 +18,14 @@ from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
+from tdserve.server.counts import make_counts
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.policies import follow
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
-from tdserve.server.tables.counts import make_counts
 from tdserve.server.tables.discarding import Discarding
-from tdserve.server.tables.policies import check_max_lag, follow
+from tdserve.server.tables.policy_versions import check_max_lag
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns

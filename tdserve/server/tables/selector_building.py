@@ -8,8 +8,8 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.server import inline_tasks
+from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.turns import drop_references, run_in_turns
 from tdserve.server.waiting import retrieve_exception

@@ -26,6 +26,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import make_uid
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
@@ -105,7 +106,7 @@ class Alterations:
             TDServeError: Nothing was changed.
         """
         entry = self._stores.get(asked.store)
-        if entry.record.kind != "tensordict":
+        if KINDS[entry.record.kind].has_rules:
             raise entry.make_kind_error("tensordict")
         entry.check_writable()
         wanted = _decode(asked)

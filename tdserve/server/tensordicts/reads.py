@@ -9,6 +9,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
+from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
@@ -23,7 +24,7 @@ class Reads:
     def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
         """Returns whether a store has the structure that the client expects and the read need not wait: then the client
         may wait for the content directly, without an answer."""
-        is_known = entry.record.kind == "tensordict" and asked.fingerprint == entry.spec.fingerprint
+        is_known = not KINDS[entry.record.kind].has_rules and asked.fingerprint == entry.spec.fingerprint
         return is_known and not (entry.writes or entry.lost or asked.HasField("newer_than"))
 
     async def read(
@@ -38,6 +39,8 @@ class Reads:
 
         A client that already waits for the content gets no other answer; the caller has checked ``is_as_expected``.
         """
+        if KINDS[entry.record.kind].has_rules:
+            raise entry.make_kind_error("tensordict or replay")
         if asked.HasField("newer_than"):
             if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
                 return control_pb2.Done(nothing_newer=True)

@@ -35,8 +35,9 @@ from tdserve.messages.selection.selection import from_message
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.row_files import FILLED
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import FILLED
 from tdserve.server.packed_stores import PACKED_VERSION
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.row_write_hold import (
@@ -101,7 +102,7 @@ class Writes:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
         wanted, spec = self._creation.read(asked.new_store)
-        if (wanted.name, wanted.kind) != (asked.store, "tensordict"):
+        if wanted.name != asked.store or KINDS[wanted.kind].has_rules:
             reason = f"a {wanted.kind} store {wanted.name!r} is not created by a write to {asked.store!r}"
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
@@ -350,7 +351,7 @@ def _make_receive_order(
 
 def _check_fingerprint(record: StoreRecord, spec: Spec, content: control_pb2.Content) -> None:
     if content.fingerprint != spec.fingerprint:
-        error = SpecMismatchError if record.kind == "replay" else StructureChangedError
+        error = SpecMismatchError if KINDS[record.kind].has_rules else StructureChangedError
         older = "that it had before" if record.structure else "that of an older store of this name"
         raise error(store=record.name, key="", expected="the structure of this store", actual=older)
 

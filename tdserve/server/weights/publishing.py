@@ -10,10 +10,10 @@ from tdserve.rules.weights import UnfinishedVersion, VersionRecord, check_metada
 from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.policies import wake_followers
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.stores import Stores
-from tdserve.server.tables.policies import wake_followers
 from tdserve.server.weights.unpublished import Unpublished
 from tdserve.server.weights.version_files import drop, retire_unread
 from tdserve.server.weights.version_sender import VersionSender

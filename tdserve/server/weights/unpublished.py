@@ -36,7 +36,7 @@ class Unpublished:
         """Removes such stores after a restart, each once no earlier client can write into it. Call it on the event
         loop, before clients are served."""
         for record in self._stores.catalog:
-            if record.kind == "weights" and record.loading:
+            if record.loading:
                 for lock_name in self._stores.process_watch.list_held():
                     self._wait_for(record, lock_name)
                 self._remove_unused(record)

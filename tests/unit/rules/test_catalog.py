@@ -192,7 +192,6 @@ def _settings(**changes: Any) -> dict[str, Any]:
     ("change", "word"),
     [
         ({"kind": "replay"}, "replay"),
-        ({"fingerprint": b"other"}, "structure"),
         ({"capacity": 5}, "capacity is 0, asked is 5"),
         (_settings(sampler=Uniform()), "its sampler is prioritized, asked is uniform"),
         (_settings(sampler=Prioritized(alpha=0.7)), "its sampler.alpha is 0.6, asked is 0.7"),
@@ -206,10 +205,6 @@ def test_explain_difference_when_it_is_another_store_then_names_what_differs(cha
     assert reason is not None
     assert word in reason
     assert ";" not in reason
-
-
-def test_matches_when_weights_change_their_structure_then_still_the_same_store() -> None:
-    assert explain_difference(_record(kind="weights"), _record(kind="weights", fingerprint=b"")) is None
 
 
 def test_record_when_written_then_without_what_is_usual() -> None:

@@ -19,7 +19,8 @@ from tdserve.base.errors import (
 )
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.server import descriptions
-from tdserve.server.creation import MAX_CAPACITY_ROWS, Creation
+from tdserve.server.creation import Creation
+from tdserve.server.kinds.table_kind import MAX_CAPACITY_ROWS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.structure import codec

@@ -14,8 +14,10 @@ from tdserve.base.errors import CorruptDataError, InvalidSpecError, StoreNotFoun
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS, TableOpening, make_stored_spec
+from tdserve.server.opening import LongOpening
 from tdserve.store.generations import FILE_NAME
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -46,7 +48,7 @@ def _slow(may_end: threading.Event) -> Callable[[], Table]:
 def test_opening_when_it_takes_long_then_the_loop_goes_on_and_waiting_calls_in_order(run: Loop) -> None:
     async def go() -> list[str]:
         may_end, order = threading.Event(), []
-        opening = TableOpening(RECORD, _slow(may_end), _entry_of)
+        opening = LongOpening(RECORD, _slow(may_end), _entry_of)
 
         async def wait(name: str) -> None:
             await opening.wait()
@@ -66,7 +68,7 @@ def test_opening_when_it_takes_long_then_the_loop_goes_on_and_waiting_calls_in_o
 def test_outlast_when_cancelled_then_ends_only_after_the_thread(run: Loop) -> None:
     async def go() -> None:
         may_end = threading.Event()
-        opening = TableOpening(RECORD, _slow(may_end), _entry_of)
+        opening = LongOpening(RECORD, _slow(may_end), _entry_of)
         task = asyncio.ensure_future(opening.outlast())
         await asyncio.sleep(0)
         task.cancel()
@@ -151,8 +153,9 @@ def test_open_apart_when_a_table_is_small_then_no_thread_is_asked(world: World, 
 
 def test_stored_spec_when_of_a_replay_then_has_its_capacity_and_no_key_of_ours() -> None:
     replay = replace(RECORD, kind="replay", capacity=9)
+    make_stored_spec = KINDS["replay"].make_stored_spec
     assert make_stored_spec(replay, SPEC).batch_size == (9, 4)
     taken = capture(TensorDict({"index": torch.zeros(4)}, [4])).spec
     with pytest.raises(InvalidSpecError, match="'index'"):
         make_stored_spec(replay, taken)
-    assert make_stored_spec(RECORD, taken) is taken
+    assert KINDS["tensordict"].make_stored_spec(RECORD, taken) is taken

@@ -136,6 +136,13 @@ def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -
         find_or_refuse(world.stores, replace(RECORD, fingerprint=other.fingerprint), other, exists_ok=True)
 
 
+def test_existing_when_weights_of_another_structure_are_asked_for_then_they_fit(world: World, run: Loop) -> None:
+    weights = replace(RECORD, kind="weights")
+    entry = run(world.stores.create(weights, SPEC))
+    other = capture(TensorDict({"other": torch.zeros(4)}, [])).spec
+    assert find_or_refuse(world.stores, replace(weights, fingerprint=other.fingerprint), other, exists_ok=True) is entry
+
+
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(
     world: World, run: Loop
 ) -> None:

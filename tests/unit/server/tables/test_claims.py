@@ -12,8 +12,8 @@ from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo
+from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import table_claims
 from tdserve.server.tables.claiming import Claiming

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.server.tables.counts import make_counts, num_lost
+from tdserve.server.counts import make_counts, num_lost
 from tests.unit.rules.replay.tables import clear
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World

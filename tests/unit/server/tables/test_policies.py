@@ -15,8 +15,9 @@ from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.policies import follow, wake_followers
 from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.policies import MadeBy, follow, wake_followers
+from tdserve.server.tables.policy_versions import MadeBy
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2

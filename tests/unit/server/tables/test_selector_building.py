@@ -10,8 +10,8 @@ from tdserve.rules.replay.conditional_selectors import MAX_SELECTORS
 from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.slices import Slices
+from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.opening import LONG_ROWS
 from tdserve.server.tables.rule_keys import name_group_column
 from tests.unit.server.replaying import content, create, extend, extending, in_line, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during

@@ -6,23 +6,31 @@ here, except that waiting callers look again: rows that are too old now make roo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
+from typing import Protocol
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.staleness import UNKNOWN, Staleness
+from tdserve.rules.replay.staleness import Staleness
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
-from tdserve.server.tables.arrivals import Coming
 from tdserve.server.turns import drop_references
 from tdserve.v1 import control_pb2
 
 
-def check_policy(stores: Stores, record: StoreRecord) -> None:
+class PolicyStores(Protocol):
+    """What is used of all stores here; see the methods of ``Stores``.
+
+    Attributes:
+        followers: By name of a weights store: names of the tables that follow its versions and have been used.
+    """
+
+    followers: dict[str, set[str]]
+
+    def find(self, name: str) -> OpenedStore | None:
+        """Returns the visible store of this name. Raises CorruptDataError."""
+
+
+def check_policy(stores: PolicyStores, record: StoreRecord) -> None:
     """Checks that a table's policy can be one; it need not exist yet.
 
     Raises:
@@ -37,7 +45,7 @@ def check_policy(stores: Stores, record: StoreRecord) -> None:
         weights.get_versions()
 
 
-def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
+def follow(stores: PolicyStores, entry: OpenedStore) -> Staleness | None:
     """Sets the newest version of a table's policy in the table.
 
     Returns:
@@ -60,7 +68,7 @@ def follow(stores: Stores, entry: OpenedStore) -> Staleness | None:
     return table.selectors.staleness
 
 
-def wake_followers(stores: Stores, policy: str) -> None:
+def wake_followers(stores: PolicyStores, policy: str) -> None:
     """Wakes callers that wait for a table of this policy: a version was published, or all are gone."""
     for name in tuple(stores.followers.get(policy, ())):
         entry = stores.find(name)
@@ -70,57 +78,7 @@ def wake_followers(stores: Stores, policy: str) -> None:
             entry.waiters.wake()
 
 
-def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:
-    """Returns the maximum lag of a sample; None if it has none.
-
-    Raises:
-        InvalidRequestError: The table has no policy.
-    """
-    if not asked.HasField("max_lag"):
-        return None
-    if not entry.get_table().settings.policy:
-        raise InvalidRequestError(argument="max_lag", reason=f"table {entry.name!r} was created without a policy")
-    return asked.max_lag
-
-
-class MadeBy:
-    """The policy versions that made an extend's rows: read when it begins, settled when it is committed.
-
-    Raises:
-        InvalidRequestError: The table has no policy, the number of versions is not that of the rows, or a version is
-            above the newest.
-        WrongStateError: As in :func:`follow`.
-    """
-
-    def __init__(self, stores: Stores, entry: OpenedStore, coming: Coming) -> None:
-        self._stores = stores
-        self._entry = entry
-        self._versions = coming.versions
-        staleness = follow(stores, entry)
-        self._uid = "" if staleness is None else staleness.uid
-        if self._versions is None:
-            return
-        if staleness is None:
-            reason = f"table {entry.name!r} was created without a policy"
-            raise InvalidRequestError(argument="policy_version", reason=reason)
-        low, high = coming.version_range
-        if low < 0 or high > staleness.newest:
-            policy = entry.get_table().settings.policy
-            reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"
-            raise InvalidRequestError(argument="policy_version", reason=reason)
-
-    def settle(self, arrival: Arrival) -> Arrival:
-        """Adds the versions, as of now. If the policy was deleted meanwhile, they are unknown."""
-        staleness = follow(self._stores, self._entry)
-        if staleness is None:
-            return arrival
-        versions = self._versions
-        if versions is not None and self._uid and staleness.uid != self._uid:
-            versions = np.broadcast_to(np.int64(UNKNOWN), len(versions))
-        return replace(arrival, policy_versions=versions)
-
-
-def describe_policy(stores: Stores, entry: OpenedStore, description: control_pb2.StoreDescription) -> None:
+def describe_policy(stores: PolicyStores, entry: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
         staleness = follow(stores, entry)

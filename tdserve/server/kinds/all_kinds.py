@@ -1,0 +1,19 @@
+"""The kinds of stores by name: whoever has a store's record finds here what its kind does."""
+
+from __future__ import annotations
+
+from tdserve.server.kinds.keyed_kind import KeyedKind
+from tdserve.server.kinds.store_kind import StoreKind
+from tdserve.server.kinds.table_kind import TableKind
+from tdserve.server.kinds.tensordict_kind import TensordictKind
+from tdserve.server.kinds.weights_kind import WeightsKind
+
+KINDS: dict[str, StoreKind] = {
+    kind.name: kind
+    for kind in (
+        TensordictKind(),
+        TableKind(),
+        WeightsKind(),
+        KeyedKind(),
+    )
+}

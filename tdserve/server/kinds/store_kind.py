@@ -1,0 +1,142 @@
+"""The contract of a kind of store. A new kind is a class in a file beside this one, and a line of ``KINDS``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any, ClassVar, Protocol
+
+from tdserve.rules.catalog import StoreRecord, check_durability, check_max_object_bytes
+from tdserve.server.kinds.row_files import make_files
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.policies import PolicyStores
+from tdserve.server.specs import Specs
+from tdserve.server.unfinished_writes import UnfinishedWrites
+from tdserve.store.adopted import Adopted
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
+from tdserve.store.root import Root
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+class KindStores(PolicyStores, Protocol):
+    """What a kind uses of all stores; see the attributes of ``Stores``."""
+
+    root: Root
+    db: CatalogDB
+    specs: Specs
+    unfinished_writes: UnfinishedWrites
+
+
+class StoreKind(ABC):
+    """A kind of store. What most kinds have in common is implemented here: rows in files, with generations.
+
+    Attributes:
+        name: Its name in the catalog; ``STORE_KIND_NAME`` of the messages.
+        has_rules: Whether rules in memory decide what is read and written. A store without them is one tensordict whose
+            parts any request may read, write and alter; it may be closed at any time.
+        has_versions: Whether its files are versions, the first of which makes it visible, instead of rows.
+    """
+
+    name: ClassVar[str]
+    has_rules: ClassVar[bool] = True
+    has_versions: ClassVar[bool] = False
+
+    # ------------------------------------------------------------ creation
+
+    def make_record(self, asked: control_pb2.CreateStoreRequest, spec: Spec, stores: KindStores) -> StoreRecord:
+        """Returns the record of a store that a client asks for.
+
+        Raises:
+            InvalidRequestError, InvalidSpecError, KeyNotFoundError, WrongStateError: There can be no such store.
+        """
+        return StoreRecord(
+            name=asked.name,
+            kind=self.name,
+            uid="",
+            fingerprint=spec.fingerprint,
+            num_rows=1,
+            max_object_bytes=check_max_object_bytes(asked.max_object_bytes),
+            durability=check_durability(asked.durability),
+        )
+
+    def make_stored_spec(self, record: StoreRecord, spec: Spec) -> Spec:
+        """Returns the structure on disk. Raises InvalidSpecError if this kind cannot have such a structure."""
+        return spec
+
+    def may_be_packed(self, record: StoreRecord, spec: Spec) -> bool:
+        """Returns whether the files of a new store may wait for its first use."""
+        return False
+
+    async def make_files(
+        self, folder: FilePath, stored: Spec, record: StoreRecord, adopted: Adopted | None
+    ) -> list[str]:
+        """Creates the files of a store; arguments and result as of ``row_files.make_files``."""
+        return await asyncio.to_thread(make_files, folder, stored, record, adopted)
+
+    # ------------------------------------------------------------ opening
+
+    @abstractmethod
+    def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:
+        """Opens a store.
+
+        Args:
+            checks: Whether to check the user's folder of an adopted store too.
+
+        Raises:
+            CorruptDataError: Its files are damaged.
+        """
+
+    def is_long_to_open(self, record: StoreRecord) -> bool:
+        """Returns whether opening this store takes so long that a thread should do it."""
+        return False
+
+    def split_opening(
+        self, record: StoreRecord, stores: KindStores
+    ) -> tuple[Callable[[], Any], Callable[[Any], OpenedStore]]:
+        """Returns two functions: one restores a store's rules, in any thread, the other makes its entry from them.
+        Raises CorruptDataError."""
+        return lambda: None, lambda _: self.open(record, stores)
+
+    # ------------------------------------------------------------ description
+
+    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        """Adds to the description of a store what it holds now."""
+        description.num_rows, description.version = entry.spec.num_rows, entry.content_version
+
+    def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
+        """Adds to the description of a store that nobody has used what it would hold."""
+        description.num_rows = record.num_rows
+
+    # ------------------------------------------------------------ repair
+
+    def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
+        """Returns whether its folder may have a file of values, which is compacted when the server starts."""
+        return bool(specs.get(record.fingerprint, record.order).values)
+
+    def is_folder_of(self, folder: FilePath, record: StoreRecord) -> bool:
+        """Returns whether a folder belongs to this incarnation of the store; some of its files may be missing."""
+        path = folder / GENERATION_FILE
+        return is_of(path, uid=record.uid) if path.exists() and path.stat().st_size else folder.exists()
+
+    @abstractmethod
+    def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
+        """Repairs a store after a loss of power, as often as it takes.
+
+        Returns:
+            What was lost, with its number; "" for nothing.
+
+        Raises:
+            TDServeError: It cannot be repaired now.
+        """
+
+
+def load_state(db: CatalogDB, uid: str) -> dict[str, Any]:
+    """Returns what the rules of a store have saved; nothing if they have not yet."""
+    content = db.get("states", uid.encode())
+    state: dict[str, Any] = json.loads(content) if content else {}
+    return state

@@ -1,0 +1,85 @@
+"""The rows of a store after a loss of power, and new generations for them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import TDServeError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.value_copy import ValueCopy
+from tdserve.store.watermark import SyncedStore, find_whole
+from tdserve.structure.tree import Spec
+
+_log = logging.getLogger("tdserve.server")
+
+
+@dataclass
+class SurvivingRows:
+    """The rows of a store after a loss of power.
+
+    Attributes:
+        generations: Of all rows at the last sync, then the store's own.
+        is_whole: Whether the content of each is that of the last sync.
+        was_written: Whether each had any content, then or later.
+    """
+
+    generations: NDArray[np.int64]
+    is_whole: NDArray[np.bool_]
+    was_written: NDArray[np.bool_]
+
+    @classmethod
+    def find(cls, folder: FilePath, record: StoreRecord, stored: Spec) -> SurvivingRows:
+        """Looks at the files of a store of this structure. All rows of an adopted one count unless a write was cut."""
+        seen = _read_generations(folder, record, stored)
+        if record.adopted:
+            is_whole, generations = seen[:-1] & 1 == 0, seen
+        else:
+            is_whole, generations = _find_synced_rows(folder, record, stored)
+        return cls(generations, is_whole, (generations[:-1] > 0) | (seen[:-1] > 0))
+
+    def replace_generations(
+        self, folder: FilePath, record: StoreRecord, lost: NDArray[np.int64], *, marks_store: bool
+    ) -> None:
+        """Gives all rows generations that nobody has seen: a remote client may know a lost row by its generation.
+
+        Args:
+            lost: Rows that get an odd one.
+            marks_store: Whether the store's own number becomes odd too.
+        """
+        step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+        moved = (((self.generations & NAME_MASK) | 1) - 1 + step) & NAME_MASK
+        moved[:-1][~self.was_written] = 0
+        moved[lost] |= 1
+        moved[-1] |= marks_store
+        Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
+
+
+def _find_synced_rows(
+    folder: FilePath, record: StoreRecord, stored: Spec
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
+    if store.values:
+        ValueCopy(folder).restore()
+    try:
+        return find_whole(store)
+    except TDServeError as error:
+        _log.warning("store %r: nothing tells which rows had reached the disk: %s", record.name, error)
+        return np.zeros(store.num_rows, np.bool_), np.zeros(store.num_rows + 1, np.int64)
+
+
+def _read_generations(folder: FilePath, record: StoreRecord, stored: Spec) -> NDArray[np.int64]:
+    """Returns the content of the generation file, correct or not; zeros if it is unusable."""
+    num_rows = stored.num_rows
+    try:
+        values = Generations.open(folder / GENERATION_FILE, uid=record.uid).values
+    except TDServeError:
+        values = np.zeros(0, np.int64)
+    return values.copy() if len(values) == num_rows + 1 else np.zeros(num_rows + 1, np.int64)

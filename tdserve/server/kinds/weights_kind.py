@@ -1,0 +1,83 @@
+"""Weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path as FilePath
+
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
+from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.specs import Specs
+from tdserve.store.adopted import Adopted
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.version_marks import find_whole_versions, is_of_another
+from tdserve.store.version_names import remove_leftovers
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+class WeightsKind(StoreKind):
+    """Weights; see :class:`StoreKind`."""
+
+    name = "weights"
+    has_versions = True
+
+    async def make_files(
+        self, folder: FilePath, stored: Spec, record: StoreRecord, adopted: Adopted | None
+    ) -> list[str]:
+        """Creates the folder of versions at once, so that concurrent publishers find one store."""
+        (folder / "versions").mkdir(parents=True)
+        return []
+
+    def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:
+        folder, versions = stores.root.store_folder(record.name), load_versions(stores.db, record.uid)
+        kept = {version.version for version in versions.kept}
+        remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
+        named = versions.newest or record
+        entry = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
+        entry.hold_newest()
+        return entry
+
+    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        super().describe(entry, stores, description)
+        versions = entry.get_versions()
+        for version in versions.kept:
+            description.versions.add(
+                version=version.version,
+                nbytes=version.nbytes,
+                created_s=version.created_s,
+                metadata=version.metadata,
+            )
+        description.version = versions.newest.version if versions.newest else 0
+        description.fanout = versions.fanout
+
+    def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
+        """Returns False: each version has its values in its own file."""
+        return False
+
+    def is_folder_of(self, folder: FilePath, record: StoreRecord) -> bool:
+        return folder.exists() and not is_of_another(folder / "versions", uid=record.uid)
+
+    def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
+        state = load_state(db, record.uid)
+        if not state:
+            return ""
+        found = find_whole_versions(folder / "versions", uid=record.uid)
+        whole = {number: json.loads(version) for number, version in sorted(found.items())}
+        num_lost = len({kept[0] for kept in state["kept"]} - set(whole))
+        state["kept"] = [version for version, _ in whole.values()]
+        state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]
+        state["free"], state["checksums"] = [], []
+        # Remote readers may know later versions: a number that anybody has seen is never given again.
+        state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
+        with db.begin_transaction() as txn:
+            txn.put("states", record.uid.encode(), json.dumps(state).encode())
+        return f"{num_lost} versions" if num_lost else ""
+
+
+def load_versions(db: CatalogDB, uid: str) -> Versions:
+    """Returns the versions of a weights store as they were saved; none if it has none yet."""
+    state = load_state(db, uid)
+    return Versions.restore(state) if state else Versions()
