@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Event, Lock
 from typing import Any
 
 from tdserve.base.config import MAIL_INLINE_BYTES
@@ -30,6 +29,7 @@ from tdserve.client.session.content_channel import ContentChannel, ContentChanne
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import make_hello
 from tdserve.client.session.network_interface import find_content_address, make_channel_error
+from tdserve.client.session.open_requests import OpenRequests
 from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
@@ -103,18 +103,14 @@ class Session:
         self.address = connection.address
         self.known_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
-        self._lock = Lock()
         self._requests = requests
         self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self._give_up)
-        self._pending: dict[int, Pending] = {0: greeting}
-        self._lost: TDServeError | None = None
-        self._is_over = Event()  # set together with _lost, for those who wait for that
+        self._open = OpenRequests(greeting)
         self._contents = ContentChannels(
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
         )
         self._control_channel: ClientControlChannel | None = None
-        self._frees: dict[int, Callable[[], None]] = {}
         self.relays = SessionRelays(self.notify, self.find_interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._link: SessionStream | LocalEnd = self._stream
@@ -136,16 +132,15 @@ class Session:
         control_channel = ClientControlChannel(
             self.find_interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer
         )
-        with self._lock:
-            self._control_channel = control_channel
+        self._control_channel = control_channel
         control_channel.begin()
-        if self._lost is not None:
+        if self.is_lost:  # perhaps before there was this channel to close
             control_channel.close()
 
     @property
     def is_lost(self) -> bool:
         """Whether this session is over; the next call opens another."""
-        return self._lost is not None
+        return self._open.loss is not None
 
     @property
     def transport(self) -> str:
@@ -178,12 +173,7 @@ class Session:
         on_silence = partial(self._stop_waiting, request, body)
         pending = Pending(on_answer, on_silence=on_silence, on_permit=on_permit, on_announced=on_announced)
         pending.content_channel = content_channel
-        with self._lock:
-            if self._lost is not None:
-                raise self._lost
-            self._pending[request] = pending
-            if free is not None:
-                self._frees[request] = free
+        self._open.add(request, pending, free)
         message = control_pb2.ClientMessage(request=request, answered=self._requests.report_with(request), **body)
         if content_channel is not None:
             message.channel = content_channel.number
@@ -192,9 +182,7 @@ class Session:
             if not pending.is_mailed:
                 self._link.send(message)
         except TransportError:
-            with self._lock:
-                is_unanswered = self._pending.pop(request, None) is pending
-            if is_unanswered:
+            if self._open.withdraw(request, pending):
                 raise
             # The session was lost during the send, and `pending` holds that error already: raised here too, it would
             # make the caller retry twice.
@@ -214,12 +202,9 @@ class Session:
 
         The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
-        with self._lock:
-            pending = self._pending.pop(request, None)
+        self._open.forget(request)
         if self._control_channel is not None:
             self._control_channel.forget(request)
-        if pending is None or pending.has_ended:
-            self._free(request)
 
     def disown(self, request: int, *, is_sent: bool) -> None:
         """Abandons a request with an early return whose caller was interrupted: it is not retried.
@@ -227,25 +212,17 @@ class Session:
         Args:
             is_sent: Whether some of its content may be under way and the rest does not follow: the session ends.
         """
-        pending = self._pending.get(request)
+        pending = self._open.find(request)
         if pending is not None:
             pending.disown()
             if is_sent:
                 self.close()
             self.forget(request)
 
-    def _free(self, request: int) -> None:
-        if not self._frees:
-            return
-        with self._lock:
-            free = self._frees.pop(request, None)
-        if free is not None:
-            free()
-
     def cancel(self, request: int) -> None:
         """Asks the server to cancel a waiting request; over the same channel, so as not to overtake it."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
-        pending = self._pending.get(request)
+        pending = self._open.find(request)
         way: Any = self._control_channel if pending is not None and pending.is_mailed else self._link
         with suppress(TransportError):
             way.send(message)
@@ -323,7 +300,9 @@ class Session:
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         if self.device:
             self.device_failure = str(error)
-        reason = self._lost or make_channel_error(str(error.fields["reason"]), self.address, self.welcome.interface)
+        reason = self._open.loss or make_channel_error(
+            str(error.fields["reason"]), self.address, self.welcome.interface
+        )
         self._on_lost(reason)  # first, so that waiting callers get the same error
         self.close()
         return reason
@@ -353,7 +332,7 @@ class Session:
 
         See ``LocalEnd.end_overwrites``.
         """
-        if self.local is not None and self._lost is None:
+        if self.local is not None and not self.is_lost:
             self.local.end_overwrites()
 
     @property
@@ -363,7 +342,7 @@ class Session:
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
         self._abandoned.add(request, body)
-        pending = self._pending.get(request)
+        pending = self._open.find(request)
         late = None if pending is None else pending.take_late()  # between the end of the wait and this
         if isinstance(late, control_pb2.ServerMessage):
             self._is_unwanted(late)
@@ -395,7 +374,7 @@ class Session:
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
         if self._is_unwanted(message):
             return
-        pending = self._pending.get(message.request)
+        pending = self._open.find(message.request)
         if message.HasField("rendezvous"):
             self._on_rendezvous(message.rendezvous)
         elif message.HasField("group_event"):
@@ -413,8 +392,7 @@ class Session:
             pending.put(message)
             if pending.is_given_up:  # meanwhile
                 self._is_unwanted(message)
-        if self._frees and message.request not in self._pending and not message.HasField("accepted"):
-            self._free(message.request)  # nobody waits for this one
+        self._open.on_handled(message)
 
     def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
         """Handles a message to an abandoned request; returns whether it is one."""
@@ -464,11 +442,11 @@ class Session:
         except NotLocalError:
             # A server that has ended since its welcome, or was restarted, leaves such files behind. Then this client
             # is fine, and the loss of the session will be noticed at once.
-            if not self._is_over.wait(LOSS_NOTICE_S):
+            if not self._open.is_over.wait(LOSS_NOTICE_S):
                 raise
         self._link = self.local or self._stream
-        if self._lost is not None:  # which may be the reason
-            raise self._lost
+        if self._open.loss is not None:  # which may be the reason
+            raise self._open.loss
 
     def _on_local_lost(self) -> None:
         self._on_lost(PeerLostError(peer=self._peer, reason="the local socket was closed"))
@@ -480,17 +458,10 @@ class Session:
             self.local.close()
 
     def _on_lost(self, error: TDServeError) -> None:
-        with self._lock:
-            if self._lost is not None:
-                return
-            self._lost = error
-            self._is_over.set()
-            waiting, self._pending = list(self._pending.values()), {}
-            control_channel = self._control_channel
-        for pending in waiting:
-            pending.put(error)
+        if not self._open.end(error):
+            return
         self.groups.lose(error)
         self._contents.lose(error)
-        if control_channel is not None:
-            control_channel.close()
+        if self._control_channel is not None:
+            self._control_channel.close()
         self.relays.close()
