@@ -65,6 +65,7 @@ _HOMES = {
         "TooLargeError",
         "TransferAbortedError",
         "TransportError",
+        "UnansweredPopError",
         "UnauthenticatedError",
         "UnsupportedAttributeError",
         "VersionConflictError",

@@ -35,6 +35,7 @@ from tdserve.base.errors import (
     TooLargeError as TooLargeError,
     TransferAbortedError as TransferAbortedError,
     TransportError as TransportError,
+    UnansweredPopError as UnansweredPopError,
     UnauthenticatedError as UnauthenticatedError,
     UnsupportedAttributeError as UnsupportedAttributeError,
     VersionConflictError as VersionConflictError,

@@ -24,7 +24,8 @@
     │   └── TooLargeError                                  (the same)                   not retryable
     ├── ServerBusyError               RESOURCE_EXHAUSTED   what, asked, free, limit     retryable
     ├── DeadlineExceededError         DEADLINE_EXCEEDED    what, timeout_s      also a TimeoutError
-    │   └── StoreNotCreatedError                           what, timeout_s, name, near
+    │   ├── StoreNotCreatedError                           what, timeout_s, name, near
+    │   └── UnansweredPopError                             (the same)                   not retryable
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
     │   │   ├── NotLocalError                              (the same)
@@ -297,6 +298,20 @@ class StoreNotCreatedError(DeadlineExceededError):
 
     template = "{what} did not happen within {timeout_s} s: there is no store {name!r}{near}"
     defaults = {"what": "", "timeout_s": 0, "name": "", "near": ""}
+
+
+class UnansweredPopError(DeadlineExceededError):
+    """Entries of a keyed store were read, but their deletion was not answered: it is unknown whether they are deleted.
+
+    Attributes:
+        values: What ``pop`` would have returned. It is in this process only: a pickled error does not have it.
+    """
+
+    retryable = False
+    template = (
+        "{what} was not answered within {timeout_s} s: it may have happened. The error's 'values' has their content"
+    )
+    values: Any = None
 
 
 class TransportError(TDServeError):

@@ -132,6 +132,24 @@ def test_pops_when_the_server_is_killed_then_each_entry_goes_to_one(
     assert sorted(taken) == list(range(NUM_ENTRIES))
 
 
+def test_pop_when_the_deletion_is_not_answered_then_the_error_has_the_values(crashing: Crashing) -> None:
+    with crashing.server.client(transport="shm", timeout_s=60.0) as client:
+        kv = client.create_kv("unanswered")
+        kv.put(["a", "b"], [1, 2])
+        assert kv["a"] == 1  # so that the next read needs no server
+        pids = [crashing.server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        client.timeout_s = 0.5
+        try:
+            with pytest.raises(tdserve.UnansweredPopError, match="unanswered") as raised:
+                kv.pop(["a", "b"])
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert raised.value.values == [1, 2]
+
+
 @pytest.mark.parametrize("num_puts", [1, 5])
 def test_puts_when_the_client_is_killed_then_whole_and_others_go_on(
     crashing: Crashing, client: tdserve.Client, nursery: Nursery, num_puts: int

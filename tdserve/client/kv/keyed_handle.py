@@ -11,6 +11,8 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     KeyNotFoundError,
+    TransportError,
+    UnansweredPopError,
     VersionConflictError,
 )
 from tdserve.base.integers import check_integer
@@ -149,9 +151,9 @@ class KeyedHandle(ByAddress):
 
         Raises:
             KeyNotFoundError: As of ``get``. Nothing was deleted.
-            DeadlineExceededError: A key was absent all the time, and nothing was deleted. Or there was no answer to the
-                deletion within the client's timeout, and it is unknown whether the entries were deleted: where that
-                matters, use ``get_with_versions``, and ``delete(if_version=)`` once the content is safe.
+            DeadlineExceededError: A key was absent all the time. Nothing was deleted.
+            UnansweredPopError: There was no answer to the deletion within the client's timeout, and it is unknown
+                whether the entries were deleted. ``values`` of the error is what would have been returned.
         """
         names = [keys] if isinstance(keys, str) else _list_keys(keys)
         encoded = [_encode_key(key) for key in names]
@@ -169,6 +171,11 @@ class KeyedHandle(ByAddress):
             except (VersionConflictError, KeyNotFoundError):  # changed since it was read
                 if number + 1 == MAX_POP_TRIES:
                     raise
+            except (DeadlineExceededError, TransportError) as error:
+                what = f"the deletion of popped entries in {self.name!r}"
+                unanswered = UnansweredPopError(what=what, timeout_s=self._client.timeout_s)
+                unanswered.values = values
+                raise unanswered from error
         return values
 
     def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:
