@@ -123,7 +123,8 @@ class World:
         self.stores.restore()
 
     def close(self) -> None:
-        """Closes the parts as at a stop."""
+        """Closes the parts as at a stop; the worker, which the next world has too, loses its claims."""
+        self.services.claiming.on_worker_lost(self.worker.claim_holder)
         self.db.close()
         self.root.release()
 
