@@ -33,7 +33,7 @@ LARGE_BYTES = 16 * 1024
 interruptible: a fresh socket accepts no more at once (seen with 36 KB)."""
 
 
-class LinkWork:
+class GroupWork:
     """One send or receive under way; dropping it gives it up, and the other end does not notice.
 
     Attributes:
@@ -60,13 +60,13 @@ class LinkWork:
         self._num_large[self.peer] -= self.is_large
 
 
-class GroupLink:
+class GroupChannel:
     """The connections of this rank to all others.
 
     Threads: ``send``, ``recv`` and ``close`` are safe in any.
 
     Args:
-        kv_store: Rendezvous of all ranks; kept alive by the link.
+        kv_store: Rendezvous of all ranks; kept alive by the channel.
         rank: Rank of this member.
         world_size: Number of members.
         host: Address of the interface to listen on and connect from.
@@ -103,39 +103,39 @@ class GroupLink:
             kv_store, rank, world_size, host=host, bond=bond, timeout_s=timeout_s
         )
 
-    def send(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
+    def send(self, buffer: torch.Tensor, peer: int, tag: int) -> GroupWork:
         """Starts to send one-dimensional contiguous bytes to a rank; they stay untouched until the wait is over.
 
         Raises:
-            PeerLostError: The link is closed.
+            PeerLostError: The channel is closed.
         """
         group = self._open_group()
         try:
             work = group.send([buffer], peer, tag)
         except RuntimeError as error:
             raise self._close_as_lost(peer, error) from error
-        return LinkWork(work, buffer, peer, self._num_large[0])
+        return GroupWork(work, buffer, peer, self._num_large[0])
 
-    def recv(self, buffer: torch.Tensor, peer: int, tag: int) -> LinkWork:
+    def recv(self, buffer: torch.Tensor, peer: int, tag: int) -> GroupWork:
         """Starts to receive exactly ``len(buffer)`` bytes from a rank.
 
         Raises:
-            PeerLostError: The link is closed.
+            PeerLostError: The channel is closed.
         """
         group = self._open_group()
         try:
             work = group.recv([buffer], peer, tag)
         except RuntimeError as error:
             raise self._close_as_lost(peer, error) from error
-        return LinkWork(work, buffer, peer, self._num_large[1])
+        return GroupWork(work, buffer, peer, self._num_large[1])
 
-    def wait_all(self, works: Sequence[LinkWork], timeout_s: float) -> None:
+    def wait_all(self, works: Sequence[GroupWork], timeout_s: float) -> None:
         """Waits for several works.
 
         Raises:
-            DeadlineExceededError: Not within ``timeout_s`` seconds. The link is closed.
-            PeerLostError: A member went away or closed its link. The link is closed; a buffer that was being filled is
-                undefined.
+            DeadlineExceededError: Not within ``timeout_s`` seconds. The channel is closed.
+            PeerLostError: A member went away or closed its channel. The channel is closed; a buffer that was being
+                filled is undefined.
         """
         end_s = time.monotonic() + timeout_s
         waited_for = works[0].peer if works else self.rank
@@ -151,7 +151,7 @@ class GroupLink:
             if not any(work.is_large for work in works):
                 block()
             elif not self._threads.wait(block):
-                raise PeerLostError(peer=self._peers[waited_for], reason="the link was closed during a transfer")
+                raise PeerLostError(peer=self._peers[waited_for], reason="the channel was closed during a transfer")
         except RuntimeError as error:
             self.close()
             if time.monotonic() >= end_s:
@@ -173,11 +173,11 @@ class GroupLink:
     def _open_group(self) -> Any:
         group = self._group
         if group is None:
-            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
+            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's channel is closed")
         return group
 
     def _close_as_lost(self, peer: int, error: BaseException) -> PeerLostError:
-        """Closes the link, and returns the error that names the lost member."""
+        """Closes the channel, and returns the error that names the lost member."""
         self.close()
         return PeerLostError(peer=self._peers[peer], reason=_get_first_line(error))
 

@@ -40,11 +40,11 @@ def check_available() -> None:
         raise NotSupportedError(feature="backend 'nccl'", reason="torch has no NCCL here, or finds no CUDA device")
 
 
-class NcclLink:
+class NcclGroupChannel:
     """This rank's part of an NCCL group. Threads: one at a time; ``close`` in any.
 
     Args:
-        kv_store: Rendezvous of all ranks, for this group alone; kept alive by the link.
+        kv_store: Rendezvous of all ranks, for this group alone; kept alive by the channel.
         rank: Rank of this member.
         world_size: Number of members.
         device: CUDA device, with its number.
@@ -71,7 +71,7 @@ class NcclLink:
         """Fills one-dimensional tensors on the device with those of rank ``src``.
 
         Raises:
-            DeadlineExceededError, PeerLostError: The link is closed; the tensors are undefined.
+            DeadlineExceededError, PeerLostError: The channel is closed; the tensors are undefined.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
@@ -126,8 +126,8 @@ class NcclLink:
         self._under_way = ()
 
     def _begin(self, start: _Start, flats: Sequence[torch.Tensor], timeout_s: float) -> list[Any]:
-        """Enqueues calls. The first calls of a link form its connections, and block until all ranks have come, so they
-        are made in a thread from which the caller can be released."""
+        """Enqueues calls. The first calls of a channel form its connections, and block until all ranks have come, so
+        they are made in a thread from which the caller can be released."""
         stream = torch.cuda.current_stream(self.device)
         works: list[Any] = []
 
@@ -140,7 +140,7 @@ class NcclLink:
         timer.start()
         try:
             if not self._threads.wait(begin):
-                raise PeerLostError(peer=f"group {self._name!r}", reason="the link was closed")
+                raise PeerLostError(peer=f"group {self._name!r}", reason="the channel was closed")
         finally:
             timer.cancel()
         return works
@@ -156,5 +156,5 @@ class NcclLink:
     def _open_group(self) -> Any:
         group = self._group
         if group is None:
-            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's link is closed")
+            raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's channel is closed")
         return group

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tdserve.transport.group_content import GroupWire
-from tdserve.transport.group_gloo import LinkWork
+from tdserve.transport.group_content import CallChannel
+from tdserve.transport.group_gloo import GroupWork
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
@@ -42,19 +42,19 @@ def find_reduction(op: str, dtype: torch.dtype) -> Reduction:
     return lambda target, other: by_numpy(target.numpy(), other.numpy(), out=target.numpy())
 
 
-def reduce_in_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
+def reduce_in_ring(channel: CallChannel, flat: torch.Tensor, op: str) -> None:
     """Reduces a contiguous one-dimensional CPU tensor over all ranks, in place; all ranks pass equal sizes.
 
     Args:
-        wire: The wire of the call.
+        channel: The channel of the call.
         flat: The tensor.
         op: ``"sum"``, ``"max"`` or ``"min"``.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The link is closed; the tensor is undefined.
+        PeerLostError, DeadlineExceededError: The channel is closed; the tensor is undefined.
     """
     reduction = find_reduction(op, flat.dtype)
-    rank, size = wire.link.rank, wire.link.world_size
+    rank, size = channel.rank, channel.world_size
     if size == 1:
         return
     segments = _split_segments(flat, size)
@@ -65,28 +65,28 @@ def reduce_in_ring(wire: GroupWire, flat: torch.Tensor, op: str) -> None:
     num_last = len(steps[-1])
     going = [*own, *(piece for piece, _ in coming[: len(coming) - num_last])]
     left, right = (rank - 1) % size, (rank + 1) % size
-    posted: deque[tuple[LinkWork, torch.Tensor]] = deque()
-    sent: deque[LinkWork] = deque()
+    posted: deque[tuple[GroupWork, torch.Tensor]] = deque()
+    sent: deque[GroupWork] = deque()
     num_posted = num_sent = 0
     for number, (piece, is_reduced) in enumerate(coming):
         while num_posted < len(coming) and num_posted - number < MESSAGES_UNDER_WAY:
             target, is_staged = coming[num_posted]
-            buffer = wire.pool.take(target.nbytes) if is_staged else view_bytes(target)
-            posted.append((wire.expect(buffer, left), buffer))
+            buffer = channel.pool.take(target.nbytes) if is_staged else view_bytes(target)
+            posted.append((channel.expect(buffer, left), buffer))
             num_posted += 1
         # Pieces of the own segment can be sent from the start, each other piece when it has arrived.
         while num_sent < len(going) and num_sent < min(number + len(own), number + MESSAGES_UNDER_WAY):
             if len(sent) >= MESSAGES_UNDER_WAY:
-                wire.wait([sent.popleft()])
-            sent.append(wire.post(view_bytes(going[num_sent]), right))
+                channel.wait([sent.popleft()])
+            sent.append(channel.post(view_bytes(going[num_sent]), right))
             num_sent += 1
         work, buffer = posted.popleft()
-        wire.wait([work])
+        channel.wait([work])
         if is_reduced:
             reduction(piece, buffer.view(piece.dtype))
     for rest in going[num_sent:]:
-        sent.append(wire.post(view_bytes(rest), right))
-    wire.wait(sent)
+        sent.append(channel.post(view_bytes(rest), right))
+    channel.wait(sent)
 
 
 def _split_segments(flat: torch.Tensor, size: int) -> list[list[torch.Tensor]]:

@@ -18,8 +18,8 @@ from tdserve.base.config import check_transport
 from tdserve.base.deadline import Deadline
 from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.group import Group
-from tdserve.transport.group_content import GroupWire
-from tdserve.transport.group_gloo import LinkWork
+from tdserve.transport.group_content import CallChannel
+from tdserve.transport.group_gloo import GroupWork
 from tests.processes import wait_for
 
 Say = Callable[..., None]
@@ -52,16 +52,16 @@ def number_in(td: Any) -> int:
 
 def strike_in_wait(at: int, signal_number: int) -> None:
     """Sends a signal to this process in the wait for bytes of a group that has this number, counted from now."""
-    plain, num_waits = GroupWire.wait, 0
+    plain, num_waits = CallChannel.wait, 0
 
-    def wait(self: GroupWire, works: Sequence[LinkWork]) -> None:
+    def wait(self: CallChannel, works: Sequence[GroupWork]) -> None:
         nonlocal num_waits
         num_waits += 1
         if num_waits == at:
             os.kill(os.getpid(), signal_number)
         plain(self, works)
 
-    GroupWire.wait = wait  # type: ignore[method-assign]
+    CallChannel.wait = wait  # type: ignore[method-assign]
 
 
 def survive(say: Say, address: str, name: str, size: int, rounds: int, *, transport: str = "gloo") -> None:

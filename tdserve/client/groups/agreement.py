@@ -23,8 +23,8 @@ from tdserve.base.errors import (
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
-from tdserve.transport.group_content import GroupWire
-from tdserve.transport.group_gloo import LinkWork
+from tdserve.transport.group_content import CallChannel
+from tdserve.transport.group_gloo import GroupWork
 from tdserve.v1 import group_pb2
 
 PAGE_BYTES = 512
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<Q")
 _ROOM_BYTES = PAGE_BYTES - _LENGTH.size
 
 
-def post_note(wire: GroupWire, content: bytes, peers: Sequence[int]) -> list[LinkWork]:
+def post_note(channel: CallChannel, content: bytes, peers: Sequence[int]) -> list[GroupWork]:
     """Starts to send a note to each of some ranks."""
     page = bytearray(PAGE_BYTES)
     _LENGTH.pack_into(page, 0, len(content))
@@ -45,21 +45,21 @@ def post_note(wire: GroupWire, content: bytes, peers: Sequence[int]) -> list[Lin
     buffers = [torch.frombuffer(page, dtype=torch.uint8)]
     if len(content) > _ROOM_BYTES:
         buffers.append(torch.frombuffer(bytearray(content[_ROOM_BYTES:]), dtype=torch.uint8))
-    return [wire.post(buffer, peer) for peer in peers for buffer in buffers]
+    return [channel.post(buffer, peer) for peer in peers for buffer in buffers]
 
 
-def recv_notes(wire: GroupWire, peers: Sequence[int], sent: Sequence[LinkWork] = ()) -> list[bytes]:
+def recv_notes(channel: CallChannel, peers: Sequence[int], sent: Sequence[GroupWork] = ()) -> list[bytes]:
     """Receives the next note of each of some ranks, in their order.
 
     Args:
         sent: Notes that are being sent, for which this waits too.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The link is closed.
+        PeerLostError, DeadlineExceededError: The channel is closed.
         RemoteProtocolError: The message is not a note.
     """
     pages = [torch.empty(PAGE_BYTES, dtype=torch.uint8) for _ in peers]
-    wire.wait([*(wire.expect(page, peer) for page, peer in zip(pages, peers, strict=True)), *sent])
+    channel.wait([*(channel.expect(page, peer) for page, peer in zip(pages, peers, strict=True)), *sent])
     notes, works = [], []
     for page, peer in zip(pages, peers, strict=True):
         content = page.numpy().tobytes()
@@ -68,9 +68,9 @@ def recv_notes(wire: GroupWire, peers: Sequence[int], sent: Sequence[LinkWork] =
             raise RemoteProtocolError(expected=f"a note of at most {MAX_NOTE_BYTES} bytes", received=f"{nbytes}")
         rest = torch.empty(max(nbytes - _ROOM_BYTES, 0), dtype=torch.uint8)
         if nbytes > _ROOM_BYTES:
-            works.append(wire.expect(rest, peer))
+            works.append(channel.expect(rest, peer))
         notes.append((content[_LENGTH.size : _LENGTH.size + min(nbytes, _ROOM_BYTES)], rest))
-    wire.wait(works)
+    channel.wait(works)
     return [head + rest.numpy().tobytes() for head, rest in notes]
 
 
@@ -133,60 +133,60 @@ def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes
         call.spec.CopyFrom(codec.encode(spec))
 
 
-def meet(wire: GroupWire) -> None:
+def meet(channel: CallChannel) -> None:
     """Waits until every member has called this.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The link is closed.
+        PeerLostError, DeadlineExceededError: The channel is closed.
     """
-    if wire.link.rank == 0:
-        others = range(1, wire.link.world_size)
-        recv_notes(wire, others)
-        wire.wait(post_note(wire, b"", others))
+    if channel.rank == 0:
+        others = range(1, channel.world_size)
+        recv_notes(channel, others)
+        channel.wait(post_note(channel, b"", others))
     else:
-        recv_notes(wire, [0], post_note(wire, b"", [0]))
+        recv_notes(channel, [0], post_note(channel, b"", [0]))
 
 
 def agree(
-    wire: GroupWire, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
+    channel: CallChannel, call: group_pb2.GroupCall, *, known: Known, check: Check | None, own: TDServeError | None
 ) -> Agreed:
     """Agrees on a call of all members.
 
     Args:
-        wire: Wire of the call.
+        channel: Channel of the call.
         call: What this member is about to do.
         known: Structures that were exchanged in this epoch.
         check: Compares the structure that counts with this member's, if the fingerprints differ.
         own: Why this member cannot take part.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The link is closed.
+        PeerLostError, DeadlineExceededError: The channel is closed.
     """
-    rank, size = wire.link.rank, wire.link.world_size
+    rank, size = channel.rank, channel.world_size
     others = range(1, size)
     if own is not None:
         call.failure.CopyFrom(encode_failure(own))
     if rank == 0:
-        notes = recv_notes(wire, others)
+        notes = recv_notes(channel, others)
         calls = [call, *(group_pb2.GroupCall.FromString(note) for note in notes)]
         verdict = judge_calls(calls)
-        sent = post_note(wire, verdict.SerializeToString(), others)
+        sent = post_note(channel, verdict.SerializeToString(), others)
         if verdict.examines:
             own = _examine(verdict, known, check)
-            notes = recv_notes(wire, others, sent)
+            notes = recv_notes(channel, others, sent)
             failures = [_make_result(own), *(group_pb2.GroupCall.FromString(note) for note in notes)]
             verdict = find_failure(failures) or group_pb2.GroupVerdict(
                 fingerprint=verdict.fingerprint, values_nbytes=verdict.values_nbytes
             )
-            sent = post_note(wire, verdict.SerializeToString(), others)
-        wire.wait(sent)
+            sent = post_note(channel, verdict.SerializeToString(), others)
+        channel.wait(sent)
     else:
-        sent = post_note(wire, call.SerializeToString(), [0])
-        verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
+        sent = post_note(channel, call.SerializeToString(), [0])
+        verdict = group_pb2.GroupVerdict.FromString(recv_notes(channel, [0], sent)[0])
         if verdict.examines:
             own = _examine(verdict, known, check)
-            sent = post_note(wire, _make_result(own).SerializeToString(), [0])
-            verdict = group_pb2.GroupVerdict.FromString(recv_notes(wire, [0], sent)[0])
+            sent = post_note(channel, _make_result(own).SerializeToString(), [0])
+            verdict = group_pb2.GroupVerdict.FromString(recv_notes(channel, [0], sent)[0])
     known.learn(verdict.fingerprint, verdict)
     if verdict.HasField("failure"):
         return Agreed(failure=_make_refusal(verdict, own, rank))
@@ -195,7 +195,7 @@ def agree(
 
 
 def agree_pair(
-    wire: GroupWire,
+    channel: CallChannel,
     peer: int,
     call: group_pb2.GroupCall,
     *,
@@ -207,7 +207,7 @@ def agree_pair(
     """Agrees on a call of two members; the structure is that of the sender.
 
     Args:
-        wire: Wire of the call.
+        channel: Channel of the call.
         peer: The other member's rank.
         call: What this member is about to do.
         sent_specs: Structures that this member has sent to the other.
@@ -216,30 +216,30 @@ def agree_pair(
         own: As for ``agree``.
 
     Raises:
-        PeerLostError, DeadlineExceededError: The link is closed.
+        PeerLostError, DeadlineExceededError: The channel is closed.
     """
     if own is not None:
         call.failure.CopyFrom(encode_failure(own))
-    sent = post_note(wire, call.SerializeToString(), [peer])
-    other = group_pb2.GroupCall.FromString(recv_notes(wire, [peer], sent)[0])
+    sent = post_note(channel, call.SerializeToString(), [peer])
+    other = group_pb2.GroupCall.FromString(recv_notes(channel, [peer], sent)[0])
     sent_specs.learn(call.fingerprint, call)
     received_specs.learn(other.fingerprint, other)
     if other.kind != ANSWERS[call.kind]:
-        reason = f"rank {peer} calls {_describe_call(other)}, rank {wire.link.rank} {_describe_call(call)}"
+        reason = f"rank {peer} calls {_describe_call(other)}, rank {channel.rank} {_describe_call(call)}"
         return Agreed(failure=own or InvalidRequestError(argument="call of two members", reason=reason))
     if own is not None or other.HasField("failure"):
         verdict = group_pb2.GroupVerdict(failure=other.failure, rank=peer)
-        return Agreed(failure=_make_refusal(verdict, own, wire.link.rank))
+        return Agreed(failure=_make_refusal(verdict, own, channel.rank))
     giver, taker = (call, other) if check is None else (other, call)
     spec = (sent_specs if check is None else received_specs).get(giver.fingerprint)
     if taker.fingerprint not in (b"", giver.fingerprint):
         if check is not None:
             own = _check_spec(check, spec)
-            wire.wait(post_note(wire, _make_result(own).SerializeToString(), [peer]))
+            channel.wait(post_note(channel, _make_result(own).SerializeToString(), [peer]))
         else:
-            result = group_pb2.GroupCall.FromString(recv_notes(wire, [peer])[0])
+            result = group_pb2.GroupCall.FromString(recv_notes(channel, [peer])[0])
             verdict = group_pb2.GroupVerdict(failure=result.failure, rank=peer)
-            own = _make_refusal(verdict, None, wire.link.rank) if result.HasField("failure") else None
+            own = _make_refusal(verdict, None, channel.rank) if result.HasField("failure") else None
         if own is not None:
             return Agreed(failure=own)
     return Agreed(spec, [*giver.values_nbytes])

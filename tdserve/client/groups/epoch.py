@@ -1,4 +1,4 @@
-"""One epoch of a group at one member: its link, and the reasons for its end."""
+"""One epoch of a group at one member: its channel, and the reasons for its end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tdserve.client.groups.agreement import Known, meet
 from tdserve.client.groups.losses import Losses
 from tdserve.client.session.session import Session
 from tdserve.transport.channel_opener import Forming
-from tdserve.transport.group_content import CALL_TAG, GroupWire
-from tdserve.transport.group_gloo import GroupLink
-from tdserve.transport.group_nccl import NcclLink
+from tdserve.transport.group_content import CALL_TAG, CallChannel
+from tdserve.transport.group_gloo import GroupChannel
+from tdserve.transport.group_nccl import NcclGroupChannel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.proving import make_epoch_bond
 from tdserve.transport.rendezvous import KVStore
@@ -75,7 +75,7 @@ class GroupEpoch:
         self.known = Known({})
         self.sent_specs = [Known({}) for _ in formed.members]
         self.received_specs = [Known({}) for _ in formed.members]
-        self.nccl: NcclLink | None = None
+        self.nccl: NcclGroupChannel | None = None
         self._host = host
         self._secret: bytes = formed.secret
         self._device = device
@@ -86,7 +86,7 @@ class GroupEpoch:
         self._is_open = False
         self._over: TDServeError | None = None
         self._grace: Timer | None = None
-        self._link: GroupLink | None = None
+        self._channel: GroupChannel | None = None
         self._forming: Forming | None = None
         self._kv_store = KVStore(lambda key, value: self._publish(key, value, is_mail=False))
         self._nccl_store = KVStore(lambda key, value: self._publish(key, value, is_mail=True))
@@ -132,8 +132,8 @@ class GroupEpoch:
         """
         remaining_s = deadline.remaining_s or 0.0
 
-        def make() -> GroupLink:
-            link = GroupLink(
+        def make() -> GroupChannel:
+            channel = GroupChannel(
                 self._kv_store,
                 self.rank,
                 len(self.members),
@@ -145,13 +145,13 @@ class GroupEpoch:
             )
             if self._device is not None:
                 try:
-                    self.nccl = NcclLink(
+                    self.nccl = NcclGroupChannel(
                         self._nccl_store, self.rank, len(self.members), device=self._device, name=self.name
                     )
                 except BaseException:
-                    link.close()
+                    channel.close()
                     raise
-            return link
+            return channel
 
         with self._changed:
             loss = self._losses.find_loss(None)
@@ -160,21 +160,21 @@ class GroupEpoch:
             name = f"tdserve-group-{self.name}-form"
             forming = self._forming = Forming(cast(Any, make), peer=f"group {self.name!r}", name=name)
         try:
-            link = cast(GroupLink, cast(object, forming.wait(remaining_s)))
+            channel = cast(GroupChannel, cast(object, forming.wait(remaining_s)))
         except TDServeError as error:
             raise self._end(error, deadline) from error
         with self._changed:
-            self._link = link
+            self._channel = channel
         try:
-            meet(GroupWire(link, CALL_TAG, deadline, pool))
+            meet(CallChannel(channel, CALL_TAG, deadline, pool))
         except TDServeError as error:
             raise self._end(error, deadline) from error
         with self._changed:
             self._is_open = True
 
     @contextmanager
-    def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupLink]:
-        """Runs a block as a call on the link; any exception in the block ends the epoch.
+    def call(self, deadline: Deadline, what: str, peer: int | None = None) -> Iterator[GroupChannel]:
+        """Runs a block as a call on the channel; any exception in the block ends the epoch.
 
         Args:
             peer: Rank of the only other member that the call needs; None: it needs all.
@@ -187,9 +187,9 @@ class GroupEpoch:
         if not self._calling.acquire(timeout=deadline.remaining_s or 0.0):
             raise DeadlineExceededError(what=f"the end of another call of {self.name!r}", timeout_s=deadline.timeout_s)
         try:
-            link, is_well = self.check(peer, begins=True), False
+            channel, is_well = self.check(peer, begins=True), False
             try:
-                yield link
+                yield channel
                 is_well = True
             except TDServeError as error:
                 raise self._end(error, deadline, what, peer) from error
@@ -203,8 +203,8 @@ class GroupEpoch:
         finally:
             self._calling.release()
 
-    def check(self, peer: int | None = None, *, begins: bool = False) -> GroupLink:
-        """Returns the link, unless the epoch is over.
+    def check(self, peer: int | None = None, *, begins: bool = False) -> GroupChannel:
+        """Returns the channel, unless the epoch is over.
 
         Args:
             peer: As for ``call``.
@@ -219,15 +219,15 @@ class GroupEpoch:
         with self._changed:
             if self._over is None and self._losses.end is not None:
                 self._over = self._make_lost_error(self._losses.end)
-            over, link, missed = self._over, self._link, self._losses.find_loss(peer)
-            if begins and over is None and link is not None and missed is None:
+            over, channel, missed = self._over, self._channel, self._losses.find_loss(peer)
+            if begins and over is None and channel is not None and missed is None:
                 self._losses.begin(peer)
-        if over is not None or link is None:
-            self._close_link()
+        if over is not None or channel is None:
+            self._close_channel()
             raise over or ClosedError(what=f"group {self.name!r}")
         if missed is not None:
             raise self._make_lost_error(missed)
-        return link
+        return channel
 
     def check_owner(self) -> None:
         """Raises ForkedClientError in a forked child of the process that it belongs to."""
@@ -254,10 +254,10 @@ class GroupEpoch:
             if not self.session.is_lost:
                 self._notify(leave=True, **parting)
         if not stays_connected:
-            self._close_link()
+            self._close_channel()
 
     def retire(self) -> None:
-        """Ends the link because the member goes on to the next epoch. The others are notified, for their calls."""
+        """Ends the channel because the member goes on to the next epoch. The others are notified, for their calls."""
         with self._changed:
             is_first = self._over is None and self._losses.end is None
             self._over = self._over or self._make_finished_error("this member has gone on")
@@ -266,13 +266,13 @@ class GroupEpoch:
         if is_first and not self.session.is_lost:
             self._notify(given_up="it has gone on to the next epoch", **parting)
         self.session.groups.detach(self.name, self.number)
-        self._close_link()
+        self._close_channel()
 
     def _end(
         self, error: TDServeError, deadline: Deadline, what: str = "its formation", peer: int | None = None
     ) -> TDServeError:
-        """Ends the epoch after a fault of the link; returns the error to raise."""
-        self._close_link()
+        """Ends the epoch after a fault of the channel; returns the error to raise."""
+        self._close_channel()
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
                 grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
@@ -308,17 +308,17 @@ class GroupEpoch:
             return {"is_busy": True}
         return {"num_finished": self._losses.num_finished}
 
-    def _close_link(self) -> None:
+    def _close_channel(self) -> None:
         with self._changed:
-            link, forming, grace, self._forming, self._grace = self._link, self._forming, self._grace, None, None
+            channel, forming, grace, self._forming, self._grace = self._channel, self._forming, self._grace, None, None
         if grace is not None:
             grace.cancel()
         self._kv_store.close()
         self._nccl_store.close()
-        if link is not None:
-            link.close()
+        if channel is not None:
+            channel.close()
         elif forming is not None:
-            forming.cancel(self._over or self._make_finished_error("its link was closed"))
+            forming.cancel(self._over or self._make_finished_error("its channel was closed"))
         if self.nccl is not None:
             self.nccl.close()
 
@@ -336,11 +336,11 @@ class GroupEpoch:
         with self._changed:
             # A member that has left has done its part, and the others may go on. Only over NCCL a waiting member would
             # not notice.
-            is_vain = self._link is None or self._losses.ends_call(loss)
-            is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._link is None)
+            is_vain = self._channel is None or self._losses.ends_call(loss)
+            is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._channel is None)
             self._changed.notify_all()
             if self._grace is None and is_end:
-                self._grace = Timer(0.0 if is_vain else LOST_GRACE_S, self._close_link)
+                self._grace = Timer(0.0 if is_vain else LOST_GRACE_S, self._close_channel)
                 self._grace.name, self._grace.daemon = f"tdserve-group-{self.name}-end", True
                 self._grace.start()
 

@@ -19,7 +19,7 @@ from tdserve.client.groups.movers import DeviceMover, GroupMover, HostMover
 from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.client.session.calls import SessionClient
 from tdserve.structure.tree import Spec, check_matches
-from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, GroupWire
+from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, CallChannel
 from tdserve.v1 import group_pb2
 
 _Part = TypeVar("_Part", GivenPart, TakenPart, Reducing)
@@ -94,12 +94,12 @@ class Group:
         is_src = src == self.rank
         call = group_pb2.GroupCall(kind="broadcast", root=describe_rank(src))
         if is_src:
-            with self._call(call, self._prepare_given(td), timeout_s, src=src) as (wire, mover, given, _):
-                mover.broadcast_from(wire, given)
+            with self._call(call, self._prepare_given(td), timeout_s, src=src) as (channel, mover, given, _):
+                mover.broadcast_from(channel, given)
             return td
-        with self._call(call, self._prepare_taken(td), timeout_s, src=src) as (wire, mover, taken, agreed):
+        with self._call(call, self._prepare_taken(td), timeout_s, src=src) as (channel, mover, taken, agreed):
             spec = get_spec(agreed)
-            mover.broadcast_to(wire, taken, spec, agreed.values_nbytes[src], src)
+            mover.broadcast_to(channel, taken, spec, agreed.values_nbytes[src], src)
         return taken.finish(spec)
 
     def scatter(self, tds: Sequence[Any] | None = None, src: int = 0, *, timeout_s: float | None = None) -> Any:
@@ -123,14 +123,14 @@ class Group:
                 call.values_nbytes.extend(given.values_nbytes for given in givens)
                 return givens[0]
 
-            with self._call(call, give_first, timeout_s, src=src) as (wire, mover, _, _):
+            with self._call(call, give_first, timeout_s, src=src) as (channel, mover, _, _):
                 for rank, given in enumerate(givens):
                     if rank != src:
-                        mover.give(wire, given, rank)
+                        mover.give(channel, given, rank)
             return tds[src] if tds is not None else None
-        with self._call(call, self._prepare_taken(None), timeout_s, src=src) as (wire, mover, taken, agreed):
+        with self._call(call, self._prepare_taken(None), timeout_s, src=src) as (channel, mover, taken, agreed):
             spec = get_spec(agreed)
-            mover.take(wire, taken, spec, agreed.values_nbytes[self.rank], src)
+            mover.take(channel, taken, spec, agreed.values_nbytes[self.rank], src)
         return taken.finish(spec)
 
     def gather(self, td: Any, dst: int = 0, *, timeout_s: float | None = None) -> list[Any] | None:
@@ -144,15 +144,15 @@ class Group:
         """
         call = group_pb2.GroupCall(kind="gather", root=describe_rank(dst))
         taken: dict[int, TakenPart] = {}
-        with self._call(call, self._prepare_given(td), timeout_s, dst=dst) as (wire, mover, given, agreed):
+        with self._call(call, self._prepare_given(td), timeout_s, dst=dst) as (channel, mover, given, agreed):
             spec = get_spec(agreed)
             if self.rank != dst:
-                mover.give(wire, given, dst)
+                mover.give(channel, given, dst)
             else:
                 for rank in range(self.world_size):
                     if rank != dst:
                         taken[rank] = self._prepare_taken(None)()
-                        mover.take(wire, taken[rank], spec, agreed.values_nbytes[rank], rank)
+                        mover.take(channel, taken[rank], spec, agreed.values_nbytes[rank], rank)
         if self.rank != dst:
             return None
         return [td if rank == dst else taken[rank].finish(spec) for rank in range(self.world_size)]
@@ -178,8 +178,8 @@ class Group:
         def make() -> Reducing:
             return Reducing(td, op, name=self.name, device=self._ask.device)
 
-        with self._call(call, make, timeout_s) as (wire, mover, reducing, _):
-            mover.reduce(wire, reducing, op)
+        with self._call(call, make, timeout_s) as (channel, mover, reducing, _):
+            mover.reduce(channel, reducing, op)
         reducing.finish(self.world_size)
         return td
 
@@ -310,13 +310,13 @@ class Group:
     @contextmanager
     def _call(
         self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
-    ) -> Iterator[tuple[GroupWire, GroupMover, _Part, Agreed]]:
+    ) -> Iterator[tuple[CallChannel, GroupMover, _Part, Agreed]]:
         """Makes a call of all members: agrees, and lets the block move the content."""
         deadline, epoch = self._client.deadline(timeout_s), self._epoch
         epoch.check()
         part, own = self._make_part(make, ranks)
         is_chosen = epoch.rank == (call.root if call.kind in ROOTED else 0)
-        with epoch.call(deadline, f"{call.kind}()") as link:
+        with epoch.call(deadline, f"{call.kind}()") as whole:
             call.number = epoch.num_calls
             if part is not None:
                 call.fingerprint = part.fingerprint
@@ -324,11 +324,11 @@ class Group:
                     describe_structure(call, part.spec, part.fingerprint, epoch.known)
                 if isinstance(part, GivenPart) and call.kind != "scatter":
                     call.values_nbytes.append(part.values_nbytes)
-            wire = GroupWire(link, CALL_TAG, deadline, self._client.pool)
+            channel = CallChannel(whole, CALL_TAG, deadline, self._client.pool)
             check = part.check if part is not None and not is_chosen else None
-            agreed = agree(wire, call, known=epoch.known, check=check, own=own)
+            agreed = agree(channel, call, known=epoch.known, check=check, own=own)
             if agreed.failure is None and part is not None:
-                yield wire, self._make_mover(epoch, deadline), part, agreed
+                yield channel, self._make_mover(epoch, deadline), part, agreed
                 return
         raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a part in it")
 
@@ -338,17 +338,17 @@ class Group:
         epoch.check(dst)
         given, own = self._make_part(self._prepare_given(td), {})
         call = group_pb2.GroupCall(kind=kind)
-        with epoch.call(deadline, f"{kind}()", dst) as link:
-            wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
+        with epoch.call(deadline, f"{kind}()", dst) as whole:
+            channel = CallChannel(whole, PAIR_TAG, deadline, self._client.pool)
             if given is not None:
                 describe_structure(call, given.spec, given.fingerprint, epoch.sent_specs[dst])
                 call.values_nbytes.append(given.values_nbytes)
             sent_specs, received_specs = epoch.sent_specs[dst], epoch.received_specs[dst]
             agreed = agree_pair(
-                wire, dst, call, sent_specs=sent_specs, received_specs=received_specs, check=None, own=own
+                channel, dst, call, sent_specs=sent_specs, received_specs=received_specs, check=None, own=own
             )
             if agreed.failure is None and given is not None:
-                self._make_mover(epoch, deadline).give(wire, given, dst)
+                self._make_mover(epoch, deadline).give(channel, given, dst)
         if agreed.failure is not None:
             raise agreed.failure
 
@@ -358,15 +358,15 @@ class Group:
         epoch.check(src)
         taken, own = self._make_part(self._prepare_taken(out), {})
         call = group_pb2.GroupCall(kind=kind, fingerprint=b"" if taken is None else taken.fingerprint)
-        with epoch.call(deadline, f"{kind}()", src) as link:
-            wire = GroupWire(link, PAIR_TAG, deadline, self._client.pool)
+        with epoch.call(deadline, f"{kind}()", src) as whole:
+            channel = CallChannel(whole, PAIR_TAG, deadline, self._client.pool)
             check = _refuse if taken is None else taken.check
             sent_specs, received_specs = epoch.sent_specs[src], epoch.received_specs[src]
             agreed = agree_pair(
-                wire, src, call, sent_specs=sent_specs, received_specs=received_specs, check=check, own=own
+                channel, src, call, sent_specs=sent_specs, received_specs=received_specs, check=check, own=own
             )
             if agreed.failure is None and taken is not None:
-                self._make_mover(epoch, deadline).take(wire, taken, get_spec(agreed), sum(agreed.values_nbytes), src)
+                self._make_mover(epoch, deadline).take(channel, taken, get_spec(agreed), sum(agreed.values_nbytes), src)
         if agreed.failure is not None or taken is None:
             raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a destination")
         return taken.finish(get_spec(agreed))

@@ -12,67 +12,66 @@ from tdserve.client.groups.reducing import Reducing
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.tree import Spec
-from tdserve.transport.group_content import GroupWire, recv_content, send_content
-from tdserve.transport.group_nccl import NcclLink
+from tdserve.transport.group_content import CallChannel, recv_content, send_content
+from tdserve.transport.group_nccl import NcclGroupChannel
 from tdserve.transport.group_ring import reduce_in_ring
 from tdserve.transport.sources_sinks import view_bytes
 
 
 class GroupMover(Protocol):
-    """The movement of one call's content; every method ends the link when it fails."""
+    """The movement of one call's content; every method ends the channel when it fails."""
 
-    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
+    def give(self, channel: CallChannel, given: GivenPart, peer: int) -> None:
         """Sends to one rank."""
 
-    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
         """Receives from one rank."""
 
-    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
+    def broadcast_from(self, channel: CallChannel, given: GivenPart) -> None:
         """Sends to all ranks."""
 
-    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         """Receives from the source, or from a rank that passes it on."""
 
-    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
+    def reduce(self, channel: CallChannel, reducing: Reducing, op: str) -> None:
         """Reduces over all ranks."""
 
 
 class HostMover:
-    """Mover over the link; content on a GPU is copied."""
+    """Mover over the channel; content on a GPU is copied."""
 
-    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
-        send_content(wire, given.messages, given.make_source(), [peer])
+    def give(self, channel: CallChannel, given: GivenPart, peer: int) -> None:
+        send_content(channel, given.messages, given.make_source(), [peer])
 
-    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
-        recv_content(wire, divide_messages(spec, values_nbytes), taken.make_sink(spec, values_nbytes, wire.pool), peer)
+    def take(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
+        sink = taken.make_sink(spec, values_nbytes, channel.pool)
+        recv_content(channel, divide_messages(spec, values_nbytes), sink, peer)
 
-    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
+    def broadcast_from(self, channel: CallChannel, given: GivenPart) -> None:
         messages = given.messages
-        way = plan_route(
-            wire.link.rank, wire.link.rank, wire.link.world_size, sum(message.nbytes for message in messages)
-        )
-        send_content(wire, messages, given.make_source(), way.children)
+        way = plan_route(channel.rank, channel.rank, channel.world_size, sum(message.nbytes for message in messages))
+        send_content(channel, messages, given.make_source(), way.children)
 
-    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         messages = divide_messages(spec, values_nbytes)
-        way = plan_route(wire.link.rank, src, wire.link.world_size, sum(message.nbytes for message in messages))
+        way = plan_route(channel.rank, src, channel.world_size, sum(message.nbytes for message in messages))
         parent = src if way.parent is None else way.parent
-        recv_content(wire, messages, taken.make_sink(spec, values_nbytes, wire.pool), parent, way.children)
+        recv_content(channel, messages, taken.make_sink(spec, values_nbytes, channel.pool), parent, way.children)
 
-    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
+    def reduce(self, channel: CallChannel, reducing: Reducing, op: str) -> None:
         for flat in reducing.make_flats():
-            reduce_in_ring(wire, flat, "sum" if op == "mean" else op)
+            reduce_in_ring(channel, flat, "sum" if op == "mean" else op)
 
 
 class DeviceMover:
-    """Mover that uses NCCL for tensors and the link for values.
+    """Mover that uses NCCL for tensors and the channel for values.
 
     Args:
-        nccl: NCCL link of the epoch.
+        nccl: NCCL channel of the epoch.
         deadline: Deadline of the call.
     """
 
-    def __init__(self, nccl: NcclLink, deadline: Deadline) -> None:
+    def __init__(self, nccl: NcclGroupChannel, deadline: Deadline) -> None:
         self._nccl = nccl
         self._deadline = deadline
 
@@ -80,32 +79,32 @@ class DeviceMover:
     def _remaining_s(self) -> float:
         return self._deadline.remaining_s or 0.0
 
-    def give(self, wire: GroupWire, given: GivenPart, peer: int) -> None:
+    def give(self, channel: CallChannel, given: GivenPart, peer: int) -> None:
         self._nccl.send(DeviceLeaves(given.tensors).flats, peer, self._remaining_s)
-        send_content(wire, cut_values(given.values_nbytes), given.make_values_source(), [peer])
+        send_content(channel, cut_values(given.values_nbytes), given.make_values_source(), [peer])
 
-    def take(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
+    def take(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, peer: int) -> None:
         leaves = DeviceLeaves(taken.make_tensors(self._nccl.device, spec))
         self._nccl.recv(leaves.flats, peer, self._remaining_s)
         leaves.spread()
-        recv_content(wire, cut_values(values_nbytes), taken.make_values_sink(values_nbytes, wire.pool), peer)
+        recv_content(channel, cut_values(values_nbytes), taken.make_values_sink(values_nbytes, channel.pool), peer)
 
-    def broadcast_from(self, wire: GroupWire, given: GivenPart) -> None:
-        self._nccl.broadcast(DeviceLeaves(given.tensors).flats, wire.link.rank, self._remaining_s)
+    def broadcast_from(self, channel: CallChannel, given: GivenPart) -> None:
+        self._nccl.broadcast(DeviceLeaves(given.tensors).flats, channel.rank, self._remaining_s)
         messages = cut_values(given.values_nbytes)
-        way = plan_route(wire.link.rank, wire.link.rank, wire.link.world_size, given.values_nbytes)
-        send_content(wire, messages, given.make_values_source(), way.children)
+        way = plan_route(channel.rank, channel.rank, channel.world_size, given.values_nbytes)
+        send_content(channel, messages, given.make_values_source(), way.children)
 
-    def broadcast_to(self, wire: GroupWire, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
+    def broadcast_to(self, channel: CallChannel, taken: TakenPart, spec: Spec, values_nbytes: int, src: int) -> None:
         leaves = DeviceLeaves(taken.make_tensors(self._nccl.device, spec))
         self._nccl.broadcast(leaves.flats, src, self._remaining_s)
         leaves.spread()
-        way = plan_route(wire.link.rank, src, wire.link.world_size, values_nbytes)
+        way = plan_route(channel.rank, src, channel.world_size, values_nbytes)
         parent = src if way.parent is None else way.parent
-        sink = taken.make_values_sink(values_nbytes, wire.pool)
-        recv_content(wire, cut_values(values_nbytes), sink, parent, way.children)
+        sink = taken.make_values_sink(values_nbytes, channel.pool)
+        recv_content(channel, cut_values(values_nbytes), sink, parent, way.children)
 
-    def reduce(self, wire: GroupWire, reducing: Reducing, op: str) -> None:
+    def reduce(self, channel: CallChannel, reducing: Reducing, op: str) -> None:
         self._nccl.all_reduce(reducing.make_flats(), "sum" if op == "mean" else op, self._remaining_s)
 
 

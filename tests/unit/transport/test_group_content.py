@@ -7,9 +7,9 @@ import torch
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import Message
-from tdserve.transport.group_content import GroupWire, recv_content, send_content
+from tdserve.transport.group_content import CallChannel, recv_content, send_content
 from tdserve.transport.sources_sinks import FlatEnd
-from tests.unit.transport.links import linked
+from tests.unit.transport.group_channels import open_channels
 
 MESSAGES = tuple(Message(offset, 1 << 18, ()) for offset in range(0, 1 << 23, 1 << 18))
 """32 messages: more than may be under way at once."""
@@ -34,32 +34,32 @@ class Staged(FlatEnd):
 def test_content_when_passed_on_then_every_rank_has_all_of_it(end: type[FlatEnd], onward: dict[int, list[int]]) -> None:
     parents = {child: parent for parent, children in onward.items() for child in children}
 
-    def move(wire: GroupWire) -> torch.Tensor:
-        rank = wire.link.rank
+    def move(channel: CallChannel) -> torch.Tensor:
+        rank = channel.rank
         if rank == 0:
-            send_content(wire, MESSAGES, FlatEnd(numbers()), onward[0])
+            send_content(channel, MESSAGES, FlatEnd(numbers()), onward[0])
             return numbers()
         into = torch.zeros(1 << 23, dtype=torch.uint8)
-        recv_content(wire, MESSAGES, end(into), parents[rank], onward.get(rank, ()))
+        recv_content(channel, MESSAGES, end(into), parents[rank], onward.get(rank, ()))
         return into
 
-    with linked(4) as links:
-        for found in links.each(move):
+    with open_channels(4) as channels:
+        for found in channels.each(move):
             assert torch.equal(found, numbers())
 
 
 def test_content_when_a_rank_in_the_middle_goes_then_those_before_and_behind_it_raise() -> None:
-    def move(wire: GroupWire) -> None:
-        rank = wire.link.rank
+    def move(channel: CallChannel) -> None:
+        rank = channel.rank
         if rank == 1:
-            recv_content(wire, MESSAGES[:3], FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 0, [2])
-            wire.link.close()
+            recv_content(channel, MESSAGES[:3], FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 0, [2])
+            channel.group.close()
             return
-        part = partial(send_content, wire, MESSAGES * 8, FlatEnd(numbers()), [1])
+        part = partial(send_content, channel, MESSAGES * 8, FlatEnd(numbers()), [1])
         if rank == 2:
-            part = partial(recv_content, wire, MESSAGES, FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 1)
+            part = partial(recv_content, channel, MESSAGES, FlatEnd(torch.zeros(1 << 23, dtype=torch.uint8)), 1)
         with pytest.raises((PeerLostError, DeadlineExceededError)):
             part()
 
-    with linked(3) as links:
-        links.each(move)
+    with open_channels(3) as channels:
+        channels.each(move)

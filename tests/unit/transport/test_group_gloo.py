@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.transport.group_content import GroupWire
-from tdserve.transport.group_gloo import LARGE_BYTES, GroupLink
+from tdserve.transport.group_content import CallChannel
+from tdserve.transport.group_gloo import LARGE_BYTES, GroupChannel
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND
 from tests.processes import wait_for
-from tests.unit.transport.links import TIMEOUT_S, linked
+from tests.unit.transport.group_channels import TIMEOUT_S, open_channels
 
 
 def ones(nbytes: int) -> torch.Tensor:
@@ -21,39 +21,39 @@ def ones(nbytes: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("nbytes", [1, 3_000_000])
 def test_send_when_to_every_other_then_each_gets_what_was_sent(nbytes: int) -> None:
-    def exchange(wire: GroupWire) -> list[int]:
-        rank, others = wire.link.rank, [peer for peer in range(3) if peer != wire.link.rank]
+    def exchange(channel: CallChannel) -> list[int]:
+        rank, others = channel.rank, [peer for peer in range(3) if peer != channel.rank]
         into = [torch.zeros(nbytes, dtype=torch.uint8) for _ in others]
-        works = [wire.expect(buffer, peer) for buffer, peer in zip(into, others, strict=True)]
-        works += [wire.post(ones(nbytes) * (10 * rank + peer), peer) for peer in others]
-        wire.wait(works)
+        works = [channel.expect(buffer, peer) for buffer, peer in zip(into, others, strict=True)]
+        works += [channel.post(ones(nbytes) * (10 * rank + peer), peer) for peer in others]
+        channel.wait(works)
         return [value for buffer in into for value in sorted(set(buffer.tolist()))]
 
-    with linked(3) as links:
-        assert links.each(exchange) == [[10, 20], [1, 21], [2, 12]]
+    with open_channels(3) as channels:
+        assert channels.each(exchange) == [[10, 20], [1, 21], [2, 12]]
 
 
 @pytest.mark.parametrize("nbytes", [8, 3_000_000])
 def test_wait_when_nothing_comes_then_deadline_and_every_rank_sees_a_lost_peer(nbytes: int) -> None:
-    def wait(wire: GroupWire) -> float:
+    def wait(channel: CallChannel) -> float:
         begin_s = time.monotonic()
-        if wire.link.rank == 1:
+        if channel.rank == 1:
             with pytest.raises(DeadlineExceededError, match="rank 2 of group 'g'"):
-                wire.link.wait_all([wire.expect(ones(nbytes), 2)], 0.2)
+                channel.group.wait_all([channel.expect(ones(nbytes), 2)], 0.2)
         else:
             with pytest.raises(PeerLostError):
-                wire.wait([wire.expect(ones(nbytes), 1)])
+                channel.wait([channel.expect(ones(nbytes), 1)])
         return time.monotonic() - begin_s
 
-    with linked(3) as links:
-        assert max(links.each(wait)) < 15.0
-        with pytest.raises(PeerLostError, match="link is closed"):
-            links.links[1].send(ones(1), 0, 1)
+    with open_channels(3) as channels:
+        assert max(channels.each(wait)) < 15.0
+        with pytest.raises(PeerLostError, match="channel is closed"):
+            channels.channels[1].send(ones(1), 0, 1)
 
 
 def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go() -> None:
-    with linked(2) as links, ThreadPoolExecutor(1) as thread:
-        waits, sends = links.links
+    with open_channels(2) as channels, ThreadPoolExecutor(1) as thread:
+        waits, sends = channels.channels
         works = [waits.recv(ones(3_000_000), 1, 1) for _ in range(2)]
         waiting = thread.submit(waits.wait_all, works, 60.0)
         half_sent = sends.send(ones(3_000_000), 0, 1)  # the second never comes
@@ -66,25 +66,25 @@ def test_close_when_another_thread_waits_for_a_large_message_then_it_is_let_go()
 
 
 def test_close_when_a_large_message_has_not_begun_then_gloo_ends_the_wait_of_the_other_rank() -> None:
-    def wait_or_close(wire: GroupWire) -> None:
-        if wire.link.rank == 0:
+    def wait_or_close(channel: CallChannel) -> None:
+        if channel.rank == 0:
             with pytest.raises(PeerLostError):
-                wire.wait([wire.expect(ones(3_000_000), 1)])
+                channel.wait([channel.expect(ones(3_000_000), 1)])
         else:
-            wire.link.close()
+            channel.group.close()
 
-    with linked(2) as links:
-        links.each(wait_or_close)
+    with open_channels(2) as channels:
+        channels.each(wait_or_close)
 
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_close_when_another_rank_has_gone_before_then_waits_for_the_rest_end_too(gone: int) -> None:
-    with linked(3) as links:
-        link, rest = links.links[1], 2 - gone
-        works = [link.recv(ones(nbytes), rest, 1) for nbytes in (8, 3_000_000)]
-        links.links[gone].close()
-        wait_for(lambda: is_closed(link, gone), f"the end of the pair with rank {gone}")
-        link.close()
+    with open_channels(3) as channels:
+        channel, rest = channels.channels[1], 2 - gone
+        works = [channel.recv(ones(nbytes), rest, 1) for nbytes in (8, 3_000_000)]
+        channels.channels[gone].close()
+        wait_for(lambda: is_closed(channel, gone), f"the end of the pair with rank {gone}")
+        channel.close()
         begin_s = time.monotonic()
         for work in works:
             with pytest.raises(RuntimeError):
@@ -92,18 +92,18 @@ def test_close_when_another_rank_has_gone_before_then_waits_for_the_rest_end_too
         assert time.monotonic() - begin_s < 5.0
 
 
-def is_closed(link: GroupLink, peer: int) -> bool:
-    """Whether the pair with a rank is closed already, as this end sees it; then the link is closed too."""
+def is_closed(channel: GroupChannel, peer: int) -> bool:
+    """Whether the pair with a rank is closed already, as this end sees it; then the channel is closed too."""
     try:
-        link.recv(ones(1), peer, 99)
+        channel.recv(ones(1), peer, 99)
     except PeerLostError:
         return True
     return False
 
 
 def test_recv_when_behind_a_large_message_then_it_may_be_cut_too() -> None:
-    with linked(2) as links:
-        first, second = links.links
+    with open_channels(2) as channels:
+        first, second = channels.channels
         sizes = (LARGE_BYTES - 1, LARGE_BYTES, 8)
         coming = [first.recv(ones(nbytes), 1, 1) for nbytes in sizes]
         going = [second.send(ones(nbytes), 0, 1) for nbytes in sizes]
@@ -117,19 +117,19 @@ def test_recv_when_behind_a_large_message_then_it_may_be_cut_too() -> None:
 
 
 def test_wait_when_a_rank_has_gone_then_the_error_has_its_given_name() -> None:
-    with linked(2, names=["the first", "the second"]) as links:
-        work = links.links[0].recv(ones(8), 1, 1)
-        links.links[1].close()
+    with open_channels(2, names=["the first", "the second"]) as channels:
+        work = channels.channels[0].recv(ones(8), 1, 1)
+        channels.channels[1].close()
         with pytest.raises(PeerLostError, match=r"^lost the second: [^[/]"):
-            links.links[0].wait_all([work], 5.0)
+            channels.channels[0].wait_all([work], 5.0)
 
 
-def test_link_when_of_one_rank_then_formed_and_closed() -> None:
-    with linked(1) as links:
-        assert links.links[0].world_size == 1
+def test_channel_when_of_one_rank_then_formed_and_closed() -> None:
+    with open_channels(1) as channels:
+        assert channels.channels[0].world_size == 1
 
 
-def test_link_when_the_others_do_not_come_then_connect_error() -> None:
+def test_channel_when_the_others_do_not_come_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     with pytest.raises(ConnectError, match="gloo"):
-        GroupLink(store, 0, 2, host="127.0.0.1", bond=BOND, name="g", timeout_s=0.1)
+        GroupChannel(store, 0, 2, host="127.0.0.1", bond=BOND, name="g", timeout_s=0.1)

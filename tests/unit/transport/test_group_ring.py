@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tdserve.transport import group_ring
-from tdserve.transport.group_content import GroupWire
+from tdserve.transport.group_content import CallChannel
 from tdserve.transport.group_ring import reduce_in_ring
-from tests.unit.transport.links import Links, linked
+from tests.unit.transport.group_channels import Channels, open_channels
 
 PIECE = 1024
 """Floats of a piece here."""
@@ -25,22 +25,22 @@ def numbers(numel: int) -> torch.Tensor:
 def test_all_reduce_when_added_then_every_rank_has_the_sum(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_ring, "PIECE_BYTES", 4 * PIECE)
 
-    def reduce(wire: GroupWire) -> list[torch.Tensor]:
-        flats = [numbers(numel) * (wire.link.rank + 1) for numel in SIZES]
+    def reduce(channel: CallChannel) -> list[torch.Tensor]:
+        flats = [numbers(numel) * (channel.rank + 1) for numel in SIZES]
         for flat in flats:
-            reduce_in_ring(wire, flat, "sum")
+            reduce_in_ring(channel, flat, "sum")
         return flats
 
-    with linked(size) as links:
-        for flats in links.each(reduce):
+    with open_channels(size) as channels:
+        for flats in channels.each(reduce):
             for numel, flat in zip(SIZES, flats, strict=True):
                 assert torch.equal(flat, numbers(numel) * sum(range(1, size + 1)))
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Links]:
-    with linked(3) as links:
-        yield links
+def three() -> Iterator[Channels]:
+    with open_channels(3) as channels:
+        yield channels
 
 
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.uint8, torch.complex64)
@@ -49,15 +49,15 @@ DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64,
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool])
 def test_all_reduce_when_of_any_dtype_then_bitwise_the_same_everywhere(
-    three: Links, dtype: torch.dtype, op: str
+    three: Channels, dtype: torch.dtype, op: str
 ) -> None:
     if dtype is torch.complex64 and op != "sum":
         return
     inputs = [torch.randint(0, 9, (1000,), generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3)]
 
-    def reduce(wire: GroupWire) -> torch.Tensor:
-        flat = inputs[wire.link.rank].clone()
-        reduce_in_ring(wire, flat, op)
+    def reduce(channel: CallChannel) -> torch.Tensor:
+        flat = inputs[channel.rank].clone()
+        reduce_in_ring(channel, flat, op)
         return flat
 
     first, *others = three.each(reduce)

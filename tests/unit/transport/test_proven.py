@@ -29,7 +29,7 @@ from tests.stranger import (
     reflect,
     taken,
 )
-from tests.unit.transport.links import linked
+from tests.unit.transport.group_channels import open_channels
 
 TIMEOUT_S = 20.0
 NUM_TAKEN = 60
@@ -63,9 +63,9 @@ def test_pair_when_a_stranger_has_the_next_numbers_then_it_is_formed_all_the_sam
 
 def test_group_when_a_stranger_has_the_next_numbers_then_it_is_formed_all_the_same() -> None:
     port, number = device_of_this_process()
-    with taken(port, range(number, number + NUM_TAKEN), be_wrong) as became, linked(3) as links:
-        for rank, wire in enumerate(links.links):
-            assert (wire.rank, wire.world_size) == (rank, 3)
+    with taken(port, range(number, number + NUM_TAKEN), be_wrong) as became, open_channels(3) as channels:
+        for rank, channel in enumerate(channels.channels):
+            assert (channel.rank, channel.world_size) == (rank, 3)
         assert became
 
 

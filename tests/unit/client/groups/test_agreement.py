@@ -18,9 +18,9 @@ from tdserve.client.groups.member_parts import compute_fingerprint
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches
-from tdserve.transport.group_content import GroupWire
+from tdserve.transport.group_content import CallChannel
 from tdserve.v1 import group_pb2
-from tests.unit.transport.links import linked
+from tests.unit.transport.group_channels import open_channels
 
 SPEC = capture(TensorDict({"x": torch.zeros(3)})).spec
 OTHER = capture(TensorDict({"x": torch.zeros(4)})).spec
@@ -94,17 +94,17 @@ def test_known_when_a_structure_was_sent_then_it_is_not_sent_again_and_an_unsent
 def play(specs: list[Spec], own: dict[int, TDServeError]) -> list[Agreed]:
     """What members agree on that hold these structures; the call is a gather."""
 
-    def agree_here(wire: GroupWire) -> Agreed:
-        rank = wire.link.rank
+    def agree_here(channel: CallChannel) -> Agreed:
+        rank = channel.rank
         known = Known({})
         call = group_pb2.GroupCall(kind="gather", fingerprint=compute_fingerprint(specs[rank]), values_nbytes=[rank])
         if rank == 0:
             describe_structure(call, specs[0], compute_fingerprint(specs[0]), known)
         check = None if rank == 0 else lambda spec: check_matches(spec, specs[rank], store="g")
-        return agree(wire, call, known=known, check=check, own=own.get(rank))
+        return agree(channel, call, known=known, check=check, own=own.get(rank))
 
-    with linked(len(specs)) as links:
-        return links.each(agree_here)
+    with open_channels(len(specs)) as channels:
+        return channels.each(agree_here)
 
 
 def test_agree_when_all_hold_the_same_then_all_get_it() -> None:
@@ -135,14 +135,14 @@ def test_agree_pair_when_structures_are_compared_then_both_come_to_the_same(
 ) -> None:
     sent_specs, received_specs = Known({}), Known({})
 
-    def agree_here(wire: GroupWire) -> Agreed:
-        if wire.link.rank == 0:
+    def agree_here(channel: CallChannel) -> Agreed:
+        if channel.rank == 0:
             call = group_pb2.GroupCall(kind="send", values_nbytes=[9])
             describe_structure(call, SPEC, compute_fingerprint(SPEC), sent_specs)
-            return agree_pair(wire, 1, call, sent_specs=sent_specs, received_specs=Known({}), check=None, own=None)
+            return agree_pair(channel, 1, call, sent_specs=sent_specs, received_specs=Known({}), check=None, own=None)
         call = group_pb2.GroupCall(kind="recv", fingerprint=compute_fingerprint(taken))
         return agree_pair(
-            wire,
+            channel,
             0,
             call,
             sent_specs=Known({}),
@@ -151,9 +151,9 @@ def test_agree_pair_when_structures_are_compared_then_both_come_to_the_same(
             own=None,
         )
 
-    with linked(2) as links:
+    with open_channels(2) as channels:
         for _ in range(2):  # the second time, the structure is known
-            found = links.each(agree_here)
+            found = channels.each(agree_here)
             assert [None if each.failure is None else type(each.failure).__name__ for each in found] == names
             if names[0] is None:
                 assert found == [Agreed(SPEC, [9])] * 2

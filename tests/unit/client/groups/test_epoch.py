@@ -18,7 +18,7 @@ from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClient
 from tdserve.client.groups import epoch as group_epoch
 from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.client.groups.group import Group
-from tdserve.transport.group_content import CALL_TAG, GroupWire
+from tdserve.transport.group_content import CALL_TAG, CallChannel
 from tdserve.transport.pool import BufferPool
 from tests.processes import wait_for
 from tests.teams import Team, content, number_in
@@ -111,14 +111,16 @@ def test_call_when_a_member_leaves_that_has_finished_it_then_the_others_finish_i
 
         def play(group: Group) -> list[int]:
             epoch, deadline = team.epochs[group.rank], Deadline.after(20.0)
-            with epoch.call(deadline, "it") as link:
+            with epoch.call(deadline, "it") as whole:
                 barrier.wait(20.0)
                 if group.rank == 2:
                     return []
                 wait_for(lambda: epoch.is_lost, "the news of the leave")
-                assert not find_threads(f"tdserve-group-{team.name}-end")  # nothing is going to close the link
-                wire, into = GroupWire(link, CALL_TAG, deadline, BufferPool()), torch.zeros(3, dtype=torch.uint8)
-                wire.wait([wire.expect(into, 1 - group.rank), wire.post(torch.full_like(into, 7), 1 - group.rank)])
+                assert not find_threads(f"tdserve-group-{team.name}-end")  # nothing is going to close the channel
+                channel, into = CallChannel(whole, CALL_TAG, deadline, BufferPool()), torch.zeros(3, dtype=torch.uint8)
+                channel.wait(
+                    [channel.expect(into, 1 - group.rank), channel.post(torch.full_like(into, 7), 1 - group.rank)]
+                )
             return into.tolist()
 
         def leave(group: Group) -> list[int]:
@@ -166,7 +168,7 @@ def test_call_of_two_when_the_other_was_let_go_of_a_call_of_all_then_refused_wit
         assert team.each(play, [1, 2]) == [4, 4]
 
 
-def test_call_when_a_link_breaks_silently_then_the_error_names_rank_and_remedy(server: tdserve.Server) -> None:
+def test_call_when_a_channel_breaks_silently_then_the_error_names_rank_and_remedy(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         team.epochs[1].check().close()
         said = (
@@ -281,7 +283,7 @@ def test_check_when_closed_or_forked_then_typed_error(server: tdserve.Server, mo
             team.groups[0].next_epoch()
 
 
-def test_next_epoch_when_in_a_fork_then_typed_error_and_the_link_goes_on(
+def test_next_epoch_when_in_a_fork_then_typed_error_and_the_channel_goes_on(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Team(server, 2) as team:

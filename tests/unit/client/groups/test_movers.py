@@ -6,9 +6,9 @@ import torch
 from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
 from tdserve.messages.layout import LARGE_LEAF_BYTES
-from tdserve.transport.group_content import GroupWire
+from tdserve.transport.group_content import CallChannel
 from tests.teams import LARGE, SMALL, content, number_in
-from tests.unit.transport.links import linked
+from tests.unit.transport.group_channels import open_channels
 
 
 def test_device_leaves_when_of_all_sizes_then_small_ones_are_one_flat_and_all_are_put_back() -> None:
@@ -32,24 +32,24 @@ def test_device_leaves_when_of_all_sizes_then_small_ones_are_one_flat_and_all_ar
 def test_host_mover_when_it_gives_and_broadcasts_then_taken_whole(num_floats: int) -> None:
     mover = HostMover()
 
-    def play(wire: GroupWire) -> list[int]:
-        given = GivenPart(content(wire.link.rank, num_floats), name="g", allow_pickle=False)
+    def play(channel: CallChannel) -> list[int]:
+        given = GivenPart(content(channel.rank, num_floats), name="g", allow_pickle=False)
         found = []
         for src in range(3):
             taken = TakenPart(None, name="g", allow_pickle=False)
-            if wire.link.rank == src:
-                mover.broadcast_from(wire, given)
+            if channel.rank == src:
+                mover.broadcast_from(channel, given)
             else:
                 nbytes = GivenPart(content(src, num_floats), name="g", allow_pickle=False).values_nbytes
-                mover.broadcast_to(wire, taken, given.spec, nbytes, src)
+                mover.broadcast_to(channel, taken, given.spec, nbytes, src)
                 found.append(number_in(taken.finish(given.spec), num_floats))
-        if wire.link.rank == 0:
-            mover.give(wire, given, 2)
-        elif wire.link.rank == 2:
+        if channel.rank == 0:
+            mover.give(channel, given, 2)
+        elif channel.rank == 2:
             taken = TakenPart(None, name="g", allow_pickle=False)
-            mover.take(wire, taken, given.spec, given.values_nbytes, 0)
+            mover.take(channel, taken, given.spec, given.values_nbytes, 0)
             found.append(number_in(taken.finish(given.spec), num_floats))
         return found
 
-    with linked(3) as links:
-        assert links.each(play) == [[1, 2], [0, 2], [0, 1, 0]]
+    with open_channels(3) as channels:
+        assert channels.each(play) == [[1, 2], [0, 2], [0, 1, 0]]

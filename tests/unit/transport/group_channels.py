@@ -1,4 +1,4 @@
-"""Links of a whole epoch in one process, each rank in a thread of its own."""
+"""Channels of a whole epoch in one process, each rank in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.transport.group_content import CALL_TAG, GroupWire
-from tdserve.transport.group_gloo import GroupLink
+from tdserve.transport.group_content import CALL_TAG, CallChannel
+from tdserve.transport.group_gloo import GroupChannel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND
@@ -19,8 +19,8 @@ TIMEOUT_S = 20.0
 _Result = TypeVar("_Result")
 
 
-class Links:
-    """The links by rank, and threads to use them."""
+class Channels:
+    """The channels by rank, and threads to use them."""
 
     def __init__(self, size: int, names: Sequence[str] = ()) -> None:
         self._threads = ThreadPoolExecutor(size)
@@ -36,30 +36,34 @@ class Links:
 
         stores += [KVStore(publish(rank)) for rank in range(size)]
 
-        def make(rank: int) -> GroupLink:
-            return GroupLink(
+        def make(rank: int) -> GroupChannel:
+            return GroupChannel(
                 stores[rank], rank, size, host="127.0.0.1", bond=BOND, name="g", timeout_s=TIMEOUT_S, peers=names
             )
 
-        self.links = [future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]]
+        self.channels = [
+            future.result(TIMEOUT_S) for future in [self._threads.submit(make, rank) for rank in range(size)]
+        ]
 
-    def each(self, call: Callable[[GroupWire], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
+    def each(self, call: Callable[[CallChannel], _Result], *, timeout_s: float = TIMEOUT_S) -> list[_Result]:
         """Returns the results of a call at each rank, made by all at once."""
-        wires = [GroupWire(link, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for link in self.links]
-        return [future.result(TIMEOUT_S) for future in [self._threads.submit(call, wire) for wire in wires]]
+        channels = [
+            CallChannel(channel, CALL_TAG, Deadline.after(timeout_s), BufferPool()) for channel in self.channels
+        ]
+        return [future.result(TIMEOUT_S) for future in [self._threads.submit(call, channel) for channel in channels]]
 
     def close(self) -> None:
-        """Closes the links and ends the threads."""
-        for link in self.links:
-            link.close()
+        """Closes the channels and ends the threads."""
+        for channel in self.channels:
+            channel.close()
         self._threads.shutdown()
 
 
 @contextmanager
-def linked(size: int, names: Sequence[str] = ()) -> Iterator[Links]:
-    """Makes links of so many ranks; ``names`` as of ``GroupLink.peers``."""
-    links = Links(size, names)
+def open_channels(size: int, names: Sequence[str] = ()) -> Iterator[Channels]:
+    """Makes channels of so many ranks; ``names`` as of ``GroupChannel.peers``."""
+    channels = Channels(size, names)
     try:
-        yield links
+        yield channels
     finally:
-        links.close()
+        channels.close()
