@@ -37,21 +37,21 @@ milliseconds."""
 _RECEIVE_BYTES = 1 << 18
 
 
-class LocalLink(asyncio.Protocol):
+class LocalConnection(asyncio.Protocol):
     """The control process's end of one connection, on its event loop.
 
     Args:
-        on_message: Called with this link for every message.
-        on_lost: Called with this link once the client's end is gone.
-        strangers: Links of the same server that belong to no session yet, in order of arrival; None if this is the only
-            one.
+        on_message: Called with this connection for every message.
+        on_lost: Called with this connection once the client's end is gone.
+        strangers: Connections of the same server that belong to no session yet, in order of arrival; None if this is
+            the only one.
     """
 
     def __init__(
         self,
-        on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
-        on_lost: Callable[[LocalLink], None],
-        strangers: dict[LocalLink, None] | None = None,
+        on_message: Callable[[LocalConnection, control_pb2.ClientMessage], None],
+        on_lost: Callable[[LocalConnection], None],
+        strangers: dict[LocalConnection, None] | None = None,
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
@@ -70,7 +70,7 @@ class LocalLink(asyncio.Protocol):
         asyncio.get_running_loop().call_later(ATTACH_TIMEOUT_S, self._close_stranger)
 
     def let_in(self) -> None:
-        """Admits the client, which has identified its session: the link stays, and may receive large messages."""
+        """Admits the client, which has identified its session: the connection stays, and may receive large messages."""
         self._strangers.pop(self, None)
         self._reader.max_bytes = MAX_RECEIVED_BYTES
 
@@ -133,8 +133,8 @@ class LocalLink(asyncio.Protocol):
 
 async def listen(
     root: Path,
-    on_message: Callable[[LocalLink, control_pb2.ClientMessage], None],
-    on_lost: Callable[[LocalLink], None],
+    on_message: Callable[[LocalConnection, control_pb2.ClientMessage], None],
+    on_lost: Callable[[LocalConnection], None],
 ) -> asyncio.AbstractServer:
     """Listens in the root folder, and replaces the socket of a server that is gone.
 
@@ -154,9 +154,9 @@ async def listen(
             bound.close()
             raise
     loop = asyncio.get_running_loop()
-    strangers: dict[LocalLink, None] = {}
+    strangers: dict[LocalConnection, None] = {}
     server = await loop.create_unix_server(
-        lambda: LocalLink(on_message, on_lost, strangers), sock=bound, start_serving=False
+        lambda: LocalConnection(on_message, on_lost, strangers), sock=bound, start_serving=False
     )
     try:
         await server.start_serving()

@@ -28,7 +28,7 @@ _log = logging.getLogger("tdserve.control")
 _Answer = TypeVar("_Answer")
 
 
-class SessionLink:
+class SessionConnection:
     """The way from the control process to one client; messages of several tasks never mix.
 
     Attributes:
@@ -52,7 +52,9 @@ class SessionLink:
 class Handlers(Protocol):
     """The control process's handler of each method; a handler raises TDServeError if the client made a mistake."""
 
-    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None: ...
+    async def serve_session(
+        self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]
+    ) -> None: ...
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription: ...
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
@@ -66,7 +68,7 @@ class Servicer(ControlServiceServicer):
         self._handlers = handlers
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        await _answer(self._handlers.serve_session(SessionLink(context), request_iterator), context)
+        await _answer(self._handlers.serve_session(SessionConnection(context), request_iterator), context)
 
     async def DescribeStore(self, request: control_pb2.DescribeStoreRequest, context: Any) -> Any:
         return await _answer(self._handlers.describe_store(request), context)

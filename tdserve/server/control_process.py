@@ -16,7 +16,7 @@ from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
 from tdserve.server.compaction import compact_all
 from tdserve.server.movers.permit_mover import PermitMover
@@ -175,7 +175,9 @@ class ControlProcess:
         if is_synced:
             self._root.note_run(is_synced=True)
 
-    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+    async def serve_session(
+        self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]
+    ) -> None:
         """Serves one session, from Hello to its end."""
         first = await _receive_first(messages)
         if first is None or not first.HasField("hello"):
@@ -183,9 +185,9 @@ class ControlProcess:
         try:
             await self._is_repaired.wait()  # a retry of a write must not meet its own completion
             self._refuse_when_draining()
-            session = await self._sessions.open(first.hello, link)
+            session = await self._sessions.open(first.hello, connection)
         except TDServeError as error:
-            await link.send(control_pb2.ServerMessage(failure=encode_failure(error)))
+            await connection.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
         self._clients.on_opened(session.client_id)
         self._forget_answers(session.client_id, first.answered)

@@ -113,7 +113,7 @@ class Session:
         self._control_channel: ClientControlChannel | None = None
         self.relays = SessionRelays(self.notify, self.find_interface)
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
-        self._link: SessionStream | LocalEnd = self._stream
+        self._connection: SessionStream | LocalEnd = self._stream
         hello = make_hello(client_id, transport=transport, gpu=gpu.uuid)
         self._stream.send(control_pb2.ClientMessage(hello=hello, answered=requests.report_answered()))
         try:
@@ -180,7 +180,7 @@ class Session:
         try:
             pending.is_mailed = self._control_channel is not None and self._control_channel.send(message)
             if not pending.is_mailed:
-                self._link.send(message)
+                self._connection.send(message)
         except TransportError:
             if self._open.withdraw(request, pending):
                 raise
@@ -191,11 +191,11 @@ class Session:
     def notify(self, message: control_pb2.ClientMessage) -> None:
         """Sends a message that has no answer; it is lost if the session is."""
         with suppress(ConnectError):
-            self._link.send(message)
+            self._connection.send(message)
 
     def flush(self) -> None:
         """Waits until all messages have reached the server. No more can be sent: ``close`` must follow."""
-        self._link.flush(FLUSH_TIMEOUT_S)
+        self._connection.flush(FLUSH_TIMEOUT_S)
 
     def forget(self, request: int) -> None:
         """Forgets a request that is answered, or whose answer does not matter any more.
@@ -223,7 +223,7 @@ class Session:
         """Asks the server to cancel a waiting request; over the same channel, so as not to overtake it."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
         pending = self._open.find(request)
-        way: Any = self._control_channel if pending is not None and pending.is_mailed else self._link
+        way: Any = self._control_channel if pending is not None and pending.is_mailed else self._connection
         with suppress(TransportError):
             way.send(message)
 
@@ -444,7 +444,7 @@ class Session:
             # is fine, and the loss of the session will be noticed at once.
             if not self._open.is_over.wait(LOSS_NOTICE_S):
                 raise
-        self._link = self.local or self._stream
+        self._connection = self.local or self._stream
         if self._open.loss is not None:  # which may be the reason
             raise self._open.loss
 

@@ -15,7 +15,7 @@ from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
 from tdserve.base.ids import make_secret
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.rules.tags import make_tag
@@ -57,7 +57,7 @@ class ClientSession:
     Args:
         number: Unique in this run of the server.
         hello: The client's first message.
-        link: The client's stream.
+        connection: The client's stream.
         make_mover: Makes the mover of a session that is otherwise complete.
         worker: The data worker that moves the session's bytes.
         interface: Address on which that worker waits for the client.
@@ -66,7 +66,7 @@ class ClientSession:
         channel_transport: Transport of content that moves over a channel.
 
     Attributes:
-        link: Connection for answers: the stream, or the local connection once the client is attached.
+        connection: Connection for answers: the stream, or the local connection once the client is attached.
         mover: The mover of the session's content; replaced when a local client is attached.
         requests: Requests under way.
         accepted_requests: Requests under way whose content on the channel a worker deals with already.
@@ -85,7 +85,7 @@ class ClientSession:
         self,
         number: int,
         hello: control_pb2.Hello,
-        link: SessionLink | LocalClient,
+        connection: SessionConnection | LocalClient,
         *,
         make_mover: Callable[[ClientSession], Mover],
         worker: DataWorker,
@@ -99,7 +99,7 @@ class ClientSession:
         self._losing: asyncio.Task[None] | None = None
         self.number = number
         self.hello = hello
-        self.link = link
+        self.connection = connection
         self.worker = worker
         self.requests: set[int] = set()
         self.ended = asyncio.Event()
@@ -143,7 +143,7 @@ class ClientSession:
 
     def attach(self, local: LocalClient, mover: Mover) -> None:
         """Attaches a local client, which moves its content itself from now on."""
-        self.link, self.mover = local, mover
+        self.connection, self.mover = local, mover
         self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
 
     async def _lose_at_end(self, local: LocalClient) -> None:
@@ -359,12 +359,12 @@ class ClientSession:
 
     def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends a message without waiting; such messages of one session arrive in order."""
-        self.run(self.link.send(message), 0)
+        self.run(self.connection.send(message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
         """Sends the answer that a request was refused or has failed. Never by mail: that channel may have failed
         itself."""
-        await self.link.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
+        await self.connection.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     @contextmanager
     def send_refusal(self) -> Iterator[None]:
@@ -416,7 +416,7 @@ class ClientSession:
 
     async def _answer(self, message: control_pb2.ServerMessage) -> None:
         if not self.send_by_mail(message):
-            await self.link.send(message)
+            await self.connection.send(message)
 
     def _make_task_name(self, request: int) -> str:
         return f"tdserve-session-{self.number}-request-{request}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.ids import make_uid
 from tdserve.base.machine import read_pid_namespace
-from tdserve.control.local import LocalLink
+from tdserve.control.local import LocalConnection
 from tdserve.control.status import decode_failure
 from tdserve.server.inline_tasks import InlineFuture
 from tdserve.store.faults import convert_os_errors
@@ -64,7 +64,7 @@ class LocalClient:
 
     Args:
         session: Number of its session, for errors.
-        link: Its connection.
+        connection: Its connection.
         attach: The client's first message.
         lock_name: Lock file that the client holds; "" when it only reads.
         is_gone: Returns whether the holder of a lock file can write no more.
@@ -74,7 +74,7 @@ class LocalClient:
     def __init__(
         self,
         session: int,
-        link: LocalLink,
+        connection: LocalConnection,
         attach: control_pb2.Attach,
         *,
         lock_name: str,
@@ -83,7 +83,7 @@ class LocalClient:
     ) -> None:
         self._sessions_folder = sessions_folder
         self._session = session
-        self._link = link
+        self._connection = connection
         self._is_gone = is_gone
         self._writing: dict[int, asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]] = {}
         self._is_lost = False
@@ -101,8 +101,8 @@ class LocalClient:
             raise NotSupportedError(feature=doing, reason="this client has declared that it only reads")
 
     async def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
-        """Sends a message, without waiting for anything. ``rest`` and errors are those of ``LocalLink.send``."""
-        self._link.send(message, rest)
+        """Sends a message, without waiting for anything. ``rest`` and errors are those of ``LocalConnection.send``."""
+        self._connection.send(message, rest)
 
     def let_write(
         self, request: int, accepted: control_pb2.Accepted, rest: bytes = b""
@@ -134,7 +134,7 @@ class LocalClient:
         if self._is_lost:
             waiting.set_exception(self._make_lost_error())
         else:
-            self._link.send(control_pb2.ServerMessage(request=request, accepted=accepted), rest)
+            self._connection.send(control_pb2.ServerMessage(request=request, accepted=accepted), rest)
             self._writing[request] = waiting
 
     def move_to_tasks(self) -> None:
@@ -173,7 +173,7 @@ class LocalClient:
         for future in list(self._writing.values()):
             if not future.done():
                 future.set_exception(self._make_lost_error())
-        self._link.close()
+        self._connection.close()
 
     def _make_lost_error(self) -> PeerLostError:
         return PeerLostError(peer=f"the client of session {self._session}", reason="its session has ended")

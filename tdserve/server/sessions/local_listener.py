@@ -7,7 +7,7 @@ import hmac
 import logging
 from collections.abc import Callable
 
-from tdserve.control.local import SOCKET_NAME, LocalLink, listen
+from tdserve.control.local import SOCKET_NAME, LocalConnection, listen
 from tdserve.rules.replay.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
@@ -45,9 +45,9 @@ class LocalListener:
         self._process_watch = process_watch
         self._make_mover = make_mover
         self._take = take
-        self._inside: dict[LocalLink, tuple[ClientSession, LocalClient]] = {}
+        self._inside: dict[LocalConnection, tuple[ClientSession, LocalClient]] = {}
         self._free_places = sorted(LOCAL_READERS, reverse=True)
-        self._places: dict[LocalLink, int] = {}
+        self._places: dict[LocalConnection, int] = {}
         self._listening: asyncio.AbstractServer | None = None
 
     async def open(self) -> None:
@@ -62,53 +62,53 @@ class LocalListener:
         if self._listening is not None:
             self._listening.close()
             (self._root.path / SOCKET_NAME).unlink(missing_ok=True)
-        for link in list(self._inside):
-            link.close()
+        for connection in list(self._inside):
+            connection.close()
 
-    def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
-        if link not in self._inside:
-            self._attach(link, message)
+    def _on_message(self, connection: LocalConnection, message: control_pb2.ClientMessage) -> None:
+        if connection not in self._inside:
+            self._attach(connection, message)
             return
-        session, client = self._inside[link]
+        session, client = self._inside[connection]
         if session.ended.is_set():
-            link.close()
+            connection.close()
         elif message.HasField("written"):
             client.on_written(message.request, message.written)
         else:
             self._take(session, message)
 
-    def _on_lost(self, link: LocalLink) -> None:
-        if link in self._inside:
-            session, _ = self._inside.pop(link)
+    def _on_lost(self, connection: LocalConnection) -> None:
+        if connection in self._inside:
+            session, _ = self._inside.pop(connection)
             session.ended.set()
-            if link in self._places:
-                self._free_places.append(self._places.pop(link))
+            if connection in self._places:
+                self._free_places.append(self._places.pop(connection))
 
-    def _attach(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
+    def _attach(self, connection: LocalConnection, message: control_pb2.ClientMessage) -> None:
         """Attaches a client to its session if it shows the session's key and, unless it only reads, holds its lock."""
         attach = message.attach
         session = self._sessions.find(attach.session)
         invited = None if session is None else session.invitation
         if session is None or invited is None or not session.mover.uses_channels or session.ended.is_set():
-            link.close()
+            connection.close()
             return
         holds_lock = session_locks.is_held(self._root.sessions_folder, invited.lock_name)
         if not hmac.compare_digest(attach.key, invited.key) or not (attach.is_read_only or holds_lock):
-            link.close()
+            connection.close()
             return
         lock_name = "" if attach.is_read_only else invited.lock_name
         client = LocalClient(
             session.number,
-            link,
+            connection,
             attach,
             lock_name=lock_name,
             is_gone=self._process_watch.is_gone,
             sessions_folder=self._root.sessions_folder,
         )
         session.attach(client, self._make_mover(session, client))
-        self._inside[link] = session, client
-        link.let_in()
+        self._inside[connection] = session, client
+        connection.let_in()
         welcome = control_pb2.Welcome(session=session.number, transport=session.transport)
         if lock_name and self._free_places:  # it counts the rows that it draws, so it must be able to write
-            welcome.reader = self._places[link] = self._free_places.pop()
-        link.send(control_pb2.ServerMessage(welcome=welcome))
+            welcome.reader = self._places[connection] = self._free_places.pop()
+        connection.send(control_pb2.ServerMessage(welcome=welcome))

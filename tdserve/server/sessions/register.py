@@ -17,7 +17,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import read_boot_id
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, SessionEnds, check_available, choose_channel
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession, find_local_address
@@ -79,7 +79,7 @@ class Sessions:
     def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._by_number.values()))
 
-    async def open(self, hello: control_pb2.Hello, link: SessionLink) -> ClientSession:
+    async def open(self, hello: control_pb2.Hello, connection: SessionConnection) -> ClientSession:
         """Opens a session: answers Hello with Welcome.
 
         An older session of the same client is ended first, together with its transfers. Only then is it certain which
@@ -103,11 +103,11 @@ class Sessions:
         check_room(worker, self, channel.transport)
         self._last_number += 1
         chosen = self._config.interface
-        interface = find_local_address(link.peer) if chosen is None else find_interface_address(chosen)
+        interface = find_local_address(connection.peer) if chosen is None else find_interface_address(chosen)
         session = ClientSession(
             self._last_number,
             hello,
-            link,
+            connection,
             make_mover=self._make_mover,
             worker=worker,
             interface=interface,
@@ -131,7 +131,7 @@ class Sessions:
         if session.invitation is not None:
             welcome.local.CopyFrom(session.invitation.make_message(self._root))
         try:
-            await link.send(control_pb2.ServerMessage(welcome=welcome))
+            await connection.send(control_pb2.ServerMessage(welcome=welcome))
         except BaseException:  # the client went away just now, and no other part has the session
             await self.close(session)
             raise
@@ -169,7 +169,7 @@ class Sessions:
             return
         if report.HasField("rendezvous"):
             message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
-            session.run(session.link.send(message), 0)
+            session.run(session.connection.send(message), 0)
         elif report.HasField("channel_lost"):
             number = report.channel_lost.channel
             reason = f"its data worker reports: {report.channel_lost.reason}"

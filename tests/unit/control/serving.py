@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from tdserve.base.errors import TDServeError
-from tdserve.control.servicer import ControlServer, SessionLink
+from tdserve.control.servicer import ControlServer, SessionConnection
 from tdserve.v1 import control_pb2
 
 _Answer = TypeVar("_Answer")
@@ -22,25 +22,27 @@ class Answering:
         self.failures = failures or {}
         self.peers: list[str] = []
         self.asked: list[str] = []
-        self.ended_links: list[SessionLink] = []
+        self.ended_connections: list[SessionConnection] = []
 
-    async def serve_session(self, link: SessionLink, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
+    async def serve_session(
+        self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]
+    ) -> None:
         """Answers each message with its number; 99 ends the session, and 98 raises an error in it."""
-        self.peers.append(link.peer)
+        self.peers.append(connection.peer)
         async for message in messages:
             if message.request == 99:
                 break
             if message.request == 98:
                 raise self.failures["session"]
-            await link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
-        self.ended_links.append(link)
+            await connection.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
+        self.ended_connections.append(connection)
 
     async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
         return self._answer(request.name, control_pb2.StoreDescription(name=request.name))
 
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-        for link in self.ended_links:
-            await link.send(control_pb2.ServerMessage())
+        for connection in self.ended_connections:
+            await connection.send(control_pb2.ServerMessage())
         return control_pb2.ListStoresResponse(names=[request.prefix])
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:

@@ -20,7 +20,14 @@ from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import ConnectError
 from tdserve.control.framing import frame
-from tdserve.control.local import MAX_STRANGER_FRAME_BYTES, MAX_STRANGERS, SOCKET_NAME, LocalLink, SocketEnd, listen
+from tdserve.control.local import (
+    MAX_STRANGER_FRAME_BYTES,
+    MAX_STRANGERS,
+    SOCKET_NAME,
+    LocalConnection,
+    SocketEnd,
+    listen,
+)
 from tdserve.control.parts import PartJoiner
 from tdserve.v1 import control_pb2
 
@@ -36,14 +43,14 @@ class Echo:
     def __init__(self) -> None:
         self.parts = PartJoiner()
         self.loop = asyncio.new_event_loop()
-        self.links: list[LocalLink] = []
+        self.connections: list[LocalConnection] = []
         self.transports: list[Any] = []
-        self.lost: SimpleQueue[LocalLink] = SimpleQueue()
+        self.lost: SimpleQueue[LocalConnection] = SimpleQueue()
         self._thread = Thread(target=self.loop.run_forever)
         self._thread.start()
 
     def __call__(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Serves a link on the event loop."""
+        """Serves a connection on the event loop."""
         future: Future[_Result] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return future.result(WAIT_S)
 
@@ -55,13 +62,13 @@ class Echo:
         return self(listen(root, self._on_message, self.lost.put))
 
     def close(self, server: asyncio.AbstractServer | None) -> None:
-        """Closes all links and stops the loop."""
+        """Closes all connections and stops the loop."""
 
         async def end() -> None:
             if server is not None:
                 server.close()
-            for link in self.links:
-                link.close()
+            for connection in self.connections:
+                connection.close()
             await asyncio.sleep(0)
 
         self(end())
@@ -69,13 +76,13 @@ class Echo:
         self._thread.join()
         self.loop.close()
 
-    def _on_message(self, link: LocalLink, message: control_pb2.ClientMessage) -> None:
-        self.links.append(link)
-        link.let_in()
+    def _on_message(self, connection: LocalConnection, message: control_pb2.ClientMessage) -> None:
+        self.connections.append(connection)
+        connection.let_in()
         if message.request == 9:
-            link.close()
+            connection.close()
         elif not message.HasField("part") or self.parts.add(message.part):
-            link.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
+            connection.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
 
 
 @pytest.fixture
@@ -91,11 +98,13 @@ def echo() -> Iterator[Echo]:
 def server(echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Echo]:
     """A server that listens."""
 
-    def note_transport(link: LocalLink, transport: Any, take: Any = LocalLink.connection_made) -> None:
+    def note_transport(
+        connection: LocalConnection, transport: Any, take: Any = LocalConnection.connection_made
+    ) -> None:
         echo.transports.append(transport)
-        take(link, transport)
+        take(connection, transport)
 
-    monkeypatch.setattr(LocalLink, "connection_made", note_transport)
+    monkeypatch.setattr(LocalConnection, "connection_made", note_transport)
     listening = echo.listen(tmp_path)
     yield echo
     echo.close(listening)
@@ -234,7 +243,7 @@ def test_send_when_several_threads_do_then_frames_stay_whole(server: Echo, tmp_p
     client.end.close()
 
 
-def test_link_when_the_client_closes_then_one_loss_and_the_server_may_go_on_sending(
+def test_connection_when_the_client_closes_then_one_loss_and_the_server_may_go_on_sending(
     server: Echo, tmp_path: Path
 ) -> None:
     client = Client(tmp_path)
@@ -243,12 +252,12 @@ def test_link_when_the_client_closes_then_one_loss_and_the_server_may_go_on_send
     assert client.came.get(timeout=WAIT_S).done.version == 7
     client.end.close()
     client.end.close()
-    link = server.lost.get(timeout=WAIT_S)
-    assert link is server.links[0]
+    connection = server.lost.get(timeout=WAIT_S)
+    assert connection is server.connections[0]
 
     async def send() -> None:
-        link.send(control_pb2.ServerMessage())
-        link.close()
+        connection.send(control_pb2.ServerMessage())
+        connection.close()
 
     server(send())
     with pytest.raises(ConnectError):
@@ -269,7 +278,7 @@ JUNK = [frame(b"\xff\xff\xff"), (MAX_STRANGER_FRAME_BYTES + 1).to_bytes(4, "litt
 
 
 @pytest.mark.parametrize("junk", JUNK)
-def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
+def test_connection_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
     server: Echo, tmp_path: Path, junk: bytes
 ) -> None:
     other = Client(tmp_path)
@@ -284,7 +293,7 @@ def test_link_when_what_comes_is_no_message_then_it_ends_and_others_go_on(
     other.end.close()
 
 
-def test_links_when_too_many_are_unidentified_then_the_oldest_is_closed(server: Echo, tmp_path: Path) -> None:
+def test_connections_when_too_many_are_unidentified_then_the_oldest_is_closed(server: Echo, tmp_path: Path) -> None:
     known = Client(tmp_path)
     known.end.start()
     known.end.send(asking(1))
@@ -383,19 +392,6 @@ def test_listen_when_the_folder_takes_no_socket_then_os_error(echo: Echo, tmp_pa
     (tmp_path / SOCKET_NAME).mkdir()
     with pytest.raises(OSError, match=SOCKET_NAME):
         echo.listen(tmp_path)
-
-
-def test_listen_when_stopped_in_this_moment_then_nothing_stays_open(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        num_open = len(os.listdir("/proc/self/fd"))
-        listening = asyncio.create_task(listen(tmp_path, lambda link, message: None, lambda link: None))
-        await asyncio.sleep(0)
-        listening.cancel()
-        await asyncio.wait({listening})
-        assert listening.cancelled()
-        assert len(os.listdir("/proc/self/fd")) <= num_open
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -144,7 +144,7 @@ def test_session_when_the_token_is_wrong_then_lost_with_the_reason() -> None:
         connection.close()
 
 
-def test_link_when_the_session_has_ended_then_send_does_nothing() -> None:
+def test_connection_when_the_session_has_ended_then_send_does_nothing() -> None:
     handlers = Answering()
     ends: SimpleQueue[TDServeError] = SimpleQueue()
     with serving(handlers) as address:
@@ -152,7 +152,7 @@ def test_link_when_the_session_has_ended_then_send_does_nothing() -> None:
         stream = connection.open_session(on_message=lambda message: None, on_lost=ends.put)
         stream.send(control_pb2.ClientMessage(request=99))
         ends.get(timeout=TIMEOUT_S)
-        assert len(handlers.ended_links) == 1
+        assert len(handlers.ended_connections) == 1
         connection.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=TIMEOUT_S)  # sends there
         connection.close()
     assert handlers.peers[0].startswith("ipv4:127.0.0.1:")

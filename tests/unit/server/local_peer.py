@@ -13,8 +13,8 @@ import pytest
 from tdserve.base.errors import PeerLostError
 from tdserve.base.ids import make_client_id
 from tdserve.control.framing import FrameReader
-from tdserve.control.local import LocalLink
-from tdserve.control.servicer import SessionLink
+from tdserve.control.local import LocalConnection
+from tdserve.control.servicer import SessionConnection
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
@@ -66,8 +66,8 @@ class LocalPeer:
         world, loop = self._world, asyncio.get_running_loop()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        _, link = await loop.create_connection(
-            lambda: LocalLink(lambda link, message: None, lambda link: None), sock=theirs
+        _, connection = await loop.create_connection(
+            lambda: LocalConnection(lambda connection, message: None, lambda connection: None), sock=theirs
         )
         lock_name = ""
         if not self._attach.is_read_only:
@@ -77,7 +77,7 @@ class LocalPeer:
         self.session = ClientSession(
             self._number,
             hello,
-            SessionLink(Outbox()),
+            SessionConnection(Outbox()),
             make_mover=partial(WorkerMover, world.mover_context),
             worker=world.worker,
             interface="127.0.0.1",
@@ -86,7 +86,7 @@ class LocalPeer:
         )
         self.local = LocalClient(
             self._number,
-            link,
+            connection,
             self._attach,
             lock_name=lock_name,
             is_gone=world.process_watch.is_gone,
@@ -101,7 +101,7 @@ class LocalPeer:
         self.let_go()
         self.session.ended.set()
         await self.session.finish(5.0)
-        await asyncio.sleep(0)  # the link's own end
+        await asyncio.sleep(0)  # the connection's own end
         self._socket.close()
 
     async def receive(self) -> control_pb2.ServerMessage:

@@ -18,7 +18,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import decode_failure
 from tdserve.server import control_process
 from tdserve.server.control_process import ControlProcess
@@ -131,7 +131,7 @@ def test_session_when_it_does_not_begin_with_hello_then_refused(
     process: ControlProcess, run: Loop, messages: list[control_pb2.ClientMessage]
 ) -> None:
     with pytest.raises(RemoteProtocolError, match="Hello"):
-        run(process.serve_session(SessionLink(Outbox()), stream_messages(*messages)))
+        run(process.serve_session(SessionConnection(Outbox()), stream_messages(*messages)))
 
 
 def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Loop) -> None:
@@ -139,7 +139,7 @@ def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Lo
     run(process.drain())
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION, client_id=bytes(16), transport="gloo")
-    run(process.serve_session(SessionLink(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
+    run(process.serve_session(SessionConnection(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
     assert isinstance(outbox.error(), ConnectError)
 
 
@@ -156,7 +156,7 @@ class Serving:
 
     async def start(self) -> None:
         """Starts the session and waits until it is open."""
-        self.task = asyncio.create_task(self.process.serve_session(SessionLink(self.outbox), self._stream()))
+        self.task = asyncio.create_task(self.process.serve_session(SessionConnection(self.outbox), self._stream()))
         await self.outbox.next()
         self.number = self.outbox.messages.pop().welcome.session
 
@@ -277,7 +277,11 @@ def test_mail_when_the_server_drains_then_refused(serving: Serving, run: Loop) -
 def test_session_when_hello_is_of_another_version_then_one_failure(serving: Serving, run: Loop) -> None:
     outbox = Outbox()
     hello = control_pb2.Hello(protocol_version=PROTOCOL_VERSION + 1, client_id=bytes(16), transport="gloo")
-    run(serving.process.serve_session(SessionLink(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))))
+    run(
+        serving.process.serve_session(
+            SessionConnection(outbox), stream_messages(control_pb2.ClientMessage(hello=hello))
+        )
+    )
     error = outbox.error()
     assert isinstance(error, ProtocolVersionError)
     assert (error.expected, error.actual) == (PROTOCOL_VERSION + 1, PROTOCOL_VERSION)
@@ -291,4 +295,4 @@ def test_session_when_nothing_is_said_then_it_ends(process: ControlProcess, run:
         yield control_pb2.ClientMessage()
 
     with pytest.raises(RemoteProtocolError, match="Hello"):
-        run(process.serve_session(SessionLink(Outbox()), silence()))
+        run(process.serve_session(SessionConnection(Outbox()), silence()))

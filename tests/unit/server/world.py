@@ -16,7 +16,7 @@ from tdserve.base.ids import make_client_id
 from tdserve.client.content.leaves import copy_contents
 from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import encode_values
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import decode_failure
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
@@ -90,8 +90,8 @@ class Outbox:
         return decode_failure(message.failure)
 
 
-class OutboxLink(SessionLink):
-    """The link to a client whose answers stay in an outbox."""
+class OutboxConnection(SessionConnection):
+    """The connection to a client whose answers stay in an outbox."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__(outbox)
@@ -142,7 +142,7 @@ class World:
         return ClientSession(
             number,
             hello,
-            OutboxLink(Outbox()),
+            OutboxConnection(Outbox()),
             make_mover=partial(WorkerMover, self.mover_context),
             worker=self.worker,
             interface="127.0.0.1",
@@ -193,8 +193,8 @@ async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
 
 def outbox(session: ClientSession) -> Outbox:
     """Returns the outbox with the session's answers."""
-    assert isinstance(session.link, OutboxLink)
-    return session.link.outbox
+    assert isinstance(session.connection, OutboxConnection)
+    return session.connection.outbox
 
 
 def new_store(name: str, td: Any, **fields: Any) -> control_pb2.CreateStoreRequest:

@@ -16,7 +16,7 @@ from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
 from tdserve.control.framing import FrameReader, frame
 from tdserve.control.local import SOCKET_NAME
-from tdserve.control.servicer import SessionLink
+from tdserve.control.servicer import SessionConnection
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.sessions.client_session import ClientSession
@@ -54,7 +54,7 @@ class House:
         hello = control_pb2.Hello(
             protocol_version=PROTOCOL_VERSION, client_id=make_client_id(), transport=transport, boot_id=read_boot_id()
         )
-        return await self.sessions.open(hello, SessionLink(Outbox()))
+        return await self.sessions.open(hello, SessionConnection(Outbox()))
 
     def lock(self, session: ClientSession) -> SessionLock:
         """Locks the file that the session's client must hold to write."""
@@ -144,9 +144,9 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
             welcome = (await visitor.receive()).welcome
             assert (welcome.session, welcome.transport) == (session.number, "shm")
             assert session.transport == "shm"
-            assert isinstance(session.link, LocalClient)
+            assert isinstance(session.connection, LocalClient)
             assert session.mover.lock_name == invited(session).lock_name
-            assert (session.link.is_read_only, session.link.lacks_values) == (False, True)
+            assert (session.connection.is_read_only, session.connection.lacks_values) == (False, True)
         lock.release()
 
     within(scenario)
@@ -158,8 +158,8 @@ def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(with
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
             assert (await visitor.receive()).HasField("welcome")
-            assert isinstance(session.link, LocalClient)
-            assert session.link.is_read_only
+            assert isinstance(session.connection, LocalClient)
+            assert session.connection.is_read_only
             assert session.mover.lock_name == ""
 
     within(scenario)
@@ -219,10 +219,10 @@ def test_attach_when_one_is_attached_then_the_second_is_closed(within: Within) -
         async with visiting(house.root.path) as first, visiting(house.root.path) as second:
             await first.attach(session, is_read_only=True)
             await first.receive()
-            local = session.link
+            local = session.connection
             await second.attach(session, is_read_only=True)
             assert await second.is_let_go()
-            assert session.link is local
+            assert session.connection is local
             assert not session.ended.is_set()
 
     within(scenario)
@@ -246,8 +246,8 @@ def test_message_when_attached_then_requests_are_taken_and_reports_reach_waiting
         async with visiting(house.root.path) as visitor:
             await visitor.attach(session, is_read_only=True)
             await visitor.receive()
-            assert isinstance(session.link, LocalClient)
-            writing = session.link.let_write(4, control_pb2.Accepted(uid="u"))
+            assert isinstance(session.connection, LocalClient)
+            writing = session.connection.let_write(4, control_pb2.Accepted(uid="u"))
             assert (await visitor.receive()).accepted.uid == "u"
             visitor.say(request=4, written={"columns": [b"c"]})
             assert list((await writing).columns) == [b"c"]
@@ -259,7 +259,7 @@ def test_message_when_attached_then_requests_are_taken_and_reports_reach_waiting
     within(scenario)
 
 
-def test_link_when_the_client_goes_then_its_session_ends(within: Within) -> None:
+def test_connection_when_the_client_goes_then_its_session_ends(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         async with visiting(house.root.path) as visitor:
@@ -271,7 +271,7 @@ def test_link_when_the_client_goes_then_its_session_ends(within: Within) -> None
     within(scenario)
 
 
-def test_link_when_the_session_ends_then_let_go_and_nothing_more_is_taken(within: Within) -> None:
+def test_connection_when_the_session_ends_then_let_go_and_nothing_more_is_taken(within: Within) -> None:
     async def scenario(house: House) -> None:
         session = await house.session()
         async with visiting(house.root.path) as visitor:

@@ -16,7 +16,7 @@ from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
-from tests.unit.server.world import Loop, Outbox, OutboxLink, World, outbox
+from tests.unit.server.world import Loop, Outbox, OutboxConnection, World, outbox
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def hello(**fields: Any) -> control_pb2.Hello:
 
 
 def test_open_when_hello_is_good_then_welcome(sessions: Sessions, root: Root, run: Loop) -> None:
-    session = run(sessions.open(hello(), OutboxLink(Outbox())))
+    session = run(sessions.open(hello(), OutboxConnection(Outbox())))
     (message,) = outbox(session).messages
     welcome = message.welcome
     assert (welcome.session, welcome.server_id, welcome.inline_bytes) == (session.number, root.server_id, 123)
@@ -79,7 +79,7 @@ def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_tak
 ) -> None:
     box = WatchfulOutbox()
     box.sessions = sessions
-    session = run(sessions.open(hello(), OutboxLink(box)))
+    session = run(sessions.open(hello(), OutboxConnection(box)))
     assert session.requests == {1}
 
 
@@ -87,7 +87,7 @@ def test_open_when_the_first_request_is_quicker_than_the_end_of_welcome_then_tak
 def test_open_when_the_client_is_on_this_machine_then_the_welcome_describes_the_files(
     sessions: Sessions, root: Root, run: Loop, transport: str
 ) -> None:
-    session = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), OutboxLink(Outbox())))
+    session = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), OutboxConnection(Outbox())))
     local = outbox(session).messages[0].welcome.local
     nonce = root.nonce_path.stat()
     assert (local.root, local.nonce) == (str(root.path), root.nonce_path.read_text())
@@ -95,7 +95,7 @@ def test_open_when_the_client_is_on_this_machine_then_the_welcome_describes_the_
     assert session.invitation is not None
     assert (session.invitation.lock_name, session.invitation.key) == (local.lock_name, local.key)
     assert len(local.key) >= 16
-    other = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), OutboxLink(Outbox())))
+    other = run(sessions.open(hello(transport=transport, boot_id=read_boot_id()), OutboxConnection(Outbox())))
     assert other.invitation is not None
     assert other.invitation.key != local.key
     assert other.invitation.lock_name != local.lock_name
@@ -106,7 +106,9 @@ def test_open_when_both_ends_have_a_gpu_of_their_own_then_nccl(
     sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
 ) -> None:
     workers[0].gpu, workers[1].gpu = "mine", "another"
-    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id="elsewhere"), OutboxLink(Outbox())))
+    session = run(
+        sessions.open(hello(transport=transport, gpu="mine", boot_id="elsewhere"), OutboxConnection(Outbox()))
+    )
     welcome = outbox(session).messages[0].welcome
     assert (welcome.transport, welcome.gpu, welcome.why_not, welcome.worker) == ("nccl", "another", "", 1)
     assert session.transport == "nccl"
@@ -117,7 +119,9 @@ def test_open_when_both_ends_share_a_gpu_then_another_transport_with_the_reason(
     sessions: Sessions, workers: list[DataWorker], run: Loop, transport: str
 ) -> None:
     workers[0].gpu = workers[1].gpu = "mine"
-    session = run(sessions.open(hello(transport=transport, gpu="mine", boot_id=read_boot_id()), OutboxLink(Outbox())))
+    session = run(
+        sessions.open(hello(transport=transport, gpu="mine", boot_id=read_boot_id()), OutboxConnection(Outbox()))
+    )
     welcome = outbox(session).messages[0].welcome
     assert (welcome.transport, welcome.gpu) == ("gloo", "")
     assert "both ends use one GPU" in welcome.why_not
@@ -128,7 +132,7 @@ def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
     sessions: Sessions, workers: list[DataWorker], run: Loop
 ) -> None:
     workers[0].gpu = "another"
-    session = run(sessions.open(hello(transport="auto"), OutboxLink(Outbox())))
+    session = run(sessions.open(hello(transport="auto"), OutboxConnection(Outbox())))
     welcome = outbox(session).messages[0].welcome
     assert (welcome.transport, welcome.gpu, welcome.why_not) == ("gloo", "", "")
 
@@ -144,7 +148,7 @@ def test_open_when_no_gpu_is_named_then_nothing_is_said_of_nccl(
 def test_open_when_the_client_is_elsewhere_or_asks_for_none_then_no_key_for_the_files(
     sessions: Sessions, run: Loop, fields: dict[str, Any]
 ) -> None:
-    session = run(sessions.open(hello(**fields), OutboxLink(Outbox())))
+    session = run(sessions.open(hello(**fields), OutboxConnection(Outbox())))
     assert not outbox(session).messages[0].welcome.HasField("local")
     assert session.invitation is None
 
@@ -161,37 +165,37 @@ def test_open_when_hello_is_bad_then_typed_error_and_no_session(
     sessions: Sessions, run: Loop, fields: dict[str, Any], error: type[TDServeError]
 ) -> None:
     with pytest.raises(error):
-        run(sessions.open(hello(**fields), OutboxLink(Outbox())))
+        run(sessions.open(hello(**fields), OutboxConnection(Outbox())))
     assert len(sessions) == 0
 
 
 def test_open_when_the_client_has_one_already_then_that_ends_first(sessions: Sessions, run: Loop) -> None:
     client_id = make_client_id()
-    first = run(sessions.open(hello(client_id=client_id), OutboxLink(Outbox())))
-    other = run(sessions.open(hello(), OutboxLink(Outbox())))
-    run(sessions.open(hello(client_id=client_id), OutboxLink(Outbox())))
+    first = run(sessions.open(hello(client_id=client_id), OutboxConnection(Outbox())))
+    other = run(sessions.open(hello(), OutboxConnection(Outbox())))
+    run(sessions.open(hello(client_id=client_id), OutboxConnection(Outbox())))
     assert first.ended.is_set()
     assert not other.ended.is_set()
 
 
 def test_open_when_there_are_many_then_spread_over_the_workers(sessions: Sessions, run: Loop) -> None:
-    opened = [run(sessions.open(hello(), OutboxLink(Outbox()))) for _ in range(4)]
+    opened = [run(sessions.open(hello(), OutboxConnection(Outbox()))) for _ in range(4)]
     assert sorted(session.worker.number for session in opened) == [0, 0, 1, 1]
 
 
 def test_close_when_done_then_forgotten_and_its_number_never_comes_again(sessions: Sessions, run: Loop) -> None:
-    first = run(sessions.open(hello(), OutboxLink(Outbox())))
+    first = run(sessions.open(hello(), OutboxConnection(Outbox())))
     run(sessions.close(first))
     assert first.ended.is_set()
     assert first.number not in sessions
     assert sessions.find(first.number) is None
-    assert run(sessions.open(hello(), OutboxLink(Outbox()))).number > first.number
+    assert run(sessions.open(hello(), OutboxConnection(Outbox()))).number > first.number
 
 
 def test_worker_lost_when_it_had_sessions_then_only_those_end(
     sessions: Sessions, workers: list[DataWorker], run: Loop
 ) -> None:
-    opened = [run(sessions.open(hello(), OutboxLink(Outbox()))) for _ in range(2)]
+    opened = [run(sessions.open(hello(), OutboxConnection(Outbox()))) for _ in range(2)]
     sessions.on_worker_lost(workers[1])
     assert [session.ended.is_set() for session in opened] == [session.worker is workers[1] for session in opened]
 
@@ -200,7 +204,7 @@ def test_report_when_of_a_loss_then_logged_with_session_channel_and_reason(
     sessions: Sessions, run: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> int:
-        session = await sessions.open(hello(), OutboxLink(Outbox()))
+        session = await sessions.open(hello(), OutboxConnection(Outbox()))
         channel_lost = control_pb2.ChannelLost(channel=0, reason="torn")
         for _ in range(2):  # the second one is no news
             sessions.on_report(worker_pb2.Report(session=session.number, channel_lost=channel_lost))
@@ -219,7 +223,7 @@ def test_report_when_of_a_loss_then_logged_with_session_channel_and_reason(
 
 def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, run: Loop) -> None:
     async def scenario() -> list[str]:
-        session = await sessions.open(hello(), OutboxLink(Outbox()))
+        session = await sessions.open(hello(), OutboxConnection(Outbox()))
         entry = control_pb2.Rendezvous(key="k", value=b"v")
         sessions.on_report(worker_pb2.Report(session=session.number, rendezvous=entry))
         sessions.on_report(worker_pb2.Report(session=session.number + 1, rendezvous=entry))

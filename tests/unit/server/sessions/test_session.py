@@ -106,7 +106,7 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
     small = ClientSession(
         2,
         session.hello,
-        session.link,
+        session.connection,
         make_mover=partial(WorkerMover, world.mover_context),
         worker=world.worker,
         interface="127.0.0.1",
@@ -243,7 +243,7 @@ def test_finish_when_something_begins_meanwhile_then_waits_for_that_too(world: W
     async def scenario() -> bool:
         session, moved = world.session(), asyncio.Event()
 
-        async def tell() -> None:  # a rendezvous entry of the worker: session.run(session.link.send(message), 0)
+        async def tell() -> None:  # a rendezvous entry of the worker: session.run(session.connection.send(message), 0)
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -363,7 +363,7 @@ def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it
     session = ClientSession(
         2,
         hello,
-        world.session().link,
+        world.session().connection,
         make_mover=partial(WorkerMover, world.mover_context),
         worker=world.worker,
         interface="",

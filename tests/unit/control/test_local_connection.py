@@ -1,15 +1,16 @@
-"""Messages of the control process on a local link, piece by piece; and a link that does not exist."""
+"""Messages of the control process on a local connection, piece by piece; and a connection that does not exist."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from tdserve.base.errors import ConnectError
 from tdserve.control.framing import FrameReader, frame
-from tdserve.control.local import SOCKET_NAME, LocalLink, SocketEnd
+from tdserve.control.local import SOCKET_NAME, LocalConnection, SocketEnd, listen
 from tdserve.v1 import control_pb2
 
 
@@ -17,7 +18,7 @@ def asking(request: int) -> bytes:
     return control_pb2.ClientMessage(request=request).SerializeToString()
 
 
-def test_link_when_several_messages_come_at_once_then_what_they_are_answered_leaves_at_once_too() -> None:
+def test_connection_when_several_messages_come_at_once_then_what_they_are_answered_leaves_at_once_too() -> None:
     class Written(asyncio.Transport):
         def __init__(self) -> None:
             super().__init__()
@@ -32,17 +33,17 @@ def test_link_when_several_messages_come_at_once_then_what_they_are_answered_lea
     def answer(request: int) -> control_pb2.ServerMessage:
         return control_pb2.ServerMessage(request=request)
 
-    def on_message(link: LocalLink, message: control_pb2.ClientMessage) -> None:
-        link.send(answer(message.request))
+    def on_message(connection: LocalConnection, message: control_pb2.ClientMessage) -> None:
+        connection.send(answer(message.request))
         if message.request == 3:
-            link.close()
+            connection.close()
 
     async def scenario() -> list[bytes]:
-        link, transport = LocalLink(on_message, lambda link: None), Written()
-        link.connection_made(transport)
-        link.data_received(b"".join(frame(asking(number)) for number in (1, 2)))
-        link.send(answer(7))
-        link.data_received(frame(asking(3)))
+        connection, transport = LocalConnection(on_message, lambda connection: None), Written()
+        connection.connection_made(transport)
+        connection.data_received(b"".join(frame(asking(number)) for number in (1, 2)))
+        connection.send(answer(7))
+        connection.data_received(frame(asking(3)))
         return transport.pieces
 
     framed = {number: frame(answer(number).SerializeToString()) for number in (1, 2, 3, 7)}
@@ -57,7 +58,7 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
 
         def write(self, data: bytes | bytearray | memoryview) -> None:
             self.pieces.append(bytes(data))
-            link.pause_writing()
+            connection.pause_writing()
 
         def pause_reading(self) -> None:
             """Does nothing: no requests come here."""
@@ -68,16 +69,16 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
         def close(self) -> None:
             self.pieces.append(b"closed")
 
-    link, transport = LocalLink(lambda link, message: None, lambda link: None), Slow()
+    connection, transport = LocalConnection(lambda connection, message: None, lambda connection: None), Slow()
 
     async def scenario() -> None:
-        link.connection_made(transport)
-        link.send(control_pb2.ServerMessage(request=1), rest.SerializeToString())
-        link.send(control_pb2.ServerMessage(request=2))
+        connection.connection_made(transport)
+        connection.send(control_pb2.ServerMessage(request=1), rest.SerializeToString())
+        connection.send(control_pb2.ServerMessage(request=2))
         assert len(transport.pieces) == 1
-        link.resume_writing()
+        connection.resume_writing()
         assert len(transport.pieces) == 2
-        link.close()
+        connection.close()
 
     rows = bytes(range(200)) * 5000
     rest = control_pb2.ServerMessage(done=control_pb2.Done(accepted=control_pb2.Accepted(rows=rows)))
@@ -95,3 +96,16 @@ def test_connect_when_no_server_listens_then_connect_error_names_the_socket(tmp_
         SocketEnd(tmp_path, on_message=print, on_end=print)
     with pytest.raises(ConnectError):
         SocketEnd(tmp_path / "none", on_message=print, on_end=print)
+
+
+def test_listen_when_stopped_in_this_moment_then_nothing_stays_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        num_open = len(os.listdir("/proc/self/fd"))
+        listening = asyncio.create_task(listen(tmp_path, lambda connection, message: None, lambda connection: None))
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait({listening})
+        assert listening.cancelled()
+        assert len(os.listdir("/proc/self/fd")) <= num_open
+
+    asyncio.run(scenario())
