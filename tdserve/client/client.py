@@ -35,7 +35,8 @@ from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.replay.limiter import MinSize, Queue
-from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.declaring import Declared
 from tdserve.structure.tree import Path
@@ -238,7 +239,7 @@ class Client(TensorDictClient):
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
         max_size = check_integer("max_size", max_size, 1)
-        if sampler is not None and not isinstance(sampler, (Fifo, Lifo)):
+        if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability)

@@ -337,6 +337,12 @@ def test_take_when_it_waits_then_gets_as_many_as_it_asked_for(client: tdserve.Cl
     assert numbers(waiting.result(20.0)) == [*range(10)]
 
 
+@pytest.mark.parametrize("sampler", [tdserve.Uniform(), tdserve.WithoutReplacement(), "lifo"])
+def test_create_queue_when_the_sampler_has_no_order_then_refused(client: tdserve.Client, sampler: Any) -> None:
+    with pytest.raises(tdserve.InvalidRequestError, match=r"neither Fifo\(\) nor Lifo\(\)"):
+        client.create_queue("unordered", rows(0)[0], 12, sampler=sampler)
+
+
 def test_stack_when_taken_then_the_newest_first_and_what_comes_back_is_on_top(
     client: tdserve.Client, name: str
 ) -> None:

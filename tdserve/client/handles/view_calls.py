@@ -17,7 +17,8 @@ from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.messages.content import INDEX_KEY
-from tdserve.rules.replay.epochs import compute_share, make_epoch_order
+from tdserve.rules.replay.epochs import compute_share
+from tdserve.rules.replay.sampler import make_epoch_order
 from tdserve.structure.tree import Path, Spec
 
 

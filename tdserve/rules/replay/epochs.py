@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 MAX_SORTED_ROWS = 1 << 16
 """Up to this number of rows an order is sorted once, in half a megabyte; beyond it each part is computed on demand."""
@@ -88,28 +86,6 @@ class EncipheredOrder:
             words = (right << np.uint64(high)) | (left ^ (_mix(right, key) & np.uint64((1 << high) - 1)))
             high, low = low, high
         return words
-
-
-def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
-    """Returns the order that a sampler defines.
-
-    Args:
-        sampler: ``Fifo()`` or None for the order of row numbers, ``WithoutReplacement(seed=)`` for a random order;
-            without a seed it has seed 0.
-        num_rows: Rows of the store.
-        epoch: Number of the epoch, at least 0; each has an order of its own.
-
-    Raises:
-        InvalidRequestError: It is another sampler, which would draw rows twice, or leave some out.
-    """
-    epoch = check_integer("epoch", epoch, 0)
-    if sampler is None or isinstance(sampler, Fifo):
-        return NumberOrder()
-    if not isinstance(sampler, WithoutReplacement):
-        reason = f"{sampler!r} does not visit each row once; use Fifo or WithoutReplacement"
-        raise InvalidRequestError(argument="sampler", reason=reason)
-    kind = SortedOrder if num_rows <= MAX_SORTED_ROWS else EncipheredOrder
-    return kind(num_rows, seed=sampler.seed or 0, epoch=epoch)
 
 
 def compute_share(num_rows: int, *, rank: int, world_size: int) -> range:

@@ -71,6 +71,11 @@ class GroupSelector(Selector):
         """Number of groups that may be drawn."""
         return len(self._complete)
 
+    @property
+    def num_drawable(self) -> int:
+        """Rows of the samples that can be drawn before a group comes again."""
+        return self.num_complete * self._size
+
     def add(self, rows: Rows) -> None:
         """Adds rows, each once and none a member; the value of their group is already written.
 

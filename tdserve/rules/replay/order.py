@@ -10,6 +10,7 @@ import numpy as np
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.epochs import NumberOrder
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
@@ -30,6 +31,10 @@ class Fifo(Sampler):
     def make_selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=False)
+
+    def make_epoch_order(self, num_rows: int, epoch: int) -> NumberOrder:
+        """Returns the order of row numbers, whatever the epoch."""
+        return NumberOrder()
 
     def make_evictor(self, columns: RowColumns, capacity: int) -> None:
         """Returns None: the ring itself is this rule."""

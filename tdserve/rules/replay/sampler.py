@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import check_integer
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.epochs import EpochOrder, NumberOrder
 from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.selector import Drawn, Selector
 
@@ -32,7 +35,7 @@ class Sampler(ABC):
             sampler that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
         draws_any_row: Whether every live row has the same probability, whatever was drawn before. Then a reader may
             draw rows by itself.
-        is_ordered: Whether the order of a sample's rows matters.
+        is_ordered: Whether the order of a sample's rows matters. Such a sampler can also order a queue.
         keeps_epoch: Whether its selector remembers what it returned. Such a selector must not be rebuilt while it is in
             use, and refuses samples of more rows than it has.
         uses_trajectories: Whether it uses trajectories. Then rows are committed in the order of their extends, and
@@ -82,6 +85,15 @@ class Sampler(ABC):
         of these units. Errors as of the selector's draw."""
         return 1 if self.is_independent or self.is_distinct else num_rows
 
+    def make_epoch_order(self, num_rows: int, epoch: int) -> EpochOrder | None:
+        """Returns the order in which an epoch over a store visits each of its rows once; None if there is none.
+
+        Args:
+            num_rows: Rows of the store.
+            epoch: Number of the epoch, from 0; each has an order of its own.
+        """
+        return None
+
     @abstractmethod
     def make_selector(self, columns: RowColumns, capacity: int) -> Selector:
         """Returns an empty selector; a table may have several of one sampler.
@@ -89,6 +101,25 @@ class Sampler(ABC):
         For a table of very many rows this may run in a thread, and the rows are then added a piece at a time, between
         other calls of the selector.
         """
+
+
+def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
+    """Returns the order that a sampler defines for an epoch over a store; arguments as of the sampler's method.
+
+    Args:
+        sampler: None for the order of row numbers.
+
+    Raises:
+        InvalidRequestError: It is no sampler, or would draw rows twice, or leave some out.
+    """
+    epoch = check_integer("epoch", epoch, 0)
+    order: EpochOrder | None = NumberOrder() if sampler is None else None
+    if isinstance(sampler, Sampler):
+        order = sampler.make_epoch_order(num_rows, epoch)
+    if order is None:
+        reason = f"{sampler!r} does not visit each row once; use Fifo or WithoutReplacement"
+        raise InvalidRequestError(argument="sampler", reason=reason)
+    return order
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,11 @@ class Selector(ABC):
         ignored."""
 
     @property
+    def num_drawable(self) -> int:
+        """Rows that samples can have before one comes again; fewer than the members if only whole groups are drawn."""
+        return len(self)
+
+    @property
     def longest_slice(self) -> int:
         """Rows that follow each other in the longest slice it draws; 1: it draws no slices."""
         return 1

@@ -28,8 +28,7 @@ RULES: dict[str, dict[str, type[Any]]] = {
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
 """The classes of each part of the settings, by their names in JSON. A new sampler, remover or limiter is registered
-here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else has to name it. What can order a
-queue or an epoch of a dataset is listed where these are made: in ``Client.create_queue`` and in ``epochs``."""
+here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else has to name it."""
 
 _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 

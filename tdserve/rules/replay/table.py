@@ -13,7 +13,6 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStat
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
@@ -485,9 +484,7 @@ class Table(TableState):
         return num_members < num_rows <= most
 
     def _count_what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
-        selector = self.selectors.get(conditions)
-        size = conditions.group_size
-        num_left = selector.num_complete * size if isinstance(selector, GroupSelector) else len(selector)
+        num_left = self.selectors.get(conditions).num_drawable
         if not (num_left or self.selectors.leases.num_leased or self.ring.num_held):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)

@@ -11,6 +11,7 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.epochs import MAX_SORTED_ROWS, EncipheredOrder, EpochOrder, SortedOrder
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.selector import Drawn, Selector
 
@@ -44,6 +45,11 @@ class WithoutReplacement(Sampler):
     def make_selector(self, columns: RowColumns, capacity: int) -> EpochSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return EpochSelector(capacity, seed=self.seed)
+
+    def make_epoch_order(self, num_rows: int, epoch: int) -> EpochOrder:
+        """Returns a random order; without a seed it has seed 0."""
+        kind = SortedOrder if num_rows <= MAX_SORTED_ROWS else EncipheredOrder
+        return kind(num_rows, seed=self.seed or 0, epoch=epoch)
 
 
 class EpochSelector(Selector):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.epochs import EncipheredOrder, SortedOrder, compute_share, make_epoch_order
+from tdserve.rules.replay.epochs import EncipheredOrder, SortedOrder, compute_share
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.sampler import Uniform, make_epoch_order
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests import chi_square
 

@@ -12,7 +12,8 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay import settings as replay_settings
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.sampler import Sampler
+from tdserve.rules.replay.epochs import NumberOrder
+from tdserve.rules.replay.sampler import Sampler, make_epoch_order
 from tdserve.rules.replay.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 from tests.unit.rules.replay.tables import delete, rng, table_of, write
@@ -32,6 +33,10 @@ class Every(Sampler):
     def make_selector(self, columns: RowColumns, capacity: int) -> EverySelector:
         """See Sampler."""
         return EverySelector(self.step, columns)
+
+    def make_epoch_order(self, num_rows: int, epoch: int) -> NumberOrder:
+        """See Sampler."""
+        return NumberOrder()
 
 
 class EverySelector(Selector):
@@ -90,3 +95,7 @@ def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
     plan = table.draw_sample(2, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [1, 4]
+
+
+def test_epoch_when_ordered_by_a_new_sampler_then_in_its_order() -> None:
+    assert make_epoch_order(Every(step=2), 10, epoch=0) == NumberOrder()
