@@ -124,7 +124,8 @@ class World:
 
     def close(self) -> None:
         """Closes the parts as at a stop; the worker, which the next world has too, loses its claims."""
-        self.services.claiming.on_worker_lost(self.worker.claim_holder)
+        if self.worker.claim_holder is not None:
+            self.services.claiming.on_worker_lost(self.worker.claim_holder)
         self.db.close()
         self.root.release()
 
