@@ -23,7 +23,7 @@ settings.load_profile("tdserve")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
-    """Starts a process that imports torch once for a whole run and forks data workers; see ``tests.lent``."""
+    """Starts processes that import torch once for a whole run and fork data workers and clients; see ``tests.lent``."""
     if not hasattr(session.config, "workerinput"):  # one for all processes of a run
         folder = TemporaryDirectory(prefix="tdserve-lent-")
         lending = ExitStack()

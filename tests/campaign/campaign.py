@@ -24,6 +24,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.campaign.check import Report, check
 from tests.campaign.stores import KEYS, NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
+from tests.lent.lender import copy_for
 from tests.processes import (
     REPOSITORY,
     all_below,
@@ -94,7 +95,7 @@ class Campaign:
         transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
         arguments = [self._server.address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.campaign.client", *map(str, arguments)],
+            [sys.executable, "-m", "tests.lent.program", "tests.campaign.client", *map(str, arguments)],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -105,6 +106,7 @@ class Campaign:
         self.kills[victim] += 1
         if victim == "client":
             place = self._random.randrange(len(self._clients))
+            os.kill(copy_for(self._clients[place].pid), signal.SIGKILL)
             _end(self._clients[place])
             self._clients[place] = self._start_client(place)
             return

@@ -90,7 +90,8 @@ class Nursery:
     """
 
     def __init__(self, *roles: str) -> None:
-        command = [sys.executable, "-m", "tests.integration.nursery", *(roles or ROLES)]
+        program = ("tests.lent.program", "tests.integration.nursery")
+        command = [sys.executable, "-m", *program, *(roles or ROLES)]
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -117,7 +117,7 @@ client.close()
 @pytest.mark.once("shm")
 def test_client_when_pickled_then_works_in_another_process(client: tdserve.Client, store: Any) -> None:
     program = READER.replace("{name}", store.name)
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-m", "tests.lent.program", "-c", program]
     done = subprocess.run(command, cwd=ROOT, input=pickle.dumps(client), capture_output=True, check=True, timeout=60)
     assert float(done.stdout) == example()["x"].sum()
 

@@ -23,12 +23,10 @@ def run_job(address: str) -> list[dict[str, Any]]:
     """Runs a job; returns what its ranks have seen."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     with ExitStack() as running:
-        programs = [
-            running.enter_context(
-                Program(rank, store.port, address, TRANSPORTS[rank], module="tests.integration.data_parallel")
-            )
-            for rank in range(WORLD_SIZE)
-        ]
+        programs = []
+        for rank in range(WORLD_SIZE):
+            command = ("tests.integration.data_parallel", rank, store.port, address, TRANSPORTS[rank])
+            programs.append(running.enter_context(Program(*command, module="tests.lent.program")))
         return [json.loads(program.line(timeout_s=100.0)) for program in programs]
 
 

@@ -25,6 +25,9 @@ FILE_NBYTES = 256 << 20
 ROOM_NBYTES = 96 << 20
 """Staging memory of a channel, threads, and what HDF5 itself takes."""
 
+PROGRAM = (sys.executable, "-m", "tests.lent.program")
+SENDER = (*PROGRAM, "tests.integration.h5_sender")
+
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -51,7 +54,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
     server: tdserve.Server, large: Path, transport: str, call: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.integration.h5_sender", server.address, transport, str(large)]
+    command = [*SENDER, server.address, transport, str(large)]
     with server.client(transport="shm", timeout_s=30.0) as client:
         try:
             done = subprocess.run(
@@ -81,7 +84,7 @@ def test_mapped_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_a
     mapped = TensorDict({"pixels": torch.zeros((), dtype=torch.uint8).expand(num_rows, 1 << 16)}, [num_rows])
     mapped = mapped.memmap_like(tmp_path / "mapped")
     mapped["pixels"][:] = torch.arange(num_rows)[:, None]
-    command = [sys.executable, "-m", "tests.integration.h5_sender", server.address, "gloo", str(tmp_path / "mapped")]
+    command = [*SENDER, server.address, "gloo", str(tmp_path / "mapped")]
     with server.client(transport="shm", timeout_s=30.0) as client:
         try:
             command += [str(ROOM_NBYTES), "init_remote"]
@@ -101,7 +104,7 @@ def test_file_when_it_must_be_whole_in_memory_then_the_room_of_these_tests_is_to
     program = (
         f"from tests.integration.h5_sender import *; limit_memory({ROOM_NBYTES}); TensorDict.from_h5({str(large)!r})"
     )
-    command = [sys.executable, "-c", f"{program}['pixels']"]
+    command = [*PROGRAM, "-c", f"{program}['pixels']"]
     done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "MemoryError" in done.stderr or "allocate" in done.stderr

@@ -35,7 +35,7 @@ class Peer:
     """``live_peer.py`` in a process of its own."""
 
     def __init__(self, address: str, name: str) -> None:
-        command = [sys.executable, "-m", "tests.integration.live_peer", address, name]
+        command = [sys.executable, "-m", "tests.lent.program", "tests.integration.live_peer", address, name]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True)
 

@@ -1,5 +1,5 @@
-"""Processes that have imported what data workers need, or children of the benchmark, and lend copies of themselves to
-the servers of a test run, or to the benchmark.
+"""Processes that have imported what data workers need, or children of the benchmark, or clients, and lend copies of
+themselves to the servers of a test run, to the benchmark, or to tests that start programs.
 
 ``python -m tests.lent.lender MODULE DOOR`` is the program. ``lend`` starts it for this process and all that it starts;
 ``tests.lent.sitecustomize`` is the end of those who borrow.
@@ -26,10 +26,10 @@ from typing import Any
 
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
-from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES
+from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE
 
-_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child"), strict=True))
-"""The function of each module that a copy calls, with the further descriptors if there are any."""
+_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child", "main"), strict=True))
+"""The function of each module that a copy calls, with the further descriptors or the arguments if there are any."""
 
 _BENCHMARK = ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads")
 """What children of the benchmark import when they are told what to do."""
@@ -64,7 +64,7 @@ def _start(folder: Path, module: str) -> subprocess.Popen[bytes]:
             cwd=Path(__file__).parents[2],
             pass_fds=[listening.fileno()],
             stdin=subprocess.DEVNULL,
-            env=build_single_threaded_environment(),
+            env=None if module == PROGRAM_MODULE else build_single_threaded_environment(),
         )
 
 
@@ -90,7 +90,7 @@ def _serve(module: str, door: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 door.close()
-                _live(run, json.loads(content), fds)
+                _live(run, json.loads(content), fds, connection)
             with suppress(BrokenPipeError):
                 connection.send(str(pid).encode())
         for fd in fds:
@@ -111,9 +111,11 @@ def _lives_here(connection: socket.socket) -> bool:
     return same and uid == os.getuid()
 
 
-def _live(run: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
-    """Runs a copy from its beginning to its end. The connection stays open; its end shows that the copy has ended."""
+def _live(run: Any, order: dict[str, Any], fds: Sequence[int], connection: socket.socket) -> None:
+    """Runs a copy from its beginning to its end. The connection stays open: it brings the status with which the copy
+    returns, and its end shows that the copy has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status = 1
     try:
         os.environ.clear()
         os.environ.update(order["environ"])
@@ -127,11 +129,20 @@ def _live(run: Any, order: dict[str, Any], fds: Sequence[int]) -> None:
         fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(life_fd, fcntl.F_GETFL)
         fcntl.fcntl(life_fd, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when who borrows has died
-        run(*([[str(fd) for fd in further_fds]] if further_fds else []))
+        arguments = [str(fd) for fd in further_fds] or order["arguments"]
+        run(*([arguments] if arguments else []))
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:  # noqa: BLE001 (outermost frame)
         traceback.print_exc()
     finally:
-        os._exit(1)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        with suppress(OSError):
+            connection.send(str(status).encode())
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Every Python process of a test run imports this at its start. One that is to fork data workers, or to work for the
-benchmark, lets a lender do so.
+"""Every Python process of a test run imports this at its start. One that is to fork data workers, to work for the
+benchmark, or to run a program of the tests, lets a lender do so.
 
 Such a process imports torch for seconds, of which a run would spend a third. A lender (``tests.lent.lender``) has
 imported it once, and forks a copy of itself, which works in this process's place; this one lives as long as that copy,
-and that copy no longer than this one. Where the lender cannot, this process goes on by itself.
+and that copy no longer than this one. Its status is that of a copy that has returned. Where the lender cannot, this
+process goes on by itself.
 """
 
 from __future__ import annotations
@@ -17,23 +18,27 @@ import sys
 DOOR_VARIABLE = "TESTS_LENDER"
 """Environment variable with the folder of the lenders' UNIX sockets, each of which has the name of a module."""
 
-LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child")
+PROGRAM_MODULE = "tests.lent.program"
+"""The module that runs any program of the tests."""
+
+LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child", PROGRAM_MODULE)
 """Modules that copies run, each those of a lender of its own: a data worker has imported nothing of a client."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def stand_for(folder: str, module: str, fds: list[int]) -> None:
+def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     """Has a lender run a module, and ends when the copy does. Returns if nothing is lent.
 
     Args:
         folder: Folder of the lenders' sockets.
         module: Name of the module.
-        fds: Descriptors that it gets beside standard input and output.
+        arguments: Its command-line arguments. They are descriptors, except those of a program of the tests.
     """
     import resource
     import socket
 
+    fds = [] if module == PROGRAM_MODULE else [int(argument) for argument in arguments]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"{folder}/{module}")
@@ -43,6 +48,7 @@ def stand_for(folder: str, module: str, fds: list[int]) -> None:
             "environ": dict(os.environ),
             "folder": os.getcwd(),
             "umask": umask,
+            "arguments": [] if fds else arguments,
             "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
@@ -59,10 +65,12 @@ def stand_for(folder: str, module: str, fds: list[int]) -> None:
         os.close(inherited)
     with open(f"{folder}/{os.getpid()}", "wb") as note:
         note.write(pid)
-    connection.recv(1)
+    status = connection.recv(32)
     os.unlink(f"{folder}/{os.getpid()}")
+    if status:
+        os._exit(int(status))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in LENT_MODULES and DOOR_VARIABLE in os.environ:
-    stand_for(os.environ[DOOR_VARIABLE], sys.orig_argv[2], [int(fd) for fd in sys.orig_argv[3:]])
+    stand_for(os.environ[DOOR_VARIABLE], sys.orig_argv[2], sys.orig_argv[3:])
