@@ -19,11 +19,6 @@ FreshServer = Callable[..., tdserve.Server]
 """Starts a server: ``fresh_server()`` on a new root, ``fresh_server(root)`` on a used one."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds ``--full-size``, with which the tests of exactness move all the rows that they are made for."""
-    parser.addoption("--full-size", action="store_true", help="ten times as many rows in test_exactness.py")
-
-
 def example(num_rows: int = 4) -> TensorDict:
     """Returns small rows with two leaves."""
     number = torch.arange(num_rows)

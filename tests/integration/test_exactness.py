@@ -1,5 +1,5 @@
 """Many writers and samplers at once: no row is torn, lost or duplicated, each row is drawn as often as it should be,
-and a limiter's bounds hold at every moment. ``pytest tests/integration --full-size`` runs all 16 x 1,000 extends."""
+and a limiter's bounds hold at every moment. ``pytest -m full`` runs all 16 x 1,000 extends."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ from tests.processes import wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NUM_WRITERS, NUM_SAMPLERS, NUM_ROWS, NUM_SAMPLED = 16, 4, 32, 256
-FULL_EXTENDS = 1000
+NUM_EXTENDS = (40, pytest.param(1000, marks=pytest.mark.full))
+"""Extends of each writer: in any run, and in a full one."""
 INLINE_FLOATS, CHANNEL_FLOATS = 16, 260
 """Floats of a row: extends of 32 such rows are sent inline, or over the data transport."""
-
-
-@pytest.fixture
-def scale(pytestconfig: pytest.Config) -> float:
-    """Factor for the number of extends."""
-    return 1.0 if pytestconfig.getoption("--full-size", default=False) else 0.1
 
 
 class Load:
@@ -98,10 +93,10 @@ def all_ids(num_each: int) -> NDArray[np.int64]:
     return np.concatenate([writer * MAX_NUMBERS + np.arange(num_each) for writer in range(NUM_WRITERS)])
 
 
+@pytest.mark.parametrize("num_extends", NUM_EXTENDS)
 def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_duplicated(
-    client: tdserve.Client, name: str, tmp_path: Path, scale: float
+    client: tdserve.Client, name: str, tmp_path: Path, num_extends: int
 ) -> None:
-    num_extends = int(scale * FULL_EXTENDS)
     total = NUM_WRITERS * num_extends * NUM_ROWS
     replay = client.create_replay(name, example(INLINE_FLOATS), total)
     load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=INLINE_FLOATS)
@@ -115,11 +110,11 @@ def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_dupli
     )
 
 
+@pytest.mark.parametrize("num_extends", NUM_EXTENDS)
 def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_duplicated(
-    fresh_server: FreshServer, tmp_path: Path, scale: float
+    fresh_server: FreshServer, tmp_path: Path, num_extends: int
 ) -> None:
     server = fresh_server(num_workers=2)
-    num_extends = int(scale * FULL_EXTENDS)
     total = NUM_WRITERS * num_extends * NUM_ROWS
     with server.client(transport="gloo", timeout_s=60.0) as client:
         wait_for(lambda: all(worker["is_ready"] for worker in client.stats()["workers"]), "the start of both workers")
@@ -137,12 +132,12 @@ def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_d
         assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2])
 
 
+@pytest.mark.parametrize("num_extends", [16, pytest.param(250, marks=pytest.mark.full)])
 def test_rows_when_a_small_ring_goes_round_then_none_is_torn_and_the_newest_of_each_writer_are_left(
-    client: tdserve.Client, name: str, tmp_path: Path, scale: float
+    client: tdserve.Client, name: str, tmp_path: Path, num_extends: int
 ) -> None:
-    capacity = 4096
+    capacity = 2048
     replay = client.create_replay(name, example(CHANNEL_FLOATS), capacity)
-    num_extends = int(scale * FULL_EXTENDS / 4)
     load = Load(client, replay, tmp_path, num_extends=num_extends, num_floats=CHANNEL_FLOATS)
     with load.fleet:
         load.finish()
