@@ -72,25 +72,25 @@ class Adoption:
         done = control_pb2.Done()
         if await self._find(name, path, read_only=asked.read_only, exists_ok=asked.exists_ok):
             return done
-        entry = await self._create(name, path, read_only=asked.read_only)
+        store = await self._create(name, path, read_only=asked.read_only)
         answer = done.SerializeToString()
-        await self._show(entry, self._answers.begin_transaction(session.client_id, request, answer))
+        await self._show(store, self._answers.begin_transaction(session.client_id, request, answer))
         return done
 
     async def adopt_at_start(self, name: str, path: str, *, read_only: bool) -> None:
         """Makes a store of a folder that the server was started with, unless the store exists."""
         found = resolve_path(path)
         if not await self._find(check_store_name(name), found, read_only=read_only, exists_ok=True):
-            entry = await self._create(name, found, read_only=read_only)
-            await self._show(entry, self._stores.db.begin_transaction())
+            store = await self._create(name, found, read_only=read_only)
+            await self._show(store, self._stores.db.begin_transaction())
 
-    async def _show(self, entry: OpenedStore, transaction: AbstractContextManager[Transaction]) -> None:
+    async def _show(self, store: OpenedStore, transaction: AbstractContextManager[Transaction]) -> None:
         """Makes a store visible; deletes it if that fails."""
         try:
             with transaction as txn:
-                self._stores.publish_loaded(entry, txn)
+                self._stores.publish_loaded(store, txn)
         except BaseException:
-            await self._stores.delete(entry)
+            await self._stores.delete(store)
             raise
 
     def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
@@ -145,23 +145,23 @@ class Adoption:
             adopted=path,
             read_only=read_only,
         )
-        entry = await self._stores.create(record, spec, adopted=Adopted.from_folder(found, read_only=read_only))
+        store = await self._stores.create(record, spec, adopted=Adopted.from_folder(found, read_only=read_only))
         try:
             if block:
-                await self._store(entry, block)
-            entry.get_generation_values()[:] = 2
-            entry.check_present()
+                await self._store(store, block)
+            store.get_generation_values()[:] = 2
+            store.check_present()
         except BaseException:
-            await self._stores.delete(entry)
+            await self._stores.delete(store)
             raise
-        return entry
+        return store
 
-    async def _store(self, entry: OpenedStore, block: bytes) -> None:
+    async def _store(self, store: OpenedStore, block: bytes) -> None:
         order = worker_pb2.Order()
         order.put_values.values = block
-        order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in entry.spec.values)
+        order.put_values.keys.extend(content_pb2.Path(parts=path) for path, _ in store.spec.values)
         await self._worker.ready.wait()
-        order.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
+        order.put_values.store.CopyFrom(store.make_ref(self._worker.known_specs))
         await self._worker.submit(order)
 
 

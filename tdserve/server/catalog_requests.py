@@ -56,12 +56,12 @@ class CatalogRequests:
             record = await stores.wait_visible(request.name, deadline)
             if record.packed and request.without_spec:  # else its files may be wanted, whose path is in there
                 return describe_packed(stores, record, with_spec=False)
-            entry = stores.find_used(request.name)
-            if entry is None:
+            store = stores.find_used(request.name)
+            if store is None:
                 await inline_tasks.ensure_task()
-                entry = await stores.wait(request.name, deadline)
-        entry.catch_up()
-        return describe(stores, entry, with_spec=not request.without_spec)
+                store = await stores.wait(request.name, deadline)
+        store.catch_up()
+        return describe(stores, store, with_spec=not request.without_spec)
 
     def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """Returns one page of store names."""
@@ -78,11 +78,11 @@ class CatalogRequests:
         if record.packed:
             spec = stores.specs.get(record.fingerprint, record.order)
         else:
-            entry = stores.find_used(request.name)
-            if entry is None:
+            store = stores.find_used(request.name)
+            if store is None:
                 await inline_tasks.ensure_task()
-                entry = await stores.wait(request.name, Deadline.after(0.0))
-            spec = entry.row_spec or entry.spec
+                store = await stores.wait(request.name, Deadline.after(0.0))
+            spec = store.row_spec or store.spec
         key = ("keys", request.include_nested, request.leaves_only, request.sort)
         response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
         if response is None:

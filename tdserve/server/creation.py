@@ -132,8 +132,8 @@ class Creation:
             return made_later
         if existing is None:
 
-            def begin(entry: OpenedStore) -> AbstractContextManager[Transaction]:
-                done = control_pb2.Done(created_store=self._answer(entry, created=True))
+            def begin(store: OpenedStore) -> AbstractContextManager[Transaction]:
+                done = control_pb2.Done(created_store=self._answer(store, created=True))
                 return self._stores.db.begin_transaction() if record is None else record(done)
 
             try:
@@ -149,9 +149,9 @@ class Creation:
             return self._answer(made, created=True)
         return self._answer(existing, created=False)
 
-    def _answer(self, entry: OpenedStore, *, created: bool) -> control_pb2.CreateStoreResponse:
-        entry.catch_up()
-        description = descriptions.describe(self._stores, entry, with_spec=False)
+    def _answer(self, store: OpenedStore, *, created: bool) -> control_pb2.CreateStoreResponse:
+        store.catch_up()
+        description = descriptions.describe(self._stores, store, with_spec=False)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 
     async def _make_way(self, name: str, uid: str) -> None:
@@ -162,10 +162,10 @@ class Creation:
         """
         if name not in self._stores.catalog:
             return  # an earlier attempt has deleted it
-        entry = self._stores.get(name)
-        entry.catch_up()
-        table = entry.table
-        if entry.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
+        store = self._stores.get(name)
+        store.catch_up()
+        table = store.table
+        if store.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
         await self.delete(name)
 
@@ -183,16 +183,16 @@ class Creation:
             return
         await self._stores.open_apart(name)
         try:
-            entry = self._stores.get(name)
+            store = self._stores.get(name)
         except CorruptDataError:
-            entry = self._stores.open_damaged(name)
-        await self._stores.delete(entry, begin)
-        wake_followers(self._stores, entry.name)
+            store = self._stores.open_damaged(name)
+        await self._stores.delete(store, begin)
+        wake_followers(self._stores, store.name)
 
     async def abandon(self, session: int) -> None:
         """Deletes the stores that a session, which has ended, has not finished filling."""
-        for entry in self._stores.list_loading(session):
-            await self._stores.delete(entry)
+        for store in self._stores.list_loading(session):
+            await self._stores.delete(store)
 
 
 def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok: bool) -> OpenedStore | None:
@@ -204,14 +204,14 @@ def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok
     Raises:
         StoreExistsError: The store exists, and ``exists_ok`` is false or the error says what differs.
     """
-    entry = stores.find(wanted.name)
-    if entry is None:
+    store = stores.find(wanted.name)
+    if store is None:
         return None
     if not exists_ok:
         raise StoreExistsError(name=wanted.name)
-    reason = explain_difference(entry.record, wanted)
-    if not (reason or KINDS[wanted.kind].has_versions or entry.record.fingerprint == wanted.fingerprint):
-        reason = describe_difference((entry.row_spec or entry.spec).root, spec.root)
+    reason = explain_difference(store.record, wanted)
+    if not (reason or KINDS[wanted.kind].has_versions or store.record.fingerprint == wanted.fingerprint):
+        reason = describe_difference((store.row_spec or store.spec).root, spec.root)
     if reason is not None:
         raise StoreExistsError(name=wanted.name, reason=reason)
-    return entry
+    return store

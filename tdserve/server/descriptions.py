@@ -13,13 +13,13 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 
-def describe(stores: Stores, entry: OpenedStore, *, with_spec: bool = True) -> control_pb2.StoreDescription:
+def describe(stores: Stores, store: OpenedStore, *, with_spec: bool = True) -> control_pb2.StoreDescription:
     """Returns the description of a store as it is now."""
-    record = entry.record
-    description = _describe_record(record, entry.row_spec or entry.spec, with_spec=with_spec)
-    description.nbytes = entry.spec.nbytes + (_num_value_bytes(entry) if entry.spec.values else 0)
-    description.num_waiting = entry.waiters.num_waiting
-    KINDS[record.kind].describe(entry, stores, description)
+    record = store.record
+    description = _describe_record(record, store.row_spec or store.spec, with_spec=with_spec)
+    description.nbytes = store.spec.nbytes + (_num_value_bytes(store) if store.spec.values else 0)
+    description.num_waiting = store.waiters.num_waiting
+    KINDS[record.kind].describe(store, stores, description)
     return description
 
 
@@ -53,7 +53,7 @@ def _describe_record(record: StoreRecord, spec: Spec, *, with_spec: bool) -> con
     )
 
 
-def _num_value_bytes(entry: OpenedStore) -> int:
+def _num_value_bytes(store: OpenedStore) -> int:
     """Returns the size of the file that holds non-tensor values and ragged tensors, bytes."""
-    generations = entry.generations
-    return 0 if generations is None else object_folders.num_bytes(entry.folder, generations.objects_epoch)
+    generations = store.generations
+    return 0 if generations is None else object_folders.num_bytes(store.folder, generations.objects_epoch)

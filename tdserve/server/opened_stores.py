@@ -37,26 +37,26 @@ class OpenedStores:
 
     def get(self, name: str) -> OpenedStore | None:
         """Returns a store if it is open."""
-        entry = self._kept.get(name)
-        if entry is None:
-            entry = self._held.pop(name, None)
-            if entry is None:
+        store = self._kept.get(name)
+        if store is None:
+            store = self._held.pop(name, None)
+            if store is None:
                 return None
-            self._kept[name] = entry
-        self._turn = entry.used_at = self._turn + 1
-        return entry
+            self._kept[name] = store
+        self._turn = store.used_at = self._turn + 1
+        return store
 
-    def put(self, entry: OpenedStore) -> None:
+    def put(self, store: OpenedStore) -> None:
         """Adds a store that was just opened."""
         if len(self._kept) >= self._look_at:
             self._close_unused()
-        self._kept[entry.name] = entry
-        self._turn = entry.used_at = self._turn + 1
+        self._kept[store.name] = store
+        self._turn = store.used_at = self._turn + 1
 
     def pop(self, name: str) -> OpenedStore | None:
         """Removes a store, open or not; returns it if it was open."""
-        entry, held = self._kept.pop(name, None), self._held.pop(name, None)
-        return entry or held
+        store, held = self._kept.pop(name, None), self._held.pop(name, None)
+        return store or held
 
     def list_names(self) -> list[str]:
         """Returns the names of those that are open."""
@@ -72,17 +72,17 @@ class OpenedStores:
         self._closed.update(names)
 
     def _close_unused(self) -> None:
-        unused = sorted(filter(_may_be_closed, self._kept.values()), key=lambda entry: entry.used_at)
+        unused = sorted(filter(_may_be_closed, self._kept.values()), key=lambda store: store.used_at)
         num_closed = max(len(unused) - int(KEPT_FRACTION * self._max_stores), 0)
-        for entry in unused[:num_closed]:
-            del self._kept[entry.name]
-            self._held[entry.name] = entry
-            self._closed.add(entry.name)
+        for store in unused[:num_closed]:
+            del self._kept[store.name]
+            self._held[store.name] = store
+            self._closed.add(store.name)
         # Tables, which are never closed, may be so many that it would look at all of them each time.
         self._look_at = max(self._max_stores, len(self._kept) + self._max_stores // 4)
 
 
-def _may_be_closed(entry: OpenedStore) -> bool:
+def _may_be_closed(store: OpenedStore) -> bool:
     """Returns whether all that is known of a store is in its files and the catalog."""
-    is_used = entry.record.loading or entry.writes or entry.lost or entry.waiters.num_waiting
-    return not (KINDS[entry.record.kind].has_rules or is_used)
+    is_used = store.record.loading or store.writes or store.lost or store.waiters.num_waiting
+    return not (KINDS[store.record.kind].has_rules or is_used)

@@ -14,12 +14,12 @@ from tdserve.server.opened_store import OpenedStore
 
 
 class LongOpening:
-    """A store whose rules a thread is restoring. Nobody else has its entry meanwhile, so nothing in it changes.
+    """A store whose rules a thread is restoring. Nothing else has it open meanwhile, so nothing in it changes.
 
     Args:
         record: Record of the store.
         make: Restores the rules, which takes long; reads only files of the store.
-        finish: Makes the entry from the rules, on the event loop.
+        finish: Opens the store with the rules, on the event loop.
     """
 
     def __init__(self, record: StoreRecord, make: Callable[[], Any], finish: Callable[[Any], OpenedStore]) -> None:
@@ -31,7 +31,7 @@ class LongOpening:
     def _make(self, make: Callable[[], Any]) -> None:
         try:
             self._made.set_result(make())
-        except BaseException as fault:  # noqa: BLE001 (``entry`` raises it)
+        except BaseException as fault:  # noqa: BLE001 (``store`` raises it)
             self._made.set_exception(fault)
 
     async def wait(self) -> None:
@@ -46,7 +46,7 @@ class LongOpening:
             await self.wait()
             raise
 
-    def get_entry(self) -> OpenedStore:
+    def get_store(self) -> OpenedStore:
         """Returns the open store; call it once. Blocks the event loop if the thread is not done.
 
         Raises:
@@ -67,4 +67,4 @@ async def open_new(record: StoreRecord, stores: KindStores) -> OpenedStore:
         return kind.open(record, stores)
     opening = begin_opening(record, stores)
     await opening.outlast()
-    return opening.get_entry()
+    return opening.get_store()

@@ -45,7 +45,7 @@ def check_policy(stores: PolicyStores, record: StoreRecord) -> None:
         weights.get_versions()
 
 
-def follow(stores: PolicyStores, entry: OpenedStore) -> Staleness | None:
+def follow(stores: PolicyStores, store: OpenedStore) -> Staleness | None:
     """Sets the newest version of a table's policy in the table.
 
     Returns:
@@ -54,7 +54,7 @@ def follow(stores: PolicyStores, entry: OpenedStore) -> Staleness | None:
     Raises:
         WrongStateError: The store is not a replay, or the policy's store is not a weights store.
     """
-    table = entry.get_table()
+    table = store.get_table()
     policy = table.settings.policy
     if not policy:
         return None
@@ -63,27 +63,27 @@ def follow(stores: PolicyStores, entry: OpenedStore) -> Staleness | None:
     uid = "" if weights is None else weights.record.uid
     table.selectors.follow(uid, newest.version if newest is not None else 0)
     if table.selectors.dropped:
-        drop_references(table.selectors.dropped, num_rows=entry.record.capacity)
-    stores.followers.setdefault(policy, set()).add(entry.name)
+        drop_references(table.selectors.dropped, num_rows=store.record.capacity)
+    stores.followers.setdefault(policy, set()).add(store.name)
     return table.selectors.staleness
 
 
 def wake_followers(stores: PolicyStores, policy: str) -> None:
     """Wakes callers that wait for a table of this policy: a version was published, or all are gone."""
     for name in tuple(stores.followers.get(policy, ())):
-        entry = stores.find(name)
-        if entry is None:
+        store = stores.find(name)
+        if store is None:
             stores.followers[policy].discard(name)
         else:
-            entry.waiters.wake()
+            store.waiters.wake()
 
 
-def describe_policy(stores: PolicyStores, entry: OpenedStore, description: control_pb2.StoreDescription) -> None:
+def describe_policy(stores: PolicyStores, store: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
-        staleness = follow(stores, entry)
+        staleness = follow(stores, store)
     except (CorruptDataError, WrongStateError):
-        staleness = entry.get_table().selectors.staleness
+        staleness = store.get_table().selectors.staleness
     if staleness is None:
         return
     description.newest_policy_version = staleness.newest

@@ -209,9 +209,9 @@ class Requests:
         try:
             place_lists(message, ahead)
             name = getattr(asked, "store", "")
-            if (entry := self._stores.find_used(name)) is not None:
+            if (store := self._stores.find_used(name)) is not None:
                 # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
-                entry.catch_up(session.client_id if kind == "extend" else b"")
+                store.catch_up(session.client_id if kind == "extend" else b"")
             if kind in _ONCE:
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     if kind in _WITH_CONTENT:
@@ -268,17 +268,17 @@ class Requests:
     ) -> control_pb2.Done | None:
         deadline = Deadline.after(asked.timeout_s)
         if asked.fingerprint:  # the client has seen the store: if it was deleted, do not wait for it
-            entry = self._stores.get(asked.store)
+            store = self._stores.get(asked.store)
         else:
             await inline_tasks.ensure_task()
             with session.mark_waiting():
-                entry = await self._stores.wait(asked.store, deadline)
-        if asked.message_nbytes and not self._reads.is_as_expected(entry, asked):
+                store = await self._stores.wait(asked.store, deadline)
+        if asked.message_nbytes and not self._reads.is_as_expected(store, asked):
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
-        if entry.table is not None:
+        if store.table is not None:
             return await self._row_reads.read(session, request, asked)
-        return await self._reads.read(session, request, entry, asked, deadline)
+        return await self._reads.read(session, request, store, asked, deadline)
 
     async def _write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         if asked.HasField("new_store"):

@@ -34,7 +34,7 @@ class RowWriteHold:
     loop.
 
     Args:
-        entry: The store.
+        store: The store.
         rows: Rows that are written; no other write may have them: see :func:`wait_for_others`.
         keys: Leaves or nodes that are written; none: all.
 
@@ -42,20 +42,20 @@ class RowWriteHold:
         rows: As above.
     """
 
-    def __init__(self, entry: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> None:
-        self._entry = entry
+    def __init__(self, store: OpenedStore, rows: RowSet, keys: Sequence[Path]) -> None:
+        self._store = store
         self.rows = rows
         self._keys = keys
         self._held_before = RowSet.run(0, 0)  # rows of a table that were held already, such as lost ones
         self._num_held = 0
-        entry.writes.append(rows)
+        store.writes.append(rows)
 
     @property
     def next_version(self) -> int:
         """The content version of the store once the rows are readable again."""
-        if self._entry.table is not None:
-            return self._entry.content_version
-        return self._entry.content_version + 1
+        if self._store.table is not None:
+            return self._store.content_version
+        return self._store.content_version + 1
 
     async def hold(self, check: Check = do_nothing) -> None:
         """Holds rows of a table. In the turn in which it returns, all of them are live and can be written.
@@ -63,7 +63,7 @@ class RowWriteHold:
         Raises:
             SelectionError: A row is not live, or what ``check`` raises. No row is held then, and others may write them.
         """
-        table = self._entry.table
+        table = self._store.table
         if table is None:
             return
 
@@ -82,10 +82,10 @@ class RowWriteHold:
 
     async def give_back(self) -> None:
         """Undoes ``hold``; other writes may have the rows."""
-        if self._entry.table is not None:
-            await call_in_turns(self._iter_held_rows(self._entry.table), self._entry.table.let_go)
+        if self._store.table is not None:
+            await call_in_turns(self._iter_held_rows(self._store.table), self._store.table.let_go)
         self.end()
-        self._entry.waiters.wake()
+        self._store.waiters.wake()
 
     def _iter_held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
@@ -98,7 +98,7 @@ class RowWriteHold:
 
     async def hide(self) -> None:
         """Makes the rows odd (rows of a table are held before): the write is decided, and begins now."""
-        values, table = self._entry.get_generation_values(), self._entry.table
+        values, table = self._store.get_generation_values(), self._store.table
         if table is None:
             values[-1] |= 1  # the store's own number
             await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
@@ -112,18 +112,18 @@ class RowWriteHold:
             is_written: Whether the write was applied to them.
             then: Called once they are readable, before another writer or a sample may have rows of a table.
         """
-        entry, table = self._entry, self._entry.table
+        store, table = self._store, self._store.table
         # Other leaves of a row may be lost.
-        rows = self.rows - entry.lost.row_set if entry.lost else self.rows
+        rows = self.rows - store.lost.row_set if store.lost else self.rows
         if table is None:
-            values = entry.get_generation_values()
+            values = store.get_generation_values()
             await call_in_turns(rows.iter_pieces(), lambda piece: _count_up(values, piece))
             self.end()
             values[-1] = (values[-1] | 1) + 1
-            values[-1] |= bool(entry.lost or entry.writes)
+            values[-1] |= bool(store.lost or store.writes)
             then()
             return
-        written = [number for key in self._keys or [()] for number in entry.find_numbers(key)] if is_written else []
+        written = [number for key in self._keys or [()] for number in store.find_numbers(key)] if is_written else []
         await call_in_turns(table.iter_steps(rows.iter_pieces()), lambda piece: table.show(piece, written))
         try:
             then()
@@ -137,7 +137,7 @@ class RowWriteHold:
         Args:
             then: Called once they are removed, before another writer may have them.
         """
-        table = self._entry.get_table()
+        table = self._store.get_table()
         await call_in_turns(
             table.iter_steps(self.rows.iter_pieces()), lambda rows: table.remove(rows[table.is_live(rows)])
         )
@@ -147,19 +147,19 @@ class RowWriteHold:
 
     def end(self) -> None:
         """Ends the write; its rows stay unreadable."""
-        self._entry.writes[:] = [rows for rows in self._entry.writes if rows is not self.rows]
+        self._store.writes[:] = [rows for rows in self._store.writes if rows is not self.rows]
 
 
 @asynccontextmanager
 async def hold_rows(
-    entry: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
+    store: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
 ) -> AsyncIterator[RowWriteHold]:
     """Holds rows during a block that records a write; it must not wait. The rows are hidden from its end on; if it
     raises, they stay as they were.
 
     Arguments and errors as for :class:`RowWriteHold` and its ``hold``.
     """
-    held = RowWriteHold(entry, rows, keys)
+    held = RowWriteHold(store, rows, keys)
     await held.hold(check)
     try:
         yield held
@@ -195,21 +195,21 @@ def _count_up(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> No
     values[piece] += 1
 
 
-def is_free(entry: OpenedStore, rows: RowSet) -> bool:
+def is_free(store: OpenedStore, rows: RowSet) -> bool:
     """Returns whether no write has one of these rows."""
-    return not any(rows.overlaps(others) for others in entry.writes)
+    return not any(rows.overlaps(others) for others in store.writes)
 
 
-async def wait_for_others(session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline) -> None:
+async def wait_for_others(session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline) -> None:
     """Waits until no other write has one of these rows. Another caller that waited may have them by then.
 
     Raises:
         DeadlineExceededError: Another write still has some, for example that of a stopped local client.
     """
-    if entry.writes:
+    if store.writes:
         await session.wait(
-            entry.waiters,
-            lambda: is_free(entry, rows) or None,
+            store.waiters,
+            lambda: is_free(store, rows) or None,
             deadline,
-            lambda: f"the end of another write to rows of {entry.name!r}",
+            lambda: f"the end of another write to rows of {store.name!r}",
         )

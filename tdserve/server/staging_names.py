@@ -23,13 +23,13 @@ class StagingNames:
         self._kept: set[str] = set()
 
     @contextmanager
-    def borrow(self, entry: OpenedStore, *, is_needed: bool) -> Iterator[str]:
+    def borrow(self, store: OpenedStore, *, is_needed: bool) -> Iterator[str]:
         """A block in which a path, without suffix, belongs to one request; ``""`` if it needs none."""
         if not is_needed:
             yield ""
             return
         number = 0
-        while (path := str(entry.folder / "staging" / f"{self._kind}{number}")) in self._in_use:
+        while (path := str(store.folder / "staging" / f"{self._kind}{number}")) in self._in_use:
             number += 1
         self._in_use.add(path)
         try:

@@ -49,12 +49,12 @@ class StoreRequests:
     ) -> control_pb2.Done:
         """Deletes a store; errors as of ``Creation.delete``."""
         name = check_store_name(asked.name)
-        entry, known = self._stores.find_used(name), self._stores.catalog.find(name)
+        store, known = self._stores.find_used(name), self._stores.catalog.find(name)
         if known is None or not known.packed:
             await inline_tasks.ensure_task()
         await self._creation.delete(name, self._make_record(session, request))
-        if entry is not None:
-            self._relays.forget_deleted(entry)
+        if store is not None:
+            self._relays.forget_deleted(store)
         if known is not None and known.durability == "disk":
             await inline_tasks.ensure_task()
             await self._syncing.wait_synced()

@@ -112,14 +112,14 @@ class Stores:
         Raises:
             CorruptDataError: Its files are damaged; other stores are not affected.
         """
-        entry = self.opened.get(name)
-        if entry is None and name in self.catalog:
+        store = self.opened.get(name)
+        if store is None and name in self.catalog:
             opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
-            entry = opening.get_entry() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)
-            self.opened.put(entry)
+            store = opening.get_store() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)
+            self.opened.put(store)
             self._garbage.note_store()
-        return None if entry is None or entry.record.loading else entry
+        return None if store is None or store.record.loading else store
 
     def _unpack(self, record: StoreRecord) -> StoreRecord:
         if record.packed:
@@ -148,8 +148,8 @@ class Stores:
 
     def find_opened(self, record: StoreRecord) -> OpenedStore | None:
         """Returns the store of this incarnation, loading or not, if it has been used since the start."""
-        entry = self.opened.get(record.name)
-        return entry if entry is not None and entry.record.uid == record.uid else None
+        store = self.opened.get(record.name)
+        return store if store is not None and store.record.uid == record.uid else None
 
     def find_used(self, name: str) -> OpenedStore | None:
         """Returns the store of this name, if it has been used since the start."""
@@ -162,10 +162,10 @@ class Stores:
 
     def get(self, name: str) -> OpenedStore:
         """Returns the store of this name. Raises StoreNotFoundError."""
-        entry = self.find(name)
-        if entry is None:
+        store = self.find(name)
+        if store is None:
             raise StoreNotFoundError(name=name)
-        return entry
+        return store
 
     def open_damaged(self, name: str) -> OpenedStore:
         """Returns a store that cannot be opened, for deletion; its readers see that it is deleted, if that is
@@ -178,15 +178,15 @@ class Stores:
 
     def get_loading(self, name: str, session: int) -> OpenedStore:
         """Returns a store that this session is still filling for the first time. Raises StoreNotFoundError."""
-        entry = self._find_own_loading(name, session)
-        if entry is None:
+        store = self._find_own_loading(name, session)
+        if store is None:
             raise StoreNotFoundError(name=name)
-        return entry
+        return store
 
     def _find_own_loading(self, name: str, session: int) -> OpenedStore | None:
-        entry = self.opened.get(name)
-        is_own = entry is not None and entry.record.loading and entry.owner_session == session
-        return entry if is_own else None
+        store = self.opened.get(name)
+        is_own = store is not None and store.record.loading and store.owner_session == session
+        return store if is_own else None
 
     def find_unpublished(self, name: str) -> OpenedStore | None:
         """Returns the weights store of this name that is invisible before its first version; None if there is none."""
@@ -195,18 +195,18 @@ class Stores:
             # One without a state is not from before a restart; its creation has just failed.
             if self._may_be_published(record):
                 self.opened.put(KINDS[record.kind].open(record, self))
-        entry = self.opened.get(name)
-        return entry if entry is not None and entry.record.loading and entry.versions is not None else None
+        store = self.opened.get(name)
+        return store if store is not None and store.record.loading and store.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
         """Returns whether this session has begun to fill a store with this name and structure."""
-        entry = self._find_own_loading(name, session)
-        return entry is not None and entry.spec.fingerprint == spec.fingerprint
+        store = self._find_own_loading(name, session)
+        return store is not None and store.spec.fingerprint == spec.fingerprint
 
     def is_being_filled(self, name: str, session: int) -> bool:
         """Returns whether a request of this session is now filling a store of this name for the first time."""
-        entry = self._find_own_loading(name, session)
-        return entry is not None and entry.is_filling
+        store = self._find_own_loading(name, session)
+        return store is not None and store.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> OpenedStore:
         """Returns the store of this name; waits until it exists.
@@ -279,10 +279,10 @@ class Stores:
             extra = await kind.make_files(folder, stored, hidden, adopted)
             order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
-            entry = await open_new(final, self)
-            with self.db.begin_transaction() if begin is None else begin(entry) as txn:
+            store = await open_new(final, self)
+            with self.db.begin_transaction() if begin is None else begin(store) as txn:
                 txn.put("stores", name.encode(), final.to_bytes())
-            self.opened.put(entry)
+            self.opened.put(store)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.db.delete("stores", name.encode())
@@ -291,10 +291,10 @@ class Stores:
             self._wake(name)
             raise
         self._garbage.note_store()
-        entry.owner_session = owner_session
+        store.owner_session = owner_session
         if not record.loading:
-            self._show(entry)
-        return entry
+            self._show(store)
+        return store
 
     def make_packed(self, record: StoreRecord, spec: Spec) -> StoreRecord:
         """Returns the record of a new store whose files are made when it is first used; ``pack`` creates it.
@@ -322,21 +322,21 @@ class Stores:
 
         txn.show(show)
 
-    def publish_loaded(self, entry: OpenedStore, txn: Transaction) -> None:
+    def publish_loaded(self, store: OpenedStore, txn: Transaction) -> None:
         """Makes a loading store visible as part of the transaction that commits its first content."""
-        record = replace(entry.record, loading=False)
-        txn.put("stores", entry.name.encode(), record.to_bytes())
+        record = replace(store.record, loading=False)
+        txn.put("stores", store.name.encode(), record.to_bytes())
 
         def show() -> None:
-            entry.record = record
-            self._disown(entry.name, entry.owner_session)
-            entry.owner_session = 0
-            self._show(entry)
+            store.record = record
+            self._disown(store.name, store.owner_session)
+            store.owner_session = 0
+            self._show(store)
 
         txn.show(show)
 
     async def delete(
-        self, entry: OpenedStore, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
+        self, store: OpenedStore, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
     ) -> None:
         """Deletes a store and frees its space; readers under way keep what they have mapped.
 
@@ -348,28 +348,28 @@ class Stores:
         Raises:
             CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
         """
-        if entry.waiters.is_deleted:
+        if store.waiters.is_deleted:
             return
-        if entry.table is not None:
-            entry.table.take_back_claims()
+        if store.table is not None:
+            store.table.take_back_claims()
         with self.db.begin_transaction(frees_room=True) if begin is None else begin() as txn:
-            self._decide_removal(entry.record, txn)
-        if entry.table is not None:
-            followers = self.followers.get(entry.table.settings.policy, set())
-            followers.discard(entry.name)
+            self._decide_removal(store.record, txn)
+        if store.table is not None:
+            followers = self.followers.get(store.table.settings.policy, set())
+            followers.discard(store.name)
             if not followers:
-                self.followers.pop(entry.table.settings.policy, None)
-        self.opened.pop(entry.name)
-        self._disown(entry.name, entry.owner_session)
-        if entry.generations is not None:
-            entry.generations.mark_deleted()
-        self._remove(entry.record)
-        entry.waiters.delete(entry.name)
-        self._wake(entry.name)
-        await asyncio.to_thread(self.root.empty_trash, entry.record.uid)
-        await drop_store(self._workers, entry.record.uid)
+                self.followers.pop(store.table.settings.policy, None)
+        self.opened.pop(store.name)
+        self._disown(store.name, store.owner_session)
+        if store.generations is not None:
+            store.generations.mark_deleted()
+        self._remove(store.record)
+        store.waiters.delete(store.name)
+        self._wake(store.name)
+        await asyncio.to_thread(self.root.empty_trash, store.record.uid)
+        await drop_store(self._workers, store.record.uid)
         # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
-        held: list[object] = [entry, entry.generations, entry.table]
+        held: list[object] = [store, store.generations, store.table]
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
 
@@ -384,9 +384,9 @@ class Stores:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
         with self.db.begin_transaction(frees_room=True) as txn:
             self._decide_removal(record, txn)
-        entry = self.opened.pop(record.name)
-        if entry is not None:
-            self._disown(entry.name, entry.owner_session)
+        store = self.opened.pop(record.name)
+        if store is not None:
+            self._disown(store.name, store.owner_session)
         self._remove(record)
         self.root.empty_trash(record.uid)
         self._wake(record.name)
@@ -400,9 +400,9 @@ class Stores:
         """Returns the session that fills a store of this name for the first time; 0 if none does."""
         return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
 
-    def save_state(self, entry: OpenedStore, txn: Transaction, state: object) -> None:
+    def save_state(self, store: OpenedStore, txn: Transaction, state: object) -> None:
         """Saves what a store's rules need after a restart: counters and cursor, or versions."""
-        txn.put("states", entry.record.uid.encode(), json.dumps(state).encode())
+        txn.put("states", store.record.uid.encode(), json.dumps(state).encode())
 
     async def _wait_for(
         self, name: str, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
@@ -421,9 +421,9 @@ class Stores:
     def _iter_specs_in_use(self) -> Iterator[bytes]:
         """Yields the keys of the structures that stores and versions have."""
         for known in self.catalog:
-            # The entry of a store that is being created is newer than the catalog's record.
-            entry = self.opened.get(known.name)
-            for record in {known, known if entry is None else entry.record}:
+            # The record of an open store that is being created is newer than the catalog's.
+            store = self.opened.get(known.name)
+            for record in {known, known if store is None else store.record}:
                 yield from make_keys(record.fingerprint, record.order)
                 if KINDS[record.kind].has_versions:
                     for fingerprint, order in self.get_versions(record).structures:
@@ -438,25 +438,25 @@ class Stores:
 
     def get_versions(self, record: StoreRecord) -> Versions:
         """Returns the versions of a weights store, opened or not."""
-        entry = self.opened.get(record.name)
-        if entry is not None and entry.versions is not None:
-            return entry.versions
+        store = self.opened.get(record.name)
+        if store is not None and store.versions is not None:
+            return store.versions
         return load_versions(self.db, record.uid)
 
-    def _show(self, entry: OpenedStore) -> None:
-        self.catalog.replace(entry.record)
-        self._wake(entry.name)
+    def _show(self, store: OpenedStore) -> None:
+        self.catalog.replace(store.record)
+        self._wake(store.name)
 
     def _repair(self, redo: RedoEntry) -> bool:
         """Completes the last commit before a crash; returns whether nothing is left to do."""
         try:
-            entry = self.find_uid(redo.uid)
+            store = self.find_uid(redo.uid)
         except CorruptDataError as error:  # reported again when the store is requested
             _log.error("the last commit before the crash cannot be looked at: %s", error)
             return False
-        if entry is not None and entry.generations is not None and redo.repair(entry.generations.values):
-            _log.warning("store %r: the last commit before the crash was completed", entry.name)
-            self.opened.pop(entry.name)  # its rules were restored from the old generations
+        if store is not None and store.generations is not None and redo.repair(store.generations.values):
+            _log.warning("store %r: the last commit before the crash was completed", store.name)
+            self.opened.pop(store.name)  # its rules were restored from the old generations
         return True
 
     def _may_be_published(self, record: StoreRecord) -> bool:

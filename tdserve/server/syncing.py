@@ -182,26 +182,26 @@ class Syncing:
             async for record in self._iter_records(is_all=is_all, wanted=wanted, closed=closed):
                 if KINDS[record.kind].has_versions:
                     weights.append(self._describe_weights(record, held))
-                elif not record.adopted and (store := await self._store(record)) is not None:
-                    stores.append(store)
+                elif not record.adopted and (synced := await self._store(record)) is not None:
+                    stores.append(synced)
             work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
             if self._process is None and not self._is_closed:
                 self._process = SyncProcess(root.lock_fd)
             failures = await asyncio.to_thread(work.run if self._process is None else partial(self._process.run, work))
         except BaseException as error:
             self._stores.opened.put_back_closed(closed)
-            for entry, number in held:
-                let_go(entry, number)
+            for store, number in held:
+                let_go(store, number)
             if isinstance(error, PeerLostError):
                 self._end_process()
             raise
-        for entry, number in held:
-            before, entry.synced_version = entry.synced_version, number
+        for store, number in held:
+            before, store.synced_version = store.synced_version, number
             if before:
-                let_go(entry, before)
-        for store in stores:
-            if store.uid not in failures:
-                self._stores.packed.forget_synced(store.uid)
+                let_go(store, before)
+        for synced in stores:
+            if synced.uid not in failures:
+                self._stores.packed.forget_synced(synced.uid)
         self._stores.opened.put_back_closed(closed.intersection(map(self._stores.catalog.find_name, failures)))
         return {
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
@@ -242,10 +242,10 @@ class Syncing:
         state = versions.get_state()
         orders = dict(state["orders"])
         records = {kept[0]: json.dumps([kept, orders.get(kept[0], "")]) for kept in state["kept"]}
-        entry = self._stores.find_opened(record)
-        if entry is not None and versions.newest is not None:
+        store = self._stores.find_opened(record)
+        if store is not None and versions.newest is not None:
             versions.acquire(versions.newest.version)
-            held.append((entry, versions.newest.version))
+            held.append((store, versions.newest.version))
         return SyncedWeights(record.uid, str(self._stores.root.store_folder(record.name) / "versions"), records)
 
     def _end_process(self) -> None:

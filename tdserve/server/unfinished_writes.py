@@ -49,19 +49,19 @@ class UnfinishedWrites:
         self._dropping: set[asyncio.Task[None]] = set()
         self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions can be opened; None: they can
 
-    def may_be_written(self, entry: OpenedStore, rows: RowSet) -> bool:
+    def may_be_written(self, store: OpenedStore, rows: RowSet) -> bool:
         """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
-        return bool(entry.lost) and not all(map(self._process_watch.is_gone, entry.lost.find_writers(rows)))
+        return bool(store.lost) and not all(map(self._process_watch.is_gone, store.lost.find_writers(rows)))
 
-    def hold_back(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
+    def hold_back(self, store: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
-        entry.get_table().quarantine(reservation)
-        self._process_watch.watch(record.lock_name, partial(self._release, entry, reservation, record))
+        store.get_table().quarantine(reservation)
+        self._process_watch.watch(record.lock_name, partial(self._release, store, reservation, record))
 
-    def lose(self, entry: OpenedStore, overwrite: Overwrite) -> None:
+    def lose(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Marks live rows as lost: their writer has left them half written."""
-        entry.lost.overwrites.append(overwrite)
-        self._process_watch.watch(overwrite.lock_name, partial(self._let_go, entry, overwrite))
+        store.lost.overwrites.append(overwrite)
+        self._process_watch.watch(overwrite.lock_name, partial(self._let_go, store, overwrite))
 
     def find_reserved(self, uid: str) -> list[ReservedRows]:
         """Returns the rows of a store that local writers from before the restart may still be filling.
@@ -83,26 +83,26 @@ class UnfinishedWrites:
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]
         return reduce(or_, found, RowSet.run(0, 0)).rows
 
-    def restore(self, entry: OpenedStore, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
+    def restore(self, store: OpenedStore, reserved: Sequence[ReservedRows] = ()) -> Sequence[Reservation]:
         """Resumes, after a restart, the wait for the writers of a store; returns what else its table has quarantined.
 
         Args:
-            entry: The store, just opened.
+            store: The store, just opened.
             reserved: Reserved rows of a replay table, in the order in which the table has quarantined them.
         """
-        self._restore_lost(entry)
-        quarantined = entry.table.ring.quarantined if entry.table is not None else ()
+        self._restore_lost(store)
+        quarantined = store.table.ring.quarantined if store.table is not None else ()
         for rows, reservation in zip(reserved, quarantined, strict=False):
-            self._process_watch.watch(rows.lock_name, partial(self._release, entry, reservation, rows))
+            self._process_watch.watch(rows.lock_name, partial(self._release, store, reservation, rows))
         return quarantined[len(reserved) :]
 
-    def note_left(self, entry: OpenedStore, txn: Transaction) -> None:
+    def note_left(self, store: OpenedStore, txn: Transaction) -> None:
         """Records that rows have left a table while a local client was overwriting them: after a restart they do not
         come back, and are not given to others until the client is gone."""
-        if entry.table is None or not (entry.writes or entry.lost):
+        if store.table is None or not (store.writes or store.lost):
             return
-        for overwrite in Overwrite.load(self._db, entry.record.uid):
-            kept = entry.table.ring.select_held(overwrite.rows)
+        for overwrite in Overwrite.load(self._db, store.record.uid):
+            kept = store.table.ring.select_held(overwrite.rows)
             gone = overwrite.rows - kept
             if not gone:
                 continue
@@ -122,77 +122,77 @@ class UnfinishedWrites:
     def on_open(self) -> None:
         """Starts the grace of the stores opened so far: clients can now open sessions and repeat what was cut short."""
         healing, self._healing = self._healing or [], None
-        for entry in healing:
-            self._begin_grace(entry)
+        for store in healing:
+            self._begin_grace(store)
 
-    def _begin_grace(self, entry: OpenedStore) -> None:
+    def _begin_grace(self, store: OpenedStore) -> None:
         """Starts the grace of a store's lost rows.
 
         A writer from before the restart can come back from now on, or has released its lock and comes back soon.
         """
         if self._healing is not None:
-            entry.lost.may_heal_until_s = math.inf
-            self._healing.append(entry)
+            store.lost.may_heal_until_s = math.inf
+            self._healing.append(store)
         else:
-            entry.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
-            entry.waiters.wake()
+            store.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
+            store.waiters.wake()
 
-    def _restore_lost(self, entry: OpenedStore) -> None:
+    def _restore_lost(self, store: OpenedStore) -> None:
         """Marks rows that are still odd as lost, except those of a write that was complete when the crash came."""
-        values = entry.get_generation_values()
-        for overwrite in Overwrite.load(self._db, entry.record.uid):
+        values = store.get_generation_values()
+        for overwrite in Overwrite.load(self._db, store.record.uid):
             rows = overwrite.rows.rows
             odd = RowSet.from_rows(rows[values[rows] & 1 == 1])
             if overwrite.is_committed(self._db):
-                self._complete(entry, replace(overwrite, rows=odd))
+                self._complete(store, replace(overwrite, rows=odd))
             elif len(odd):
-                self._begin_grace(entry)
-                self.lose(entry, replace(overwrite, rows=odd))
+                self._begin_grace(store)
+                self.lose(store, replace(overwrite, rows=odd))
             else:
                 self._db.delete("pending", overwrite.key)
-        uid = entry.record.uid
+        uid = store.record.uid
         is_in_midst = any(self._db.get("pending", key) for key in (JOURNAL + uid.encode(), Restructured.make_key(uid)))
-        if entry.table is None and values[-1] & 1 and not entry.lost and not is_in_midst:
+        if store.table is None and values[-1] & 1 and not store.lost and not is_in_midst:
             values[-1] += 1  # a crash came between the rows and the store's own number
 
-    def _complete(self, entry: OpenedStore, overwrite: Overwrite) -> None:
+    def _complete(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Makes the rows of a write readable that is recorded as complete."""
         if len(overwrite.rows):
-            run_without_turns(RowWriteHold(entry, overwrite.rows, overwrite.keys).let_go(is_written=True))
+            run_without_turns(RowWriteHold(store, overwrite.rows, overwrite.keys).let_go(is_written=True))
         self._db.delete_later("pending", overwrite.key)
 
-    def _release(self, entry: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
+    def _release(self, store: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Frees reserved rows for the next writer."""
-        entry.get_table().release(reservation)
+        store.get_table().release(reservation)
         self._db.delete("pending", record.key)
-        entry.waiters.wake()
+        store.waiters.wake()
 
-    def _let_go(self, entry: OpenedStore, overwrite: Overwrite) -> None:
+    def _let_go(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Handles the proof that the writer of lost rows is gone.
 
         A table's rows go to the next writer. Those of a tensordict store stay lost until they are written again.
         """
-        if entry.lost.may_heal_until_s > -math.inf:
-            self._begin_grace(entry)
-        lost = next((each for each in entry.lost.overwrites if each.key == overwrite.key), None)
-        if entry.table is not None and lost is not None:
-            if any(lost.rows.overlaps(others) for others in entry.writes):  # another write has them
-                self._process_watch.watch(lost.lock_name, partial(self._let_go, entry, lost))
+        if store.lost.may_heal_until_s > -math.inf:
+            self._begin_grace(store)
+        lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
+        if store.table is not None and lost is not None:
+            if any(lost.rows.overlaps(others) for others in store.writes):  # another write has them
+                self._process_watch.watch(lost.lock_name, partial(self._let_go, store, lost))
                 return
-            dropping = self._drop(entry, lost)
-            if len(lost.rows) <= entry.table.step_rows:
+            dropping = self._drop(store, lost)
+            if len(lost.rows) <= store.table.step_rows:
                 run_without_turns(dropping)
             else:
-                task = asyncio.create_task(dropping, name=f"tdserve-dropping-{entry.name}")
+                task = asyncio.create_task(dropping, name=f"tdserve-dropping-{store.name}")
                 self._dropping.add(task)
                 task.add_done_callback(self._dropping.discard)
                 task.add_done_callback(retrieve_exception)
-        entry.waiters.wake()
+        store.waiters.wake()
 
-    async def _drop(self, entry: OpenedStore, lost: Overwrite) -> None:
+    async def _drop(self, store: OpenedStore, lost: Overwrite) -> None:
         def forget() -> None:
             with self._db.begin_transaction(is_decided=True) as txn:
                 lost.forget(txn)
 
-        await RowWriteHold(entry, lost.rows, ()).drop(forget)
-        entry.waiters.wake()
+        await RowWriteHold(store, lost.rows, ()).drop(forget)
+        store.waiters.wake()

@@ -162,7 +162,7 @@ class DataWorker:
         self._pending[order.order] = _Pending(future, on_prepared)
         return future
 
-    async def order_until_done(self, entry: OpenedStore, order: worker_pb2.Order) -> None:
+    async def order_until_done(self, store: OpenedStore, order: worker_pb2.Order) -> None:
         """Has an order on a store carried out, again after each death of the worker: for what must be done.
 
         Raises:
@@ -171,7 +171,7 @@ class DataWorker:
         body = getattr(order, order.WhichOneof("body") or "")
         while True:
             await self.ready.wait()
-            body.store.CopyFrom(entry.make_ref(self.known_specs))
+            body.store.CopyFrom(store.make_ref(self.known_specs))
             try:
                 await self.submit(order)
                 return
@@ -226,9 +226,9 @@ class DataWorker:
         self._socket = None
         self.known_specs.clear()
         pending, self._pending = self._pending, {}
-        for entry in pending.values():
-            if not entry.future.done():
-                entry.future.set_exception(self._make_lost_error("it died and is being restarted"))
+        for store in pending.values():
+            if not store.future.done():
+                store.future.set_exception(self._make_lost_error("it died and is being restarted"))
         self._on_lost(self)
         self.claim_holder = None
         return await process.reap()

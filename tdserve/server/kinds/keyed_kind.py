@@ -73,9 +73,9 @@ class KeyedKind(StoreKind):
         keyed, stored = KeyedState(settings), settings.make_stored_spec(spec.fingerprint)
         return OpenedStore(record, stored, folder, row_spec=spec, generations=generations, keyed=keyed)
 
-    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
-        super().describe(entry, stores, description)
-        description.num_rows = _count_entries(entry, time.time())
+    def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        super().describe(store, stores, description)
+        description.num_rows = _count_entries(store, time.time())
 
     def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
         """Returns True: its entries are values."""
@@ -99,16 +99,16 @@ def _compute_map_bytes(max_bytes: int, root: FilePath) -> int:
     return -(-wanted // _MAP_STEP_BYTES) * _MAP_STEP_BYTES
 
 
-def _count_entries(entry: OpenedStore, now_s: float) -> int:
+def _count_entries(store: OpenedStore, now_s: float) -> int:
     """Returns the number of entries of a store; 0 if they cannot be read."""
-    if entry.generations is None:
+    if store.generations is None:
         return 0
-    values = object_folders.get_folder(entry.folder, entry.generations.objects_epoch)
+    values = object_folders.get_folder(store.folder, store.generations.objects_epoch)
     if not Objects.exists(values):
         return 0
     try:
         with Objects(values) as objects:
-            tables = EntryTables.open(objects, entry.folder)
+            tables = EntryTables.open(objects, store.folder)
             return 0 if tables is None else tables.count(b"", int(now_s * 1000), max_expired=_MAX_EXPIRED)
     except TDServeError:
         return 0

@@ -98,15 +98,15 @@ class StoreKind(ABC):
     def split_opening(
         self, record: StoreRecord, stores: KindStores
     ) -> tuple[Callable[[], Any], Callable[[Any], OpenedStore]]:
-        """Returns two functions: one restores a store's rules, in any thread, the other makes its entry from them.
+        """Returns two functions: one restores a store's rules, in any thread, the other opens it with them.
         Raises CorruptDataError."""
         return lambda: None, lambda _: self.open(record, stores)
 
     # ------------------------------------------------------------ description
 
-    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+    def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         """Adds to the description of a store what it holds now."""
-        description.num_rows, description.version = entry.spec.num_rows, entry.content_version
+        description.num_rows, description.version = store.spec.num_rows, store.content_version
 
     def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
         """Adds to the description of a store that nobody has used what it would hold."""

@@ -103,22 +103,22 @@ class TableKind(StoreKind):
         )
 
         def finish(table: Table) -> OpenedStore:
-            entry = OpenedStore(record, stored, folder, row_spec=spec, generations=generations, table=table)
-            entry.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
-            entry.known_groups.update(entry.group_keys)
-            left = iter(stores.unfinished_writes.restore(entry, reserved))
-            entry.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
-            return entry
+            store = OpenedStore(record, stored, folder, row_spec=spec, generations=generations, table=table)
+            store.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
+            store.known_groups.update(store.group_keys)
+            left = iter(stores.unfinished_writes.restore(store, reserved))
+            store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
+            return store
 
         return make, finish
 
-    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
-        super().describe(entry, stores, description)
-        describe_policy(stores, entry, description)
-        table, counts = entry.get_table(), make_counts(entry)
+    def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        super().describe(store, stores, description)
+        describe_policy(stores, store, description)
+        table, counts = store.get_table(), make_counts(store)
         description.num_rows, description.inserts = counts.rows, counts.inserts
         description.samples = table.counts.samples
-        description.reserved_rows = table.ring.num_reserved + num_lost(entry)
+        description.reserved_rows = table.ring.num_reserved + num_lost(store)
         description.num_leased = table.selectors.leases.num_leased
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()

@@ -40,9 +40,9 @@ class TensordictKind(StoreKind):
         if record.adopted and checks:
             check_adopted(folder, spec)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
-        entry = OpenedStore(record, spec, folder, generations=generations)
-        stores.unfinished_writes.restore(entry)
-        return entry
+        store = OpenedStore(record, spec, folder, generations=generations)
+        stores.unfinished_writes.restore(store)
+        return store
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
         rows = SurvivingRows.find(folder, record, specs.get(record.fingerprint, record.order))

@@ -36,13 +36,13 @@ class WeightsKind(StoreKind):
         kept = {version.version for version in versions.kept}
         remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
         named = versions.newest or record
-        entry = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
-        entry.hold_newest()
-        return entry
+        store = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
+        store.hold_newest()
+        return store
 
-    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
-        super().describe(entry, stores, description)
-        versions = entry.get_versions()
+    def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        super().describe(store, stores, description)
+        versions = store.get_versions()
         for version in versions.kept:
             description.versions.add(
                 version=version.version,

@@ -43,18 +43,18 @@ class KeyedEntries:
         Raises:
             VersionConflictError, CapacityError, SpecMismatchError, InvalidRequestError: Nothing was changed.
         """
-        entry, content = self._stores.get(asked.store), asked.content
-        _check_structure(entry, asked.fingerprint)
+        store, content = self._stores.get(asked.store), asked.content
+        _check_structure(store, asked.fingerprint)
         check_num_keys(asked.keys)
         order = worker_pb2.ChangeEntries(keys=asked.keys, if_versions=asked.if_versions)
-        with self._staging.borrow(entry, is_needed=bool(content.values_nbytes)) as staging:
+        with self._staging.borrow(store, is_needed=bool(content.values_nbytes)) as staging:
             spool = make_values_path(staging)
             if content.message_nbytes:
-                store = StoreToFill(entry.name, entry.record.uid, entry.make_ref, spool)
-                await session.mover.fill(request, store, content)
+                filled = StoreToFill(store.name, store.record.uid, store.make_ref, spool)
+                await session.mover.fill(request, filled, content)
             order.values.values = content.values
             session.mover.locate_values(content, order.values, spool)
-            return await self._change(session, request, entry, order)
+            return await self._change(session, request, store, order)
 
     async def remove(
         self, session: ClientSession, request: int, asked: control_pb2.RemoveRequest
@@ -78,35 +78,35 @@ class KeyedEntries:
             DeadlineExceededError: One was absent all the time.
         """
         deadline = Deadline.after(asked.timeout_s)
-        entry = self._stores.get(asked.store)
-        state = _check_structure(entry, asked.fingerprint)
+        store = self._stores.get(asked.store)
+        state = _check_structure(store, asked.fingerprint)
         check_num_keys(asked.keys)
         if deadline.timeout_s == 0 or asked.asks_versions:
-            return await session.mover.get_entries(request, entry, asked)
+            return await session.mover.get_entries(request, store, asked)
         with state.watches.watch(asked.keys) as watch:
             while True:
                 watch.is_notified = False
                 try:
-                    return await session.mover.get_entries(request, entry, asked)
+                    return await session.mover.get_entries(request, store, asked)
                 except KeyNotFoundError:
                     await session.wait(
-                        entry.waiters,
+                        store.waiters,
                         lambda: True if watch.is_notified else None,
                         deadline,
-                        lambda: f"entries {_show_keys(asked.keys)} of keyed store {entry.name!r}",
+                        lambda: f"entries {_show_keys(asked.keys)} of keyed store {store.name!r}",
                     )
 
     async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
         """Lists a page of keys, or counts them."""
-        entry = self._stores.get(asked.store)
-        entry.get_keyed()
+        store = self._stores.get(asked.store)
+        store.get_keyed()
         order = worker_pb2.Order()
-        order.list_entries.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+        order.list_entries.store.CopyFrom(store.make_ref(session.worker.known_specs))
         order.list_entries.request.CopyFrom(asked)
         return control_pb2.Done.FromString((await session.worker.submit(order)).answer)
 
     async def _change(
-        self, session: ClientSession, request: int, entry: OpenedStore, change: worker_pb2.ChangeEntries
+        self, session: ClientSession, request: int, store: OpenedStore, change: worker_pb2.ChangeEntries
     ) -> control_pb2.Done | None:
         """Has a change carried out, and records its answer; returns it unless the worker has sent it.
 
@@ -114,13 +114,13 @@ class KeyedEntries:
         leaves both or neither, and a retry, wherever it comes from, finds the answer there or here. Therefore a worker
         that has the client's mail may answer at once.
         """
-        state, client_id = entry.get_keyed(), session.client_id
+        state, client_id = store.get_keyed(), session.client_id
         answered = self._answers.find_earlier(client_id, request)  # again: its content may have come in the meantime
         if answered is not None:
             return control_pb2.Done.FromString(answered)
         recorded = list(state.recorded)
-        change.store.CopyFrom(entry.make_ref(self._worker.known_specs))
-        change.settings, change.now_s = entry.record.settings, time.time()
+        change.store.CopyFrom(store.make_ref(self._worker.known_specs))
+        change.settings, change.now_s = store.record.settings, time.time()
         change.client_id, change.request = client_id, request
         change.recorded.extend(recorded)
         if request in session.mailed_requests and session.worker is self._worker:
@@ -129,10 +129,10 @@ class KeyedEntries:
         for name in recorded:
             state.recorded.pop(name, None)
         if state.watches.notify(change.keys):
-            entry.waiters.wake()
+            store.waiters.wake()
         self._record(client_id, request, worked.answer)
         state.recorded[client_id + request.to_bytes(REQUEST_BYTES, "big")] = None
-        entry.check_present()
+        store.check_present()
         return None if worked.is_mailed else control_pb2.Done.FromString(worked.answer)
 
     def _record(self, client_id: bytes, request: int, answer: bytes) -> None:
@@ -145,17 +145,17 @@ class KeyedEntries:
             pass
 
 
-def _check_structure(entry: OpenedStore, fingerprint: bytes) -> KeyedState:
+def _check_structure(store: OpenedStore, fingerprint: bytes) -> KeyedState:
     """Returns the state of a keyed store, if its entries have the structure that a client knows.
 
     Raises:
         WrongStateError: It is a store of another kind.
         SpecMismatchError: It was created anew, for other entries.
     """
-    state = entry.get_keyed()
-    if fingerprint != entry.spec.fingerprint:
+    state = store.get_keyed()
+    if fingerprint != store.spec.fingerprint:
         reason = "those of another store that had this name"
-        raise SpecMismatchError(store=entry.name, expected="entries of its own structure", actual=reason)
+        raise SpecMismatchError(store=store.name, expected="entries of its own structure", actual=reason)
     return state
 
 

@@ -66,35 +66,35 @@ class PermitMover(Mover):
         """The client, unless it only reads."""
         return self._claim_holder if self.lock_name else None
 
-    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
         """Sends the claim with the answer."""
         done.claim.CopyFrom(claim)
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""
-        client, entry, values = self._client, rows.entry, make_put_values(rows)
-        client.check_writes(f"writing to {entry.name!r}")
+        client, store, values = self._client, rows.store, make_put_values(rows)
+        client.check_writes(f"writing to {store.name!r}")
         client.add_spool(rows.asked.content, values)
         written = control_pb2.Written()
-        if entry.spec.tensors:
+        if store.spec.tensors:
             written = await self._let_fill(request, rows, values)
         elif _is_any(values):  # without tensors there is nothing for the client to write
-            await self._values.store(entry, values)
+            await self._values.store(store, values)
         self._traffic.count_received(self.transport, rows.asked.content)
         return rows.name_columns(written.columns)
 
     async def _let_fill(self, request: int, rows: RowsToFill, values: worker_pb2.PutValues) -> control_pb2.Written:
         self._record(rows).save(self._stores.db)
-        accepted = control_pb2.Accepted(uid=rows.entry.record.uid, rows=rows.reservation.encoded)
+        accepted = control_pb2.Accepted(uid=rows.store.record.uid, rows=rows.reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
         if not _is_any(values):
             return await self._client.let_fill(request, accepted)
         writing = self._client.let_write(request, accepted)
-        await self._values.store_beside(writing, rows.entry, values)
+        await self._values.store_beside(writing, rows.store, values)
         return await writing
 
     def _record(self, rows: RowsToFill) -> ReservedRows:
-        return ReservedRows(rows.entry.record.uid, self.lock_name, rows.reservation.num, rows.reservation.encoded)
+        return ReservedRows(rows.store.record.uid, self.lock_name, rows.reservation.num, rows.reservation.encoded)
 
     def forget_rows(self, rows: RowsToFill, txn: Transaction) -> None:
         """Deletes the record of these rows, so that they wait for no client after a restart."""
@@ -103,13 +103,13 @@ class PermitMover(Mover):
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
         """Frees the rows, or holds them back while the client may still write: a stopped process may go on."""
         if self.may_still_write(request):
-            self._stores.unfinished_writes.hold_back(rows.entry, rows.reservation, self._record(rows))
+            self._stores.unfinished_writes.hold_back(rows.store, rows.reservation, self._record(rows))
         else:
             super().give_up_rows(request, rows)
             self._stores.db.delete("pending", self._record(rows).key)
 
     async def get_rows(
-        self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
         """Sends the client the rows to copy.
 
@@ -120,11 +120,11 @@ class PermitMover(Mover):
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
         values = b""
-        if self._client.lacks_values and entry.spec.values:
-            paths = [path for path, _ in entry.spec.values]
-            values = await read_values(self._session.worker, entry, paths, await _spread(entry, plan.rows))
+        if self._client.lacks_values and store.spec.values:
+            paths = [path for path, _ in store.spec.values]
+            values = await read_values(self._session.worker, store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
-        accepted.uid = entry.record.uid
+        accepted.uid = store.record.uid
         if not rest[0]:
             _add_rows(accepted, plan, values)
         self._traffic.count_sent(self.transport, 0)
@@ -151,60 +151,60 @@ class PermitMover(Mover):
         """Adds the client's own file as the place of the values."""
         self._client.add_spool(content, order)
 
-    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+    async def overwrite(self, request: int, store: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Has the client copy the content over the rows. If it dies on the way, they are lost."""
-        return await self._writes.write_in_place(self._session, self._client, request, entry, asked)
+        return await self._writes.write_in_place(self._session, self._client, request, store, asked)
 
     async def get_selection(
-        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+        self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
         """Sends the client the store and the structure to read."""
-        accepted.uid, accepted.structure = entry.record.uid, entry.record.structure
-        if self._client.lacks_values and entry.spec.values:
+        accepted.uid, accepted.structure = store.record.uid, store.record.structure
+        if self._client.lacks_values and store.spec.values:
             keys = decode_paths(asked.keys)
-            chosen = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+            chosen = store.spec.select(keys, store=store.name) if keys else store.spec
             paths = [path for path, _ in chosen.values]
-            accepted.generation_sum, elements = await _look_up(entry, from_message(asked.selection))
-            accepted.values = await read_values(self._session.worker, entry, paths, elements)
+            accepted.generation_sum, elements = await _look_up(store, from_message(asked.selection))
+            accepted.values = await read_values(self._session.worker, store, paths, elements)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
     async def get_entries(
-        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+        self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
         """Lets the client read entries itself, once there are all; sends them if it cannot."""
-        accepted, worker = control_pb2.Accepted(uid=entry.record.uid), self._session.worker
+        accepted, worker = control_pb2.Accepted(uid=store.record.uid), self._session.worker
         if self._client.lacks_values or asked.timeout_s:
-            order = worker_pb2.Order(send_entries=make_send_entries(entry, worker, asked))
+            order = worker_pb2.Order(send_entries=make_send_entries(store, worker, asked))
             order.send_entries.only_checks = not self._client.lacks_values
             accepted.values = (await worker.submit(order)).values
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
+        self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Has the client write the file. If that fails, the file is unlinked even while a client may still fill it."""
-        self._client.check_writes(f"publishing {entry.name!r}")
+        self._client.check_writes(f"publishing {store.name!r}")
         with self._stores.db.begin_transaction() as txn:  # a stopped client may name its file so after a restart
-            self._stores.save_state(entry, txn, entry.get_versions().get_state())
-        accepted = control_pb2.Accepted(uid=entry.record.uid, version=publishing.version)
-        accepted.path = self._get_path(entry, publishing.version)
+            self._stores.save_state(store, txn, store.get_versions().get_state())
+        accepted = control_pb2.Accepted(uid=store.record.uid, version=publishing.version)
+        accepted.path = self._get_path(store, publishing.version)
         if publishing.recycles is not None:
-            accepted.recycles = self._get_path(entry, publishing.recycles)
+            accepted.recycles = self._get_path(store, publishing.recycles)
         await self._client.let_write(request, accepted)
         self._traffic.count_received(self.transport, content)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
         """Sends the client the file to open. If the version was retired before it has, the client asks again."""
-        entry, record = version.entry, version.record
+        store, record = version.store, version.record
         accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
-        accepted.uid, accepted.path = entry.record.uid, self._get_path(entry, record.version)
+        accepted.uid, accepted.path = store.record.uid, self._get_path(store, record.version)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
-    def _get_path(self, entry: OpenedStore, version: int) -> str:
-        return str(make_path(entry, version).relative_to(self._stores.root.path))
+    def _get_path(self, store: OpenedStore, version: int) -> str:
+        return str(make_path(store, version).relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:
         """Returns whether the client has neither reported the end of its write nor been proved gone."""
@@ -215,21 +215,21 @@ class PermitMover(Mover):
         self._client.move_to_tasks()
 
 
-async def _look_up(entry: OpenedStore, selection: Selection) -> tuple[int, NDArray[np.int64]]:
+async def _look_up(store: OpenedStore, selection: Selection) -> tuple[int, NDArray[np.int64]]:
     """Returns the sum of a selection's generations, by which the client notices that its values and its tensors are not
     as of one moment; and its elements in the flattened batch. In a thread if there are very many rows."""
 
     def look_up() -> tuple[int, NDArray[np.int64]]:
-        batch_size = entry.spec.batch_size
-        canonical = selection.canonicalise(batch_size, store=entry.name)
+        batch_size = store.spec.batch_size
+        canonical = selection.canonicalise(batch_size, store=store.name)
         watched = canonical.compute_watched(batch_size)
-        return sum_generations(entry.get_generation_values()[watched]), canonical.compute_elements(batch_size)
+        return sum_generations(store.get_generation_values()[watched]), canonical.compute_elements(batch_size)
 
-    return look_up() if math.prod(entry.spec.batch_size) <= PIECE_ROWS else await asyncio.to_thread(look_up)
+    return look_up() if math.prod(store.spec.batch_size) <= PIECE_ROWS else await asyncio.to_thread(look_up)
 
 
-async def _spread(entry: OpenedStore, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    num_each = math.prod(entry.spec.batch_size[1:])
+async def _spread(store: OpenedStore, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    num_each = math.prod(store.spec.batch_size[1:])
     is_long = len(rows) * num_each > PIECE_ROWS
     return await asyncio.to_thread(spread, rows, num_each) if is_long else spread(rows, num_each)
 
@@ -259,7 +259,7 @@ def _is_any(values: worker_pb2.PutValues) -> bool:
 
 async def read_values(
     worker: DataWorker,
-    entry: OpenedStore,
+    store: OpenedStore,
     paths: Sequence[Path],
     elements: NDArray[np.int64],
     *,
@@ -278,7 +278,7 @@ async def read_values(
         part = elements[start : start + part_elements]
         order = worker_pb2.Order()
         body = order.read_values
-        body.store.CopyFrom(entry.make_ref(worker.known_specs))
+        body.store.CopyFrom(store.make_ref(worker.known_specs))
         for path in paths:
             body.keys.add(parts=path)
         body.elements = encode_rows(part)

@@ -33,42 +33,42 @@ class ValueWrites:
         self.worker = worker
         self.staging = StagingNames("extend-")
 
-    def store(self, entry: OpenedStore, values: worker_pb2.PutValues) -> asyncio.Future[worker_pb2.Worked]:
+    def store(self, store: OpenedStore, values: worker_pb2.PutValues) -> asyncio.Future[worker_pb2.Worked]:
         """Stores values of a store, whole or not at all."""
         order = worker_pb2.Order(put_values=values)
-        order.put_values.store.CopyFrom(entry.make_ref(self.worker.known_specs))
+        order.put_values.store.CopyFrom(store.make_ref(self.worker.known_specs))
         return self.worker.submit(order)
 
-    async def store_beside(self, moving: asyncio.Future[Any], entry: OpenedStore, values: worker_pb2.PutValues) -> None:
+    async def store_beside(self, moving: asyncio.Future[Any], store: OpenedStore, values: worker_pb2.PutValues) -> None:
         """Stores values while the tensors of their rows move; ends when nothing writes these rows any more."""
-        storing = self.store(entry, values)
+        storing = self.store(store, values)
         await asyncio.wait({moving, storing})
         faults = [future.exception() for future in (storing, moving)]  # asyncio logs exceptions that nobody retrieves
         for fault in filter(None, faults):
             raise fault
 
 
-def make_send_entries(entry: OpenedStore, worker: DataWorker, asked: control_pb2.GetRequest) -> worker_pb2.SendEntries:
+def make_send_entries(store: OpenedStore, worker: DataWorker, asked: control_pb2.GetRequest) -> worker_pb2.SendEntries:
     """Returns the order that sends entries of a keyed store."""
-    store = entry.make_ref(worker.known_specs)
-    return worker_pb2.SendEntries(store=store, keys=asked.keys, asks_versions=asked.asks_versions)
+    ref = store.make_ref(worker.known_specs)
+    return worker_pb2.SendEntries(store=ref, keys=asked.keys, asks_versions=asked.asks_versions)
 
 
 def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
     """Returns the order that stores the values of reserved rows; the caller adds the store."""
-    entry, asked = rows.entry, rows.asked
-    if not (entry.spec.values or asked.content.values or asked.content.values_nbytes):
+    store, asked = rows.store, rows.asked
+    if not (store.spec.values or asked.content.values or asked.content.values_nbytes):
         return worker_pb2.PutValues()
-    spec = entry.spec.select(decode_paths(asked.keys)) if asked.keys else entry.spec
+    spec = store.spec.select(decode_paths(asked.keys)) if asked.keys else store.spec
     keys = spec.memo.get("value_keys")
     if keys is None:
         keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]
     given = {path for path, _ in spec.values}
-    lacking = [path for path, _ in entry.spec.values if path not in given] if asked.keys else []
+    lacking = [path for path, _ in store.spec.values if path not in given] if asked.keys else []
     return worker_pb2.PutValues(
         values=asked.content.values + _make_empty_block(lacking),  # concatenated blocks are one block
         keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
-        elements=encode_rows(spread(rows.reservation.rows, math.prod(entry.spec.batch_size[1:]))),
+        elements=encode_rows(spread(rows.reservation.rows, math.prod(store.spec.batch_size[1:]))),
         is_whole=not lacking,  # the values are whole, even if tensors follow later
         is_bundled=asked.content.is_bundled,
     )

@@ -44,11 +44,11 @@ class WorkerMover(Mover):
         """The session's worker."""
         return self._session.worker.claim_holder
 
-    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
         """Sends the worker the claim, for all of its sessions."""
         worker = self._session.worker
-        store = entry.make_ref(worker.known_specs)
-        worker.send(worker_pb2.Order(open_claim=worker_pb2.OpenClaim(store=store, claim=claim)))
+        ref = store.make_ref(worker.known_specs)
+        worker.send(worker_pb2.Order(open_claim=worker_pb2.OpenClaim(store=ref, claim=claim)))
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,
@@ -56,7 +56,7 @@ class WorkerMover(Mover):
         worker, content, values = self._session.worker, rows.asked.content, make_put_values(rows)
         is_streamed = bool(content.values_nbytes)
         must_hand_on = is_streamed and worker is not self._values.worker
-        with self._values.staging.borrow(rows.entry, is_needed=must_hand_on) as staging:
+        with self._values.staging.borrow(rows.store, is_needed=must_hand_on) as staging:
             order = self._make_put_order(request, rows)
             order.receive_rows.spool = make_values_path(staging)
             if is_streamed and not staging:
@@ -66,7 +66,7 @@ class WorkerMover(Mover):
                 await moving
                 values.spool, values.spool_nbytes = make_values_path(staging), content.values_nbytes
             if staging or (values.values and not is_streamed):
-                await self._values.store_beside(moving, rows.entry, values)
+                await self._values.store_beside(moving, rows.store, values)
             columns = (await moving).columns
         self._traffic.count_received(self.transport, content)
         return rows.name_columns(columns)
@@ -75,7 +75,7 @@ class WorkerMover(Mover):
         content = rows.asked.content
         order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_rows
-        body.store.CopyFrom(rows.entry.make_ref(self._session.worker.known_specs))
+        body.store.CopyFrom(rows.store.make_ref(self._session.worker.known_specs))
         body.rows = rows.reservation.encoded
         body.keys.extend(rows.asked.keys)
         body.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
@@ -87,7 +87,7 @@ class WorkerMover(Mover):
         return order
 
     async def get_rows(
-        self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
@@ -95,7 +95,7 @@ class WorkerMover(Mover):
         try:
             order = session.make_order(request)
             body = order.send_rows
-            body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+            body.store.CopyFrom(store.make_ref(session.worker.known_specs))
             if not rest[0]:
                 _name_rows(body, plan)
             body.sends_values = session.hello.takes_values
@@ -105,9 +105,9 @@ class WorkerMover(Mover):
                 worked = await session.worker.submit(order, rest=rest[0])
                 self._traffic.count_sent(self.transport, worked.nbytes_moved)
                 return None
-            layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+            layout = make_rows_layout(store.spec, len(plan.rows), tuple(plan.columns))
             body.inline = sum(layout.message_nbytes) <= session.compute_inline_limit(request)
-            order.is_accepted = not body.inline and not entry.spec.values
+            order.is_accepted = not body.inline and not store.spec.values
             return await self._traffic.read(
                 session, request, order, accepted, announces=order.is_accepted, rest=rest[0]
             )
@@ -125,18 +125,18 @@ class WorkerMover(Mover):
         await self._session.worker.submit(order)
         self._traffic.count_received(self.transport, content)
 
-    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+    async def overwrite(self, request: int, store: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces the rows once all content has arrived."""
-        return await self._writes.write_staged(self._session, request, entry, asked)
+        return await self._writes.write_staged(self._session, request, store, asked)
 
     async def get_selection(
-        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+        self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
         """Has the session's worker determine the size of the selection and send it."""
         session = self._session
         order = session.make_order(request)
         body = order.send_selection
-        body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+        body.store.CopyFrom(store.make_ref(session.worker.known_specs))
         body.selection.CopyFrom(asked.selection)
         body.keys.extend(asked.keys)
         body.inline_bytes = session.compute_inline_limit(request)
@@ -148,24 +148,24 @@ class WorkerMover(Mover):
         return await self._traffic.read(session, request, order, accepted, announces=False)
 
     async def get_entries(
-        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+        self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
         """Has the session's worker send the entries."""
         session = self._session
         order = session.make_order(request)
-        order.send_entries.CopyFrom(make_send_entries(entry, session.worker, asked))
+        order.send_entries.CopyFrom(make_send_entries(store, session.worker, asked))
         order.send_entries.sends_values = session.hello.takes_values
         return await self._traffic.read(session, request, order, control_pb2.Accepted(), announces=False)
 
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
+        self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Has the session's worker write the file."""
         order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
-        body.version.CopyFrom(make_version_ref(entry, publishing.version, spec, self._session.worker))
+        body.version.CopyFrom(make_version_ref(store, publishing.version, spec, self._session.worker))
         if publishing.recycles is not None:
-            body.version.recycles = str(make_path(entry, publishing.recycles))
+            body.version.recycles = str(make_path(store, publishing.recycles))
         body.content.CopyFrom(content)
         await self._session.worker.submit(order)
         self._traffic.count_received(self.transport, content)
@@ -173,11 +173,11 @@ class WorkerMover(Mover):
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
         """Sends the version, which keeps its file until that is done."""
         number = version.record.version
-        version.entry.get_versions().acquire(number)
+        version.store.get_versions().acquire(number)
         try:
             return await self._versions.send(self._session, request, version)
         finally:
-            let_go(version.entry, number)
+            let_go(version.store, number)
 
 
 def _make_order(plan: RowsPlan) -> worker_pb2.Order:

@@ -27,24 +27,24 @@ class RowsToFill:
     """Reserved rows of a table.
 
     Attributes:
-        entry: The table.
+        store: The table.
         reservation: The rows.
         asked: The request that brings their content.
     """
 
-    entry: OpenedStore
+    store: OpenedStore
     reservation: Reservation
     asked: control_pb2.ExtendRequest
 
     @cached_property
     def rule_leaves(self) -> list[Path]:
         """Paths of the tensor leaves whose bytes the table's rules need."""
-        return [path for path in self.entry.rule_keys if path in self.entry.spec.tensors_by_path]
+        return [path for path in self.store.rule_keys if path in self.store.spec.tensors_by_path]
 
     @cached_property
     def columns(self) -> list[Path]:
         """Those whose bytes are reported with the end of the write: all, or none if they are too long for that."""
-        spec = self.entry.spec
+        spec = self.store.spec
         capacity_nbytes = sum(spec.tensors_by_path[path].nbytes for path in self.rule_leaves)
         is_short = capacity_nbytes * len(self.reservation) <= MAX_REPORTED_BYTES * spec.batch_size[0]
         return self.rule_leaves if is_short else []
@@ -59,13 +59,13 @@ class VersionToSend:
     """A version of weights to be sent to a client.
 
     Attributes:
-        entry: The store.
+        store: The store.
         record: Record of the version.
         asked: The client's request.
         deadline: Deadline of the request.
     """
 
-    entry: OpenedStore
+    store: OpenedStore
     record: VersionRecord
     asked: control_pb2.LatestRequest
     deadline: Deadline
@@ -109,7 +109,7 @@ class Mover(ABC):
         return None
 
     @abstractmethod
-    def grant_claim(self, entry: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
+    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
         """Lets the holder use a claim.
 
         Args:
@@ -130,12 +130,12 @@ class Mover(ABC):
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
         """Frees rows that were not filled or are not needed. Nobody can write them any more."""
-        rows.entry.get_table().abort(rows.reservation)
-        rows.entry.waiters.wake()
+        rows.store.get_table().abort(rows.reservation)
+        rows.store.waiters.wake()
 
     @abstractmethod
     async def get_rows(
-        self, request: int, entry: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
     ) -> control_pb2.Done | None:
         """Sends rows of a table to the client.
 
@@ -166,18 +166,18 @@ class Mover(ABC):
             order.spool, order.spool_nbytes = spool, content.values_nbytes
 
     @abstractmethod
-    async def overwrite(self, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
+    async def overwrite(self, request: int, store: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces existing rows, whole or not at all, and commits the change."""
 
     @abstractmethod
     async def get_selection(
-        self, request: int, entry: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
+        self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
         """Sends a selection of a store to the client; arguments and result are those of ``get_rows``."""
 
     @abstractmethod
     async def get_entries(
-        self, request: int, entry: OpenedStore, asked: control_pb2.GetRequest
+        self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
         """Sends entries of a keyed store to the client; the result is that of ``get_rows``.
 
@@ -187,7 +187,7 @@ class Mover(ABC):
 
     @abstractmethod
     async def put_version(
-        self, request: int, entry: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
+        self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Writes the file of a version that is not visible to clients yet.
 

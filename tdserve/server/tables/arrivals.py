@@ -34,11 +34,11 @@ class Coming:
     versions: NDArray[np.int64] | None = None
     version_range: tuple[int, int] = (0, 0)
 
-    def with_columns(self, entry: OpenedStore, found: Mapping[Path, Buffer]) -> Arrival:
+    def with_columns(self, store: OpenedStore, found: Mapping[Path, Buffer]) -> Arrival:
         """Returns the rows' data, with the columns found in their content, by path."""
-        if not found and not entry.group_keys:
+        if not found and not store.group_keys:
             return self.arrival
-        sampler = entry.get_table().settings.sampler
+        sampler = store.get_table().settings.sampler
         ends, ids = self.arrival.ends, None
         for path in sampler.trajectory_keys:
             if sampler.marks_ends:
@@ -47,12 +47,12 @@ class Coming:
             else:
                 ids = to_ids(found[path], self.num_rows)
         groups = {
-            name_group_column(path): to_ids(found[path], self.num_rows) for path in entry.group_keys if path in found
+            name_group_column(path): to_ids(found[path], self.num_rows) for path in store.group_keys if path in found
         }
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 
-def decode_arrival(entry: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
+def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
     """Returns the data that a request has for its rows.
 
     Raises:
@@ -61,7 +61,7 @@ def decode_arrival(entry: OpenedStore, client_id: bytes, asked: control_pb2.Exte
         KeyNotFoundError: The request names a leaf that the table does not have.
     """
     num_rows = asked.num_rows
-    table = entry.get_table()
+    table = store.get_table()
     if not (asked.keys or find_columns(asked)) and table.columns.trajectories is None:
         return Coming(PLAIN_ARRIVAL, num_rows)
     ends = None
@@ -70,15 +70,15 @@ def decode_arrival(entry: OpenedStore, client_id: bytes, asked: control_pb2.Exte
     priorities = None
     if asked.HasField("priorities"):
         if not table.settings.uses_priority:
-            reason = f"table {entry.name!r} has neither a sampler nor a remover that uses priorities"
+            reason = f"table {store.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
         content = read_list(asked.priorities)
         priorities = decode_column("priority", content, "<f8", num_rows)
         check_priorities(np.frombuffer(content, "<f8"))  # one entry for all rows may stand for very many
-    keys = sorted(number for key in asked.keys for number in entry.find_numbers(tuple(key.parts)))
-    missing = [path for path in entry.rule_keys if keys and not set(entry.find_numbers(path)) <= set(keys)]
+    keys = sorted(number for key in asked.keys for number in store.find_numbers(tuple(key.parts)))
+    missing = [path for path in store.rule_keys if keys and not set(store.find_numbers(path)) <= set(keys)]
     if missing:
-        reason = f"table {entry.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
+        reason = f"table {store.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
         raise InvalidRequestError(argument="batch", reason=reason)
     writer = (client_id, asked.writer)
     coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)

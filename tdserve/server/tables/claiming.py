@@ -49,25 +49,25 @@ class Claiming:
         self._nums = count(1)
         self._writers: WeakKeyDictionary[Table, deque[bytes]] = WeakKeyDictionary()  # those that were offered last
 
-    def end_used_up(self, session: ClientSession, entry: OpenedStore, num_rows: int) -> None:
+    def end_used_up(self, session: ClientSession, store: OpenedStore, num_rows: int) -> None:
         """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it wants
         now, and next in line."""
         holder = session.mover.claim_holder
-        own = None if holder is None else holder.claims.get(entry.record.uid)
+        own = None if holder is None else holder.claims.get(store.record.uid)
         if own is not None and not (own.is_block and own.num_left >= num_rows):
             own.take_back()
 
     def offer(
-        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.ExtendRequest
+        self, session: ClientSession, store: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
         """Returns a claim for whoever fills the rows of a client that has just extended a table; None if the next
         extends ask for rows as this one did."""
         holder = session.mover.claim_holder
-        if holder is None or session.ended.is_set() or not self._may_be_claimed(entry):
+        if holder is None or session.ended.is_set() or not self._may_be_claimed(store):
             return None
-        if entry.record.uid in holder.claims:  # it is still filling rows, or has rows left
+        if store.record.uid in holder.claims:  # it is still filling rows, or has rows left
             return None
-        table = entry.get_table()
+        table = store.get_table()
         if not holder.is_local and not holder.pace(table).count_extend():
             return None
         for claims in tuple(table.claims):
@@ -85,28 +85,28 @@ class Claiming:
             return None
         client_id = holder.client_id or ANY_CLIENT
         record = ClaimRecord(
-            entry.record.uid, holder.lock_name, client_id, next(self._nums), table.ring.cursor, num_allowed
+            store.record.uid, holder.lock_name, client_id, next(self._nums), table.ring.cursor, num_allowed
         )
-        path = _make_path(entry, record)
+        path = _make_path(store, record)
         try:
             file = ClaimFile.create(path, num_allowed)
         except TDServeError as error:  # for example a full disk; the client extends without a claim
-            _log.warning("rows of store %r cannot be claimed: %s", entry.name, error)
+            _log.warning("rows of store %r cannot be claimed: %s", store.name, error)
             return None
         record.save(self._stores.db)
         promised = table.ring.promise(num_allowed) if is_block else None
-        claims = TableClaims(self._context, entry, file, record, holder=holder, window=window, promised=promised)
-        holder.claims[entry.record.uid] = claims
+        claims = TableClaims(self._context, store, file, record, holder=holder, window=window, promised=promised)
+        holder.claims[store.record.uid] = claims
         claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
-        claim.structure, claim.path = entry.record.structure, str(path.relative_to(self._stores.root.path))
+        claim.structure, claim.path = store.record.structure, str(path.relative_to(self._stores.root.path))
         return claim
 
-    def _may_be_claimed(self, entry: OpenedStore) -> bool:
-        record = entry.record
-        if entry.spec.values or entry.group_keys or entry.lost or record.read_only or record.adopted:
+    def _may_be_claimed(self, store: OpenedStore) -> bool:
+        record = store.record
+        if store.spec.values or store.group_keys or store.lost or record.read_only or record.adopted:
             return False
         # With "disk" its writes are answered one by one.
-        return has_fences() and entry.get_table().settings.is_plain_ring and record.durability != "disk"
+        return has_fences() and store.get_table().settings.is_plain_ring and record.durability != "disk"
 
     def _count_writers(self, holder: ClaimHolder, table: Table) -> int:
         """Notes that a writer is offered a claim; returns how many have been lately, or have one."""
@@ -152,24 +152,24 @@ class Claiming:
         others."""
         for uid in ClaimRecord.list_uids(self._stores.db):
             try:
-                entry = self._stores.find_uid(uid)
+                store = self._stores.find_uid(uid)
             except TDServeError as error:
                 _log.error("rows that were claimed before the restart cannot be looked at: %s", error)
                 continue
-            if entry is not None:
-                for record, unfilled in entry.unfilled:
-                    self._restore(entry, record, unfilled)
+            if store is not None:
+                for record, unfilled in store.unfilled:
+                    self._restore(store, record, unfilled)
 
-    def _restore(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
-        table = entry.get_table()
+    def _restore(self, store: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+        table = store.get_table()
         try:
-            file = ClaimFile.open(_make_path(entry, record))
+            file = ClaimFile.open(_make_path(store, record))
         except TDServeError:  # it is unknown which rows were filled
-            self._wait_for_end(record.lock_name, partial(self._free, entry, record, unfilled))
+            self._wait_for_end(record.lock_name, partial(self._free, store, record, unfilled))
             return
         for reservation in unfilled:
             table.ring.resume(reservation)
-        claims = TableClaims(self._context, entry, file, record, unfilled=unfilled)
+        claims = TableClaims(self._context, store, file, record, unfilled=unfilled)
         claims.take_back()
         if not claims.is_settled:
             self._wait_for_end(record.lock_name, claims.abandon)
@@ -180,12 +180,12 @@ class Claiming:
         else:
             self._stores.process_watch.watch(lock_name, on_gone)
 
-    def _free(self, entry: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
+    def _free(self, store: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:
-            entry.get_table().release(reservation)
+            store.get_table().release(reservation)
         self._stores.db.delete("pending", record.key)
-        entry.waiters.wake()
+        store.waiters.wake()
 
 
-def _make_path(entry: OpenedStore, record: ClaimRecord) -> Path:
-    return entry.folder / FOLDER / record.file_name
+def _make_path(store: OpenedStore, record: ClaimRecord) -> Path:
+    return store.folder / FOLDER / record.file_name

@@ -25,7 +25,7 @@ from tdserve.v1 import control_pb2
 def commit_rows(
     stores: Stores,
     answers: CommittedAnswers,
-    entry: OpenedStore,
+    store: OpenedStore,
     reservation: Reservation,
     arrival: Arrival,
     extends: Sequence[ClaimedRows],
@@ -48,11 +48,11 @@ def commit_rows(
     Raises:
         StoreNotFoundError: The store was deleted. Nothing was changed.
     """
-    entry.check_present()
-    table = entry.get_table()
-    *others, last = _make_answers(entry, reservation, extends)
+    store.check_present()
+    table = store.get_table()
+    *others, last = _make_answers(store, reservation, extends)
     generations = table.ring.compute_generations(reservation)
-    redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded)
+    redo = RedoEntry(store.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
     try:
         client_id, request, done = last
@@ -63,13 +63,13 @@ def commit_rows(
             others=[Answer(each.client_id, each.request, each.done.SerializeToString()) for each in others],
             instead_of=instead_of,
         ) as txn:
-            _put_on_record(stores, entry, txn, redo)
+            _put_on_record(stores, store, txn, redo)
             also(txn)
     except BaseException:
         table.take_back(reservation.rows, arrival)
         raise
     table.commit(reservation)
-    entry.waiters.wake()
+    store.waiters.wake()
     return done
 
 
@@ -80,9 +80,9 @@ class _ExtendAnswer(NamedTuple):
 
 
 def _make_answers(
-    entry: OpenedStore, reservation: Reservation, extends: Sequence[ClaimedRows]
+    store: OpenedStore, reservation: Reservation, extends: Sequence[ClaimedRows]
 ) -> Iterator[_ExtendAnswer]:
-    counts = make_counts(entry, num_coming=len(reservation))
+    counts = make_counts(store, num_coming=len(reservation))
     start = len(reservation) - sum(each.num_rows for each in extends)
     for client_id, request, num_rows in extends:
         is_whole = num_rows == len(reservation)
@@ -94,7 +94,7 @@ def _make_answers(
 async def commit_in_turns(
     stores: Stores,
     answers: CommittedAnswers,
-    entry: OpenedStore,
+    store: OpenedStore,
     reservation: Reservation,
     settle: Callable[[], Arrival],
     *,
@@ -110,23 +110,23 @@ async def commit_in_turns(
     Args:
         settle: Returns the rows' data, as of now.
     """
-    entry.check_present()
-    table = entry.get_table()
+    store.check_present()
+    table = store.get_table()
     step_rows = table.step_rows
     arrived: list[tuple[Rows, Arrival]] = []
-    async with entry.link_lock:
+    async with store.link_lock:
         try:
             for start in range(0, len(reservation), step_rows):
                 part = slice(start, start + step_rows)
                 arrived.append((reservation.rows[part], settle().select_part(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
                 await asyncio.sleep(0)
-            redo = await asyncio.to_thread(_make_redo_entry, entry, table, reservation)  # nobody changes what it reads
-            entry.check_present()
+            redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nobody changes what it reads
+            store.check_present()
             table.forget_arriving()
-            done = control_pb2.Done(counts=make_counts(entry, num_coming=len(reservation)), indices=reservation.encoded)
+            done = control_pb2.Done(counts=make_counts(store, num_coming=len(reservation)), indices=reservation.encoded)
             with answers.begin_transaction(client_id, request, done.SerializeToString()) as txn:
-                _put_on_record(stores, entry, txn, redo)
+                _put_on_record(stores, store, txn, redo)
                 also(txn)
         except BaseException:
             table.forget_arriving()
@@ -143,20 +143,20 @@ async def commit_in_turns(
     last_references: list[Any] = [redo, rest, shown, arrived]
     del redo, rest, shown, arrived
     drop_references(last_references, num_rows=len(reservation))
-    entry.waiters.wake()
+    store.waiters.wake()
     return done
 
 
-def _make_redo_entry(entry: OpenedStore, table: Table, reservation: Reservation) -> RedoEntry:
+def _make_redo_entry(store: OpenedStore, table: Table, reservation: Reservation) -> RedoEntry:
     """Returns the redo log entry of a long commit, already encoded."""
     generations = table.ring.compute_generations(reservation)
-    redo = RedoEntry(entry.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
+    redo = RedoEntry(store.record.uid, reservation.rows, generations, reservation.encoded, is_long=True)
     _ = redo.record
     return redo
 
 
-def _put_on_record(stores: Stores, entry: OpenedStore, txn: Transaction, redo: RedoEntry) -> None:
+def _put_on_record(stores: Stores, store: OpenedStore, txn: Transaction, redo: RedoEntry) -> None:
     redo.save(txn)
-    state = entry.get_table_state()
+    state = store.get_table_state()
     state["inserts"] += len(redo.rows)
-    stores.save_state(entry, txn, state)
+    stores.save_state(store, txn, state)

@@ -41,35 +41,35 @@ class DeadValues:
                 found may be the write's own.
         """
         try:
-            entry = self._stores.find(name)
+            store = self._stores.find(name)
         except CorruptDataError:
             return False
-        if entry is None or entry.table is None or not entry.spec.values:
+        if store is None or store.table is None or not store.spec.values:
             return False
         what = str(error.fields["what"])
-        if not what.startswith((VALUES, str(entry.folder / object_folders.NAME))):
+        if not what.startswith((VALUES, str(store.folder / object_folders.NAME))):
             return False
-        uid = entry.record.uid
+        uid = store.record.uid
         task = self._under_way.get(uid)
         if task is None:
-            task = self._under_way[uid] = asyncio.create_task(self._drop(entry), name="tdserve-dead-values")
+            task = self._under_way[uid] = asyncio.create_task(self._drop(store), name="tdserve-dead-values")
             task.add_done_callback(lambda _: self._under_way.pop(uid))
         return await asyncio.shield(task)  # others may wait for it too
 
-    async def _drop(self, entry: OpenedStore) -> bool:
+    async def _drop(self, store: OpenedStore) -> bool:
         """Drops them; returns whether there were any. The rows are reserved meanwhile, since values of new rows would
         be dropped too."""
-        reservation = entry.get_table().reserve_holes()
+        reservation = store.get_table().reserve_holes()
         if reservation is None:
             return False
         order = worker_pb2.Order()
-        order.drop_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
+        order.drop_values.store.CopyFrom(store.make_ref(self._worker.known_specs))
         order.drop_values.rows = reservation.encoded
         try:
             return (await self._worker.submit(order)).num_dropped > 0
         except TDServeError as error:
-            _log.warning("values of rows that have left %r could not be dropped: %s", entry.name, error)
+            _log.warning("values of rows that have left %r could not be dropped: %s", store.name, error)
             return False
         finally:
-            entry.get_table().abort(reservation)
-            entry.waiters.wake()
+            store.get_table().abort(reservation)
+            store.waiters.wake()

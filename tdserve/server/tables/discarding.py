@@ -25,21 +25,21 @@ class Discarding:
         self._stores = stores
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    async def finish(self, session: ClientSession, entry: OpenedStore, max_lag: int | None) -> None:
+    async def finish(self, session: ClientSession, store: OpenedStore, max_lag: int | None) -> None:
         """Discards all rows that are too old, however many, before a sample gets in line.
 
         Raises:
             StoreNotFoundError: The table was deleted.
         """
-        while not self.refresh(entry, max_lag):
+        while not self.refresh(store, max_lag):
             await inline_tasks.ensure_task()
-            task = self._under_way.get(entry.record.uid)
+            task = self._under_way.get(store.record.uid)
             if task is not None:
                 with session.mark_waiting():
                     await asyncio.wait({task})
-            entry.check_present()
+            store.check_present()
 
-    def refresh(self, entry: OpenedStore, max_lag: int | None) -> bool:
+    def refresh(self, store: OpenedStore, max_lag: int | None) -> bool:
         """Updates the table's newest policy version and, in a queue, discards the rows that are too old.
 
         Args:
@@ -50,26 +50,26 @@ class Discarding:
         """
         if max_lag is None:
             return True
-        follow(self._stores, entry)
-        table, uid = entry.get_table(), entry.record.uid
+        follow(self._stores, store)
+        table, uid = store.get_table(), store.record.uid
         if not table.settings.is_queue:
             return True
         if uid in self._under_way:
             return False
         if table.num_too_old(max_lag) > table.step_rows:
             task = asyncio.get_running_loop().create_task(
-                self._discard(entry, table, max_lag), name="tdserve-discarding"
+                self._discard(store, table, max_lag), name="tdserve-discarding"
             )
             task.add_done_callback(retrieve_exception)
             self._under_way[uid] = task
             return False
         if table.discard(max_lag):
-            entry.waiters.wake()
+            store.waiters.wake()
         return True
 
-    async def _discard(self, entry: OpenedStore, table: Table, max_lag: int) -> None:
+    async def _discard(self, store: OpenedStore, table: Table, max_lag: int) -> None:
         try:
             await run_in_turns(table.discard_in_pieces(max_lag))
         finally:
-            del self._under_way[entry.record.uid]
-            entry.waiters.wake()
+            del self._under_way[store.record.uid]
+            store.waiters.wake()

@@ -60,40 +60,40 @@ class Extends:
             PeerLostError: The writer or its worker was lost; its rows are free again.
         """
         deadline = Deadline.after(asked.timeout_s)
-        entry = self._stores.get(asked.store)
-        table = entry.get_table()
+        store = self._stores.get(asked.store)
+        table = store.get_table()
         for claims in table.claims:
             claims.check_committed()  # this may be a retry of an extend that they have not committed yet
-        if asked.content.fingerprint != entry.spec.fingerprint:
-            raise entry.make_older_store_error()
+        if asked.content.fingerprint != store.spec.fingerprint:
+            raise store.make_older_store_error()
         if any(column.file for column in find_columns(asked)):
-            coming = await asyncio.to_thread(decode_arrival, entry, session.client_id, asked)
+            coming = await asyncio.to_thread(decode_arrival, store, session.client_id, asked)
         else:
-            coming = decode_arrival(entry, session.client_id, asked)
+            coming = decode_arrival(store, session.client_id, asked)
         if asked.wished_claim:
-            self._claiming.end_used_up(session, entry, asked.num_rows)
-        made_by = MadeBy(self._stores, entry, coming)
-        reservation = await reserve_rows(session, entry, asked.num_rows, deadline)
-        if entry.lost:
+            self._claiming.end_used_up(session, store, asked.num_rows)
+        made_by = MadeBy(self._stores, store, coming)
+        reservation = await reserve_rows(session, store, asked.num_rows, deadline)
+        if store.lost:
             with self._stores.db.begin_transaction(is_decided=True) as txn:
-                txn.update("pending", entry.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
-        rows = RowsToFill(entry, reservation, asked)
+                txn.update("pending", store.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
+        rows = RowsToFill(store, reservation, asked)
         try:
             found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
             if len(found) < len(rows.rule_leaves):
-                found = await self._rule_keys.read_columns(entry, rows.rule_leaves, reservation.rows, session)
+                found = await self._rule_keys.read_columns(store, rows.rule_leaves, reservation.rows, session)
             if len(reservation) > PIECE_ROWS:
-                arrival = await asyncio.to_thread(coming.with_columns, entry, found)
+                arrival = await asyncio.to_thread(coming.with_columns, store, found)
             else:
-                arrival = coming.with_columns(entry, found)
+                arrival = coming.with_columns(store, found)
             is_long = len(reservation) > table.step_rows
             # write_lock keeps new groups out; link_lock waits for a long extend that links its rows.
             has_links = table.columns.trajectories is not None
-            async with entry.write_lock if is_long else entry.link_lock if has_links else nullcontext():
+            async with store.write_lock if is_long else store.link_lock if has_links else nullcontext():
                 # Groups that were requested while these rows were filled, and groups by values. During a read, more may
                 # be requested or given up.
-                while lacking := [path for path in entry.group_keys if name_group_column(path) not in arrival.groups]:
-                    ids = await self._rule_keys.read_ids(entry, lacking[0], reservation.rows, session)
+                while lacking := [path for path in store.group_keys if name_group_column(path) not in arrival.groups]:
+                    ids = await self._rule_keys.read_ids(store, lacking[0], reservation.rows, session)
                     arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     session.mover.give_up_rows(request, rows)  # a retry: it was committed over another session
@@ -106,14 +106,14 @@ class Extends:
         last_references: list[object] = [reservation, rows, found, arrival, settle, coming]
         del reservation, rows, found, arrival, settle, coming
         drop_references(last_references, num_rows=asked.num_rows)
-        if asked.wished_claim and (claim := self._claiming.offer(session, entry, asked)) is not None:
-            session.mover.grant_claim(entry, claim, done)
+        if asked.wished_claim and (claim := self._claiming.offer(session, store, asked)) is not None:
+            session.mover.grant_claim(store, claim, done)
         return done
 
     async def _commit(
         self, session: ClientSession, request: int, rows: RowsToFill, settle: Callable[[], Arrival], *, is_long: bool
     ) -> control_pb2.Done:
-        arguments = self._stores, self._answers, rows.entry, rows.reservation
+        arguments = self._stores, self._answers, rows.store, rows.reservation
         forget = partial(session.mover.forget_rows, rows)
         if is_long:
             return await commit_in_turns(*arguments, settle, client_id=session.client_id, request=request, also=forget)

@@ -15,7 +15,7 @@ from tdserve.server.tables.arrivals import Coming
 from tdserve.v1 import control_pb2
 
 
-def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:
+def check_max_lag(store: OpenedStore, asked: control_pb2.SampleRequest) -> int | None:
     """Returns the maximum lag of a sample; None if it has none.
 
     Raises:
@@ -23,8 +23,8 @@ def check_max_lag(entry: OpenedStore, asked: control_pb2.SampleRequest) -> int |
     """
     if not asked.HasField("max_lag"):
         return None
-    if not entry.get_table().settings.policy:
-        raise InvalidRequestError(argument="max_lag", reason=f"table {entry.name!r} was created without a policy")
+    if not store.get_table().settings.policy:
+        raise InvalidRequestError(argument="max_lag", reason=f"table {store.name!r} was created without a policy")
     return asked.max_lag
 
 
@@ -37,26 +37,26 @@ class MadeBy:
         WrongStateError: As in :func:`follow`.
     """
 
-    def __init__(self, stores: PolicyStores, entry: OpenedStore, coming: Coming) -> None:
+    def __init__(self, stores: PolicyStores, store: OpenedStore, coming: Coming) -> None:
         self._stores = stores
-        self._entry = entry
+        self._store = store
         self._versions = coming.versions
-        staleness = follow(stores, entry)
+        staleness = follow(stores, store)
         self._uid = "" if staleness is None else staleness.uid
         if self._versions is None:
             return
         if staleness is None:
-            reason = f"table {entry.name!r} was created without a policy"
+            reason = f"table {store.name!r} was created without a policy"
             raise InvalidRequestError(argument="policy_version", reason=reason)
         low, high = coming.version_range
         if low < 0 or high > staleness.newest:
-            policy = entry.get_table().settings.policy
+            policy = store.get_table().settings.policy
             reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"
             raise InvalidRequestError(argument="policy_version", reason=reason)
 
     def settle(self, arrival: Arrival) -> Arrival:
         """Adds the versions, as of now. If the policy was deleted meanwhile, they are unknown."""
-        staleness = follow(self._stores, self._entry)
+        staleness = follow(self._stores, self._store)
         if staleness is None:
             return arrival
         versions = self._versions

@@ -19,7 +19,7 @@ _NUM_JOINED = 128
 """Parts that are joined at a time: thousands at once take milliseconds."""
 
 
-async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
+async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
     """Waits for free rows and reserves them. If it raises, none are reserved.
 
     Raises:
@@ -27,7 +27,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         WrongStateError, StoreNotFoundError: The table was closed or deleted.
         DeadlineExceededError: They were not free in time.
     """
-    table = entry.get_table()
+    table = store.get_table()
     line = ("extend", num_rows)
 
     def explain() -> str:
@@ -35,11 +35,11 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
 
     if num_rows <= table.step_rows:
         return await session.wait(
-            entry.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.abort
+            store.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.abort
         )
     await inline_tasks.ensure_task()
     await session.wait(
-        entry.waiters,
+        store.waiters,
         lambda: table.begin_reserving(num_rows) or None,
         deadline,
         explain,
@@ -52,7 +52,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
     try:
         while missing:
             attempt = partial(table.reserve_part, min(missing, table.step_rows))
-            newest.append(await session.wait(entry.waiters, attempt, deadline, explain, give_back=table.abort))
+            newest.append(await session.wait(store.waiters, attempt, deadline, explain, give_back=table.abort))
             missing -= len(newest[-1])
             if len(newest) == _NUM_JOINED or not missing:
                 parts.append(table.ring.join(newest, await asyncio.to_thread(_get_rows, newest)))
@@ -69,7 +69,7 @@ async def reserve_rows(session: ClientSession, entry: OpenedStore, num_rows: int
         raise
     finally:
         table.end_reserving()
-        entry.waiters.wake()
+        store.waiters.wake()
     return parts[0]
 
 

@@ -41,37 +41,37 @@ class RowChanges:
         Raises:
             SelectionError, InvalidRequestError, WrongStateError, CapacityError: Nothing was changed.
         """
-        entry = self._stores.get(asked.store)
-        entry.get_table()
+        store = self._stores.get(asked.store)
+        store.get_table()
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # it is safe to repeat, so nothing is recorded
-            done = await _set_priorities(entry, asked.priorities)
+            done = await _set_priorities(store, asked.priorities)
             if not asked.priorities.checks_only:
-                entry.waiters.wake()
+                store.waiters.wake()
             return done
-        async with entry.write_lock:  # no row is half written meanwhile
-            entry.check_present()
+        async with store.write_lock:  # no row is half written meanwhile
+            store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
             self._stores.db.check_room()
-            done = await self._apply(session, entry, kind, asked)
-            entry.check_present()
-            done.counts.CopyFrom(make_counts(entry))
+            done = await self._apply(session, store, kind, asked)
+            store.check_present()
+            done.counts.CopyFrom(make_counts(store))
             # Rows leave first, then the record is written: after a crash in between, consumed rows do not come back. So
             # all is decided by now.
             answer = done.SerializeToString()
             with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
-                self._stores.save_state(entry, txn, entry.get_table_state())
-                self._stores.unfinished_writes.note_left(entry, txn)
-        entry.waiters.wake()
+                self._stores.save_state(store, txn, store.get_table_state())
+                self._stores.unfinished_writes.note_left(store, txn)
+        store.waiters.wake()
         return done
 
     async def _apply(
-        self, session: ClientSession, entry: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
+        self, session: ClientSession, store: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
     ) -> control_pb2.Done:
-        table = entry.get_table()
+        table = store.get_table()
         if kind == "delete":
-            named = await _decode_rows(entry, asked.delete)
+            named = await _decode_rows(store, asked.delete)
             await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
             steps = table.delete_in_pieces(named.iter_pieces())
             return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=len(named) > table.step_rows))
@@ -83,19 +83,19 @@ class RowChanges:
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":
-            return await _end_leases(entry, table.acknowledge_in_parts, session, asked.acknowledge)
+            return await _end_leases(store, table.acknowledge_in_parts, session, asked.acknowledge)
         elif kind == "give_back":
-            return await _end_leases(entry, table.give_back_in_parts, session, asked.give_back)
+            return await _end_leases(store, table.give_back_in_parts, session, asked.give_back)
         else:
             raise RemoteProtocolError(expected="a change", received=str(kind))
         return control_pb2.Done()
 
 
-async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> control_pb2.Done:
-    rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
+async def _set_priorities(store: OpenedStore, asked: control_pb2.Priorities) -> control_pb2.Done:
+    rows = decode_rows(asked.rows, max_rows=store.record.capacity)
     priorities = decode_column("priority", asked.priorities, "<f4", len(rows))
     generations = decode_generations(asked.generations, len(rows))
-    table = entry.get_table()
+    table = store.get_table()
     part_rows = max(TREE_PIECE_ROWS // len(table.selectors), 64)  # each may have a tree
     parts = [slice(at, at + part_rows) for at in range(0, len(rows), part_rows)]
     skips_gone = asked.is_checked or len(parts) > 1
@@ -119,9 +119,9 @@ async def _set_priorities(entry: OpenedStore, asked: control_pb2.Priorities) -> 
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
 
 
-async def _decode_rows(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
+async def _decode_rows(store: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     """Returns the rows that a client names, decoded in a thread if they are very many."""
-    capacity, content = entry.record.capacity, asked.data
+    capacity, content = store.record.capacity, asked.data
     if asked.file or len(content) > PIECE_ROWS or has_runs(content):
         rows = await asyncio.to_thread(lambda: RowSet.decode(read_list(asked), max_rows=capacity))
     else:
@@ -132,11 +132,11 @@ async def _decode_rows(entry: OpenedStore, asked: control_pb2.Rows) -> RowSet:
 
 
 async def _end_leases(
-    entry: OpenedStore, end: Callable[..., Iterator[int]], session: ClientSession, asked: control_pb2.Leased
+    store: OpenedStore, end: Callable[..., Iterator[int]], session: ClientSession, asked: control_pb2.Leased
 ) -> control_pb2.Done:
-    rows = decode_rows(asked.rows, max_rows=entry.record.capacity)
+    rows = decode_rows(asked.rows, max_rows=store.record.capacity)
     parts = end(session.number, asked.consumer, rows, decode_generations(asked.generations, len(rows)))
-    is_long = len(rows) > entry.get_table().step_rows
+    is_long = len(rows) > store.get_table().step_rows
     return control_pb2.Done(num_rows=await sum_in_turns(parts, is_long=is_long))
 
 

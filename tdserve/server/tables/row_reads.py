@@ -38,21 +38,21 @@ class RowReads:
             raise self._stores.get(asked.store).make_kind_error("tensordict")
         deadline = Deadline.after(asked.timeout_s)
         while True:
-            entry = self._stores.get(asked.store)
-            table = entry.get_table()
-            if asked.fingerprint != entry.spec.fingerprint:
-                raise entry.make_older_store_error()
-            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=entry.lost.row_set)
-            if not (entry.lost or entry.writes):
+            store = self._stores.get(asked.store)
+            table = store.get_table()
+            if asked.fingerprint != store.spec.fingerprint:
+                raise store.make_older_store_error()
+            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=store.lost.row_set)
+            if not (store.lost or store.writes):
                 break
-            rows = await build_row_set(Selection((numbers,)), (entry.record.capacity,))
-            entry.lost.check(rows, store=entry.name, remedy="they leave the table: extend it by others")
-            if is_free(entry, rows):
+            rows = await build_row_set(Selection((numbers,)), (store.record.capacity,))
+            store.lost.check(rows, store=store.name, remedy="they leave the table: extend it by others")
+            if is_free(store, rows):
                 break
-            await wait_for_others(session, entry, rows, deadline)  # by then the index may mean other rows
+            await wait_for_others(session, store, rows, deadline)  # by then the index may mean other rows
         plans = [await plan_read(table, numbers)]
         del numbers
         try:
-            return await self._samples.send(session, request, entry, plans[0], includes_spec=False)
+            return await self._samples.send(session, request, store, plans[0], includes_spec=False)
         finally:
             drop_references(plans, num_rows=len(plans[0].rows))

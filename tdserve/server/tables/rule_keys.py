@@ -35,7 +35,7 @@ CLAIMS_TIMEOUT_S = 30.0
 class RuleKeys:
     """Groups rows by a leaf once a sample first asks for that, and from then on."""
 
-    async def learn_group(self, entry: OpenedStore, path: Path, session: ClientSession) -> str:
+    async def learn_group(self, store: OpenedStore, path: Path, session: ClientSession) -> str:
         """Returns the name of the column that groups rows by a leaf; fills it for all existing rows.
 
         Raises:
@@ -43,95 +43,95 @@ class RuleKeys:
             NotSupportedError: A row has several values there.
         """
         column = name_group_column(path)
-        if path in entry.known_groups:
+        if path in store.known_groups:
             return column
-        if path not in dict((*entry.spec.tensors, *entry.spec.values)):
-            raise KeyNotFoundError(store=entry.name, key=".".join(path))
-        async with entry.write_lock:  # one at a time, and no row is half written meanwhile
-            if path not in entry.known_groups:
-                await self._look_at_rows(entry, path, session)
+        if path not in dict((*store.spec.tensors, *store.spec.values)):
+            raise KeyNotFoundError(store=store.name, key=".".join(path))
+        async with store.write_lock:  # one at a time, and no row is half written meanwhile
+            if path not in store.known_groups:
+                await self._look_at_rows(store, path, session)
         return column
 
-    async def _look_at_rows(self, entry: OpenedStore, path: Path, session: ClientSession) -> None:
+    async def _look_at_rows(self, store: OpenedStore, path: Path, session: ClientSession) -> None:
         """Fills the column of a leaf, a piece at a time. Rows that are committed meanwhile bring their own entry; an
         entry read from a row that was replaced meanwhile is dropped."""
         name = name_group_column(path)
-        if entry.record.capacity >= LONG_ROWS:
-            await asyncio.to_thread(entry.get_table().columns.get_array, name, np.int64)
-        table = await _end_claims(entry, session)
-        entry.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
+        if store.record.capacity >= LONG_ROWS:
+            await asyncio.to_thread(store.get_table().columns.get_array, name, np.int64)
+        table = await _end_claims(store, session)
+        store.group_keys.append(path)  # rows that are committed from here on bring it, and none is claimed
         try:
             # Writes to the leaf are refused by now; those that began earlier must end. That includes rows of a sample
             # that may fail and bring them back.
             num_used = table.ring.num_used
-            await wait_for_others(session, entry, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
+            await wait_for_others(session, store, RowSet.run(0, num_used), Deadline.after(CLAIMS_TIMEOUT_S))
             column = table.columns.get_array(name, np.int64)
-            for part in _iter_parts(entry, path, num_used):
+            for part in _iter_parts(store, path, num_used):
                 rows = table.ring.list_piece(part)
                 if not len(rows):
                     continue
                 names = table.ring.get_names(rows)
-                ids = await self.read_ids(entry, path, rows, session)
-                entry.check_present()
+                ids = await self.read_ids(store, path, rows, session)
+                store.check_present()
                 is_same = table.ring.get_names(rows) == names
                 column[rows[is_same]] = ids[is_same]
         except BaseException:
-            entry.group_keys.remove(path)
+            store.group_keys.remove(path)
             raise
-        entry.known_groups.add(path)
+        store.known_groups.add(path)
 
     async def read_columns(
-        self, entry: OpenedStore, paths: Sequence[Path], rows: Rows, session: ClientSession
+        self, store: OpenedStore, paths: Sequence[Path], rows: Rows, session: ClientSession
     ) -> dict[Path, NDArray[np.uint8]]:
         """Returns the bytes of tensor leaves of filled rows, of very many a part at a time."""
         found = {}
         for path in paths:
-            num_each = entry.spec.tensors_by_path[path].nbytes // entry.record.capacity
+            num_each = store.spec.tensors_by_path[path].nbytes // store.record.capacity
             column = found[path] = np.empty(len(rows) * num_each, np.uint8)
-            for part in _iter_parts(entry, path, len(rows)):
-                content = await self.read(entry, path, rows[part], session)
+            for part in _iter_parts(store, path, len(rows)):
+                content = await self.read(store, path, rows[part], session)
                 column[part.start * num_each : part.stop * num_each] = np.frombuffer(content, np.uint8)
         return found
 
-    async def read_ids(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> NDArray[np.int64]:
+    async def read_ids(self, store: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> NDArray[np.int64]:
         """Returns a number per row by which rows are grouped; reads very many rows in parts."""
-        as_numbers = to_ids if path in entry.spec.tensors_by_path else partial(_make_value_ids, path)
+        as_numbers = to_ids if path in store.spec.tensors_by_path else partial(_make_value_ids, path)
         ids = np.empty(len(rows), np.int64)
-        for part in _iter_parts(entry, path, len(rows)):
-            content = await self.read(entry, path, rows[part], session)
+        for part in _iter_parts(store, path, len(rows)):
+            content = await self.read(store, path, rows[part], session)
             ids[part] = as_numbers(content, part.stop - part.start)
         return ids
 
-    async def read(self, entry: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> bytes:
+    async def read(self, store: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> bytes:
         """Returns the bytes of a leaf of filled rows."""
         order = worker_pb2.Order()
-        order.read_columns.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+        order.read_columns.store.CopyFrom(store.make_ref(session.worker.known_specs))
         order.read_columns.rows = encode_rows(rows)
         order.read_columns.keys.add(parts=path)
         worked = await session.worker.submit(order)
         return worked.columns[0]
 
 
-def _iter_parts(entry: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
+def _iter_parts(store: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:
     """Yields the parts of rows that are read by one order: fewer rows of long leaves, which are digested one by one."""
-    leaf = entry.spec.tensors_by_path.get(path)
-    num_each = _ID_BYTES + 1 if leaf is None else max(leaf.nbytes // entry.record.capacity, 1)
+    leaf = store.spec.tensors_by_path.get(path)
+    num_each = _ID_BYTES + 1 if leaf is None else max(leaf.nbytes // store.record.capacity, 1)
     most = PIECE_ROWS if num_each <= _ID_BYTES else TREE_PIECE_ROWS
     num_read = max(min(most, MAX_REPORTED_BYTES // num_each), 1)
     for start in range(0, num_rows, num_read):
         yield slice(start, min(start + num_read, num_rows))
 
 
-async def _end_claims(entry: OpenedStore, session: ClientSession) -> Table:
+async def _end_claims(store: OpenedStore, session: ClientSession) -> Table:
     """Returns the table once nobody has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
-    while (table := entry.get_table()).claims:
+    while (table := store.get_table()).claims:
         table.take_back_claims()
         await session.wait(
-            entry.waiters,
-            lambda: None if entry.get_table().claims else True,
+            store.waiters,
+            lambda: None if store.get_table().claims else True,
             deadline,
-            lambda: f"a writer that is filling rows of {entry.name!r}",
+            lambda: f"a writer that is filling rows of {store.name!r}",
         )
     return table
 

@@ -52,7 +52,7 @@ class _SampleCall:
 
     session: ClientSession
     request: int
-    entry: OpenedStore
+    store: OpenedStore
     asked: control_pb2.SampleRequest
     conditions: SampleConditions
     max_lag: int | None
@@ -80,7 +80,7 @@ class _SampleCall:
 
     async def make_ready(self) -> None:
         """Waits until there is a selector for it. Errors as of ``SelectorBuilding.wait_ready``."""
-        await self.selector_building.wait_ready(self.session, self.entry, self.conditions, self.num_rows, self.deadline)
+        await self.selector_building.wait_ready(self.session, self.store, self.conditions, self.num_rows, self.deadline)
 
     def draw(self) -> SamplePlan | None:
         """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
@@ -88,11 +88,11 @@ class _SampleCall:
 
     def draw_batches(self, num_batches: int) -> SamplePlan | None:
         """Draws the first rows of some batches; None if that must wait."""
-        if not self.discarding.refresh(self.entry, self.max_lag):
+        if not self.discarding.refresh(self.store, self.max_lag):
             return None
-        if not self.selector_building.refresh(self.entry, self.conditions, self.num_rows):
+        if not self.selector_building.refresh(self.store, self.conditions, self.num_rows):
             return None
-        return self.entry.get_table().draw_sample(
+        return self.store.get_table().draw_sample(
             self.num_rows,
             num_batches,
             rng=self.rng,
@@ -105,7 +105,7 @@ class _SampleCall:
 
     def describe_wait(self) -> str:
         """Returns what it waits for."""
-        return self.entry.get_table().explain_sample(self.num_rows, self.conditions, names=self.entry.leaf_names)
+        return self.store.get_table().explain_sample(self.num_rows, self.conditions, names=self.store.leaf_names)
 
 
 class Samples:
@@ -137,20 +137,20 @@ class Samples:
             EndOfStreamError: The queue was closed and is drained.
         """
         deadline = Deadline.after(asked.timeout_s)
-        entry = self._stores.get(asked.store)
-        table = entry.get_table()
-        if asked.fingerprint and asked.fingerprint != entry.spec.fingerprint:
-            raise entry.make_older_store_error()
+        store = self._stores.get(asked.store)
+        table = store.get_table()
+        if asked.fingerprint and asked.fingerprint != store.spec.fingerprint:
+            raise store.make_older_store_error()
         if asked.asks_newest or asked.asks_counts:
-            return self._answer_without_rows(entry, asked)
-        max_lag = check_max_lag(entry, asked)
-        conditions = await self._parse_conditions(session, entry, asked)
+            return self._answer_without_rows(store, asked)
+        max_lag = check_max_lag(store, asked)
+        conditions = await self._parse_conditions(session, store, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             conditions = conditions._replace(max_lag=max_lag)
         call = _SampleCall(
             session,
             request,
-            entry,
+            store,
             asked,
             conditions,
             max_lag,
@@ -159,32 +159,32 @@ class Samples:
             self._selector_building,
             self._rng,
         )
-        await self._discarding.finish(session, entry, max_lag)
+        await self._discarding.finish(session, store, max_lag)
         await call.make_ready()
         _check_session(session)
         if asked.is_lease:
-            self._leasing.setdefault(session.number, {})[entry.record.uid] = entry
+            self._leasing.setdefault(session.number, {})[store.record.uid] = store
         if asked.message_nbytes:
             # Callers that wait in line go first.
-            begun = None if entry.waiters.has_line(call.line) else call.draw_batches(call.num_batches)
+            begun = None if store.waiters.has_line(call.line) else call.draw_batches(call.num_batches)
             found = None if begun is None else await self._complete(call, begun)
-            return await self._send_expected(session, request, entry, found, asked)
+            return await self._send_expected(session, request, store, found, asked)
         drawn: _DrawnSample | None = None
         while drawn is None:
             begun = await session.wait(
-                entry.waiters, call.draw, deadline, call.describe_wait, line=call.line, give_back=table.undo
+                store.waiters, call.draw, deadline, call.describe_wait, line=call.line, give_back=table.undo
             )
             drawn = await self._complete(call, begun)
             call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
         rows = drawn.plan
         return await self._sending(
-            entry, drawn, lambda: self.send(session, request, entry, rows, includes_spec=not asked.fingerprint)
+            store, drawn, lambda: self.send(session, request, store, rows, includes_spec=not asked.fingerprint)
         )
 
-    def _answer_without_rows(self, entry: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
+    def _answer_without_rows(self, store: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
         if asked.asks_counts:
-            return control_pb2.Done(counts=make_counts(entry))
-        staleness = follow(self._stores, entry)
+            return control_pb2.Done(counts=make_counts(store))
+        staleness = follow(self._stores, store)
         return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
 
     async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _DrawnSample | None:
@@ -192,53 +192,53 @@ class Samples:
         plan and returns None."""
         if not plan.num_missing:
             return _DrawnSample(plan, (plan,))
-        parts, entry, terms = [plan], call.entry, plan.terms
+        parts, store, terms = [plan], call.store, plan.terms
         try:
             await inline_tasks.ensure_task()
             while parts[-1].num_missing:
                 await asyncio.sleep(0)
-                entry.check_present()
+                store.check_present()
                 _check_session(call.session)
                 await call.make_ready()
-                more = entry.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
+                more = store.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
-                    await self._undo(entry, parts)
+                    await self._undo(store, parts)
                     return None
                 parts.append(more)
             joined = await asyncio.to_thread(SamplePlan.join, parts)
             if terms.is_alone and terms.lease is None and await asyncio.to_thread(joined.has_repeated_rows):
-                await self._undo(entry, parts)  # a row has left, come back, and been drawn again
+                await self._undo(store, parts)  # a row has left, come back, and been drawn again
                 return None
         except BaseException:
-            await self._undo(entry, parts)
+            await self._undo(store, parts)
             raise
         return _DrawnSample(joined, parts)
 
     async def release(self, session: int) -> None:
         """Gives back all rows that an ended session has on lease."""
-        for entry in self._leasing.pop(session, {}).values():
-            if entry.table is not None:
-                await run_in_turns(_release_in_pieces(entry, entry.table, session))
+        for store in self._leasing.pop(session, {}).values():
+            if store.table is not None:
+                await run_in_turns(_release_in_pieces(store, store.table, session))
 
     async def give_back(self, session: int, request: int) -> None:
         """Gives back the rows that a session has on lease for one request, if any: the answer has not reached the
         client."""
-        for entry in list(self._leasing.get(session, {}).values()):
-            if entry.table is not None:
-                await run_in_turns(_release_in_pieces(entry, entry.table, session, request))
+        for store in list(self._leasing.get(session, {}).values()):
+            if store.table is not None:
+                await run_in_turns(_release_in_pieces(store, store.table, session, request))
 
     async def send(
-        self, session: ClientSession, request: int, entry: OpenedStore, plan: RowsPlan, *, includes_spec: bool
+        self, session: ClientSession, request: int, store: OpenedStore, plan: RowsPlan, *, includes_spec: bool
     ) -> control_pb2.Done | None:
         """Sends rows, inline or after an Accepted."""
-        row_spec = entry.get_row_spec()
+        row_spec = store.get_row_spec()
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if includes_spec:
             accepted.spec.CopyFrom(get_message(row_spec))
-        return await session.mover.get_rows(request, entry, plan, accepted)
+        return await session.mover.get_rows(request, store, plan, accepted)
 
     async def _parse_conditions(
-        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.SampleRequest
+        self, session: ClientSession, store: OpenedStore, asked: control_pb2.SampleRequest
     ) -> SampleConditions:
         if not (asked.require or asked.consumer or asked.accepts_partial or asked.HasField("group_by")):
             return PLAIN
@@ -246,21 +246,21 @@ class Samples:
         numbers: tuple[int, ...] | None = None
         if asked.require or asked.accepts_partial:
             numbers = tuple(
-                sorted({number for key in asked.require for number in entry.find_numbers(tuple(key.parts))})
+                sorted({number for key in asked.require for number in store.find_numbers(tuple(key.parts))})
             )
         if not asked.HasField("group_by"):
             return SampleConditions(numbers, asked.consumer)
-        if not 1 <= asked.group_size <= entry.record.capacity:
-            reason = f"{asked.group_size} is not from 1 to the capacity, {entry.record.capacity}"
+        if not 1 <= asked.group_size <= store.record.capacity:
+            reason = f"{asked.group_size} is not from 1 to the capacity, {store.record.capacity}"
             raise InvalidRequestError(argument="group_size", reason=reason)
-        column = await self._rule_keys.learn_group(entry, tuple(asked.group_by.parts), session)
+        column = await self._rule_keys.learn_group(store, tuple(asked.group_by.parts), session)
         return SampleConditions(numbers, asked.consumer, column, asked.group_size)
 
     async def _send_expected(
         self,
         session: ClientSession,
         request: int,
-        entry: OpenedStore,
+        store: OpenedStore,
         drawn: _DrawnSample | None,
         asked: control_pb2.SampleRequest,
     ) -> control_pb2.Done | None:
@@ -271,41 +271,41 @@ class Samples:
         plan = drawn.plan
 
         async def send() -> control_pb2.Done | None:
-            if entry.spec.values or not _is_expected(entry, plan, asked.message_nbytes):
-                raise entry.make_older_store_error()
-            return await session.mover.get_rows(request, entry, plan, None)
+            if store.spec.values or not _is_expected(store, plan, asked.message_nbytes):
+                raise store.make_older_store_error()
+            return await session.mover.get_rows(request, store, plan, None)
 
-        return await self._sending(entry, drawn, send)
+        return await self._sending(store, drawn, send)
 
     async def _sending(
-        self, entry: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
+        self, store: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a sample sent. If that fails, what it used up is available again."""
-        entry.waiters.wake()  # a writer may wait for what it used up
+        store.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()
         except BaseException:
-            await self._undo(entry, drawn.parts)
+            await self._undo(store, drawn.parts)
             raise
         if len(drawn.plan.spent):
-            await self._settle(entry, map(entry.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
+            await self._settle(store, map(store.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
         return done
 
-    async def _undo(self, entry: OpenedStore, parts: Sequence[SamplePlan]) -> None:
-        await self._settle(entry, entry.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
+    async def _undo(self, store: OpenedStore, parts: Sequence[SamplePlan]) -> None:
+        await self._settle(store, store.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
 
-    async def _settle(self, entry: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
+    async def _settle(self, store: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
         """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
         if is_long:
             task = asyncio.create_task(run_in_turns(steps), name="tdserve-settling")
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
-            task.add_done_callback(lambda _: entry.waiters.wake())
+            task.add_done_callback(lambda _: store.waiters.wake())
             await asyncio.shield(task)
         else:
             for _ in steps:
                 pass
-            entry.waiters.wake()
+            store.waiters.wake()
 
 
 def _check_session(session: ClientSession) -> None:
@@ -323,14 +323,14 @@ def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
     return num_rows, num_batches
 
 
-def _release_in_pieces(entry: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
+def _release_in_pieces(store: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
     for num_rows in table.selectors.release_in_pieces(session, request=request):
         if num_rows:
-            entry.waiters.wake()
+            store.waiters.wake()
         yield
 
 
-def _is_expected(entry: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:
+def _is_expected(store: OpenedStore, plan: SamplePlan, message_nbytes: Sequence[int]) -> bool:
     """Returns whether these rows make exactly the messages that the client waits for."""
-    layout = make_rows_layout(entry.spec, len(plan.rows), tuple(plan.columns))
+    layout = make_rows_layout(store.spec, len(plan.rows), tuple(plan.columns))
     return layout.message_nbytes == tuple(message_nbytes)

@@ -25,24 +25,24 @@ class SelectorBuilding:
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, SampleConditions, int], asyncio.Task[None]] = {}
 
-    def refresh(self, entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> bool:
+    def refresh(self, store: OpenedStore, conditions: SampleConditions, num_rows: int) -> bool:
         """Returns whether a table has a selector for a sample of so many rows. If not, builds it in a task, and wakes
         those who wait afterwards. A table of few rows builds it at once when it is requested."""
-        if entry.record.capacity < LONG_ROWS or entry.get_table().selectors.has(conditions, num_rows):
+        if store.record.capacity < LONG_ROWS or store.get_table().selectors.has(conditions, num_rows):
             return True
-        name = entry.record.uid, conditions, num_rows
+        name = store.record.uid, conditions, num_rows
         if name not in self._under_way:
-            building = _build(entry, conditions, num_rows)
+            building = _build(store, conditions, num_rows)
             task = asyncio.get_running_loop().create_task(building, name="tdserve-selector-building")
             self._under_way[name] = task
             task.add_done_callback(lambda _: self._end(name))
-            task.add_done_callback(lambda _: entry.waiters.wake())
+            task.add_done_callback(lambda _: store.waiters.wake())
         return False
 
     async def wait_ready(
         self,
         session: ClientSession,
-        entry: OpenedStore,
+        store: OpenedStore,
         conditions: SampleConditions,
         num_rows: int,
         deadline: Deadline,
@@ -54,36 +54,36 @@ class SelectorBuilding:
             StoreNotFoundError: The table was deleted.
             CapacityError: There are too many consumers.
         """
-        while not self.refresh(entry, conditions, num_rows):
-            task = self._under_way[entry.record.uid, conditions, num_rows]
+        while not self.refresh(store, conditions, num_rows):
+            task = self._under_way[store.record.uid, conditions, num_rows]
             await inline_tasks.ensure_task()
             with session.mark_waiting():
                 await asyncio.wait({task}, timeout=deadline.remaining_s)
             if not task.done():
-                what = f"the rows of {entry.name!r} to be looked at for the first sample of its kind"
+                what = f"the rows of {store.name!r} to be looked at for the first sample of its kind"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             if task.exception() is not None:
-                entry.check_present()  # a deleted table lacks files too
+                store.check_present()  # a deleted table lacks files too
             task.result()
 
     def _end(self, name: tuple[str, SampleConditions, int]) -> None:
         retrieve_exception(self._under_way.pop(name))
 
 
-async def _build(entry: OpenedStore, conditions: SampleConditions, num_rows: int) -> None:
-    selectors = entry.get_table().selectors
-    async with entry.view_lock:
+async def _build(store: OpenedStore, conditions: SampleConditions, num_rows: int) -> None:
+    selectors = store.get_table().selectors
+    async with store.view_lock:
         await run_in_turns(selectors.shed_in_pieces(conditions))
         if not selectors.has(conditions):
             grown = await asyncio.to_thread(selectors.make, conditions)
-            entry.check_present()
+            store.check_present()
             await run_in_turns(selectors.grow_in_pieces(conditions, grown))
-            entry.check_present()
-            drop_references(selectors.dropped, num_rows=entry.record.capacity)
+            store.check_present()
+            drop_references(selectors.dropped, num_rows=store.record.capacity)
             await run_in_turns(selectors.shed_in_pieces(conditions))
         selector = selectors.get(conditions) if selectors.has(conditions) else None
         preparation = None if selector is None else selector.prepare(num_rows)
         if preparation is not None:
             await asyncio.to_thread(preparation.search)
             await run_in_turns(preparation.finish_in_pieces())
-            drop_references(preparation.dropped, num_rows=entry.record.capacity)
+            drop_references(preparation.dropped, num_rows=store.record.capacity)

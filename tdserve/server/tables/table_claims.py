@@ -75,7 +75,7 @@ class TableClaims:
 
     Args:
         context: What all claims share.
-        entry: The table.
+        store: The table.
         file: Its claim file.
         record: What the writer may claim; saved already.
         holder: The writer; None for a claim from before a restart.
@@ -90,7 +90,7 @@ class TableClaims:
     def __init__(
         self,
         context: ClaimContext,
-        entry: OpenedStore,
+        store: OpenedStore,
         file: ClaimFile,
         record: ClaimRecord,
         *,
@@ -102,8 +102,8 @@ class TableClaims:
         self._stores = context.stores
         self._answers = context.answers
         self._traffic = context.traffic
-        self._entry = entry
-        self._table = entry.get_table()
+        self._store = store
+        self._table = store.get_table()
         self._file = file
         self._record = record
         self.holder = holder
@@ -113,14 +113,14 @@ class TableClaims:
         self._pending = deque(unfilled)  # claimed, and not known to be filled
         self._num_claimed = record.num_filled + sum(map(len, unfilled))
         self._state = _ClaimState.OPEN
-        self._row_nbytes = entry.spec.with_rows(1).nbytes
+        self._row_nbytes = store.spec.with_rows(1).nbytes
         self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
         self._table.claims.append(self)
         self._active = context.active
         self._active[self.num] = self
-        entry.waiters.on_wait = self._table.listen
+        store.waiters.on_wait = self._table.listen
         self._request_messages()
 
     def catch_up(self) -> bool:
@@ -141,12 +141,12 @@ class TableClaims:
             self._request_messages()
         except CapacityError as error:  # the next call tries again
             self._failure = error
-            _log.error("rows that were claimed of store %r are not committed yet: %s", self._entry.name, error)
+            _log.error("rows that were claimed of store %r are not committed yet: %s", self._store.name, error)
         except StoreNotFoundError:
             self._enter(_ClaimState.BROKEN)  # it was deleted: nobody asks for these rows
         except TDServeError as error:
             self._enter(_ClaimState.BROKEN)
-            _log.error("rows that were claimed of store %r cannot be committed: %s", self._entry.name, error)
+            _log.error("rows that were claimed of store %r cannot be committed: %s", self._store.name, error)
             if self.holder is not None:
                 self.holder.on_broken()
         finally:
@@ -229,10 +229,10 @@ class TableClaims:
         self._enter(_ClaimState.SETTLED)
         self._active.pop(self.num, None)
         self._table.claims.remove(self)
-        if not self._entry.waiters.is_deleted:
+        if not self._store.waiters.is_deleted:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
-        self._entry.waiters.wake()
+        self._store.waiters.wake()
         if self.holder is not None:
             self.holder.claims.pop(self._record.uid)
             self.holder.pace(self._table).on_ended(self._record.num_taken)
@@ -294,7 +294,7 @@ class TableClaims:
         commit_rows(
             self._stores,
             self._answers,
-            self._entry,
+            self._store,
             reservation,
             PLAIN_ARRIVAL,
             extends[-1:] if self._is_local else extends,
@@ -342,5 +342,5 @@ class TableClaims:
         self.catch_up()
 
     def _request_messages(self) -> None:
-        is_awaited = bool(self._entry.waiters.num_waiting)
+        is_awaited = bool(self._store.waiters.num_waiting)
         self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)

@@ -105,28 +105,28 @@ class Alterations:
         Raises:
             TDServeError: Nothing was changed.
         """
-        entry = self._stores.get(asked.store)
-        if KINDS[entry.record.kind].has_rules:
-            raise entry.make_kind_error("tensordict")
-        entry.check_writable()
+        store = self._stores.get(asked.store)
+        if KINDS[store.record.kind].has_rules:
+            raise store.make_kind_error("tensordict")
+        store.check_writable()
         wanted = _decode(asked)
-        if entry.record.adopted and wanted.is_locked is None:
-            reason = f"its tensors lie in {entry.record.adopted}; change that folder, and adopt it again"
-            raise NotSupportedError(feature=f"another structure of adopted store {entry.name!r}", reason=reason)
-        wanted.apply(entry.spec, store=entry.name)  # checked before anything is created
-        _check_content(entry, wanted, asked)
+        if store.record.adopted and wanted.is_locked is None:
+            reason = f"its tensors lie in {store.record.adopted}; change that folder, and adopt it again"
+            raise NotSupportedError(feature=f"another structure of adopted store {store.name!r}", reason=reason)
+        wanted.apply(store.spec, store=store.name)  # checked before anything is created
+        _check_content(store, wanted, asked)
         deadline = Deadline.after(asked.timeout_s)
-        async with self._make_folder(session, entry, wanted.added) as made:
+        async with self._make_folder(session, store, wanted.added) as made:
             if asked.HasField("content"):
                 path = str(made.folder.relative_to(self._stores.root.path))
-                target = StoreToFill(entry.name, made.uid, made.make_ref, made.spool, path)
+                target = StoreToFill(store.name, made.uid, made.make_ref, made.spool, path)
                 await session.mover.fill(request, target, asked.content)
-            async with self._hold_alone(session, entry, deadline):
+            async with self._hold_alone(session, store, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
-                altered = wanted.apply(entry.spec, store=entry.name)
-                return await self._commit(session, request, entry, altered, made, asked)
+                altered = wanted.apply(store.spec, store=store.name)
+                return await self._commit(session, request, store, altered, made, asked)
 
     async def repair(self) -> int:
         """Finishes, after a restart, the alterations that a crash interrupted and removes those that were not
@@ -138,11 +138,11 @@ class Alterations:
         found = Restructured.load(self._stores.db)
         for restructured in found:
             try:
-                entry = self._stores.find_uid(restructured.uid)
-                if entry is None:
+                store = self._stores.find_uid(restructured.uid)
+                if store is None:
                     self._stores.db.delete("pending", restructured.key)
                 else:
-                    await self._finish_or_retry(entry, restructured)
+                    await self._finish_or_retry(store, restructured)
             except TDServeError as error:
                 _log.error("a change of structure that a crash had cut short cannot be completed: %s", error)
         waiting = {restructured.folder for restructured in Restructured.load(self._stores.db)}
@@ -151,9 +151,9 @@ class Alterations:
                 continue
             for folder in restructuring.list_leftovers(self._stores.root.store_folder(record.name)):
                 if folder.name not in waiting:
-                    entry = self._stores.find(record.name)
-                    if entry is not None:
-                        await self._forget_values(entry, folder.name)
+                    store = self._stores.find(record.name)
+                    if store is not None:
+                        await self._forget_values(store, folder.name)
                     restructuring.remove(folder)
         return len(found)
 
@@ -164,12 +164,12 @@ class Alterations:
 
     @asynccontextmanager
     async def _make_folder(
-        self, session: ClientSession, entry: OpenedStore, added: Spec | None
+        self, session: ClientSession, store: OpenedStore, added: Spec | None
     ) -> AsyncIterator[_Made]:
         """Runs a block with a folder for added content; the folder is removed afterwards, unless the alteration still
         needs it."""
         uid = make_uid()
-        made = _Made(uid, entry.folder / f"{restructuring.PREFIX}{uid}", added)
+        made = _Made(uid, store.folder / f"{restructuring.PREFIX}{uid}", added)
         try:
             if added is not None:
                 await asyncio.to_thread(_make_files, made.folder, added, uid)
@@ -181,27 +181,27 @@ class Alterations:
                 await drop_store([session.worker], uid)
 
     @asynccontextmanager
-    async def _hold_alone(self, session: ClientSession, entry: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
+    async def _hold_alone(self, session: ClientSession, store: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
         """Runs a block during which nobody writes to the store."""
         while True:
-            async with entry.write_lock:
-                entry.check_present()
+            async with store.write_lock:
+                store.check_present()
                 remaining_s = deadline.remaining_s
                 hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
                 with suppress(DeadlineExceededError):
                     await session.wait(
-                        entry.waiters,
-                        lambda: None if entry.writes else True,
+                        store.waiters,
+                        lambda: None if store.writes else True,
                         Deadline.after(hold_s),
-                        lambda: f"the end of writes to {entry.name!r}",
+                        lambda: f"the end of writes to {store.name!r}",
                     )
-                entry.check_present()
-                if not entry.writes:
+                store.check_present()
+                if not store.writes:
                     yield
                     return
             if deadline.expired:
                 raise DeadlineExceededError(
-                    what=f"the end of other writes to {entry.name!r}", timeout_s=deadline.timeout_s
+                    what=f"the end of other writes to {store.name!r}", timeout_s=deadline.timeout_s
                 )
             await asyncio.sleep(0)
 
@@ -209,44 +209,44 @@ class Alterations:
         self,
         session: ClientSession,
         request: int,
-        entry: OpenedStore,
+        store: OpenedStore,
         altered: Altered,
         made: _Made,
         asked: control_pb2.AlterRequest,
     ) -> control_pb2.Done:
         new = altered.spec
-        done = control_pb2.Done(version=entry.content_version + 1)
+        done = control_pb2.Done(version=store.content_version + 1)
         restructured = Restructured.from_change(
-            entry.record.uid, made.folder.name, entry.spec, new, altered.origins, made.added
+            store.record.uid, made.folder.name, store.spec, new, altered.origins, made.added
         )
-        await asyncio.to_thread(restructuring.keep, entry.folder, made.folder, restructured.files, new)
+        await asyncio.to_thread(restructuring.keep, store.folder, made.folder, restructured.files, new)
         try:
-            await self._keep_values(session, entry, made, restructured, asked.content)
-            entry.check_present()
+            await self._keep_values(session, store, made, restructured, asked.content)
+            store.check_present()
         except TDServeError:
-            await self._forget_values(entry, made.folder.name)
+            await self._forget_values(store, made.folder.name)
             raise
         record = replace(
-            entry.record,
+            store.record,
             fingerprint=new.fingerprint,
             nbytes=new.nbytes,
             extra=tuple(".".join(path) for path in leaf_folders.find_extra_paths(new)),
-            structure=entry.record.structure + 1,
+            structure=store.record.structure + 1,
             order=self._stores.specs.learn(new),
         )
         with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
-            txn.put("stores", entry.name.encode(), record.to_bytes())
+            txn.put("stores", store.name.encode(), record.to_bytes())
             txn.delete("packed", record.uid.encode())  # of another structure
             txn.put("pending", restructured.key, restructured.to_bytes())
-        entry.record, entry.spec = record, new
+        store.record, store.spec = record, new
         self._stores.catalog.replace(record)
-        await self._finish_or_retry(entry, restructured)
+        await self._finish_or_retry(store, restructured)
         return done
 
     async def _keep_values(
         self,
         session: ClientSession,
-        entry: OpenedStore,
+        store: OpenedStore,
         made: _Made,
         restructured: Restructured,
         content: control_pb2.Content,
@@ -260,67 +260,67 @@ class Alterations:
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
             body.below = made.folder.name
-            await self._worker.order_until_done(entry, order)
+            await self._worker.order_until_done(store, order)
         if restructured.kept_values:
-            await self._worker.order_until_done(entry, _make_move_order(restructured.kept_values))
+            await self._worker.order_until_done(store, _make_move_order(restructured.kept_values))
 
-    async def _forget_values(self, entry: OpenedStore, waiting: str) -> None:
+    async def _forget_values(self, store: OpenedStore, waiting: str) -> None:
         """Removes the values that were stored for an alteration that is not committed."""
-        if object_folders.has_values(entry.folder):
+        if object_folders.has_values(store.folder):
             forgetting = worker_pb2.Order()
             forgetting.move_values.cleared_below = waiting
             with suppress(TDServeError):  # else they take room until the store is deleted
-                await self._worker.order_until_done(entry, forgetting)
+                await self._worker.order_until_done(store, forgetting)
 
-    async def _finish_or_retry(self, entry: OpenedStore, restructured: Restructured) -> None:
+    async def _finish_or_retry(self, store: OpenedStore, restructured: Restructured) -> None:
         """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
         for lack of space, it is retried in the background: the alteration is decided, so readers wait."""
-        generations, values = entry.generations, entry.get_generation_values()
+        generations, values = store.generations, store.get_generation_values()
         if generations is None:
-            raise entry.make_kind_error("tensordict")
-        if generations.structure == entry.record.structure and not values[-1] & 1:  # the crash came after the last step
+            raise store.make_kind_error("tensordict")
+        if generations.structure == store.record.structure and not values[-1] & 1:  # the crash came after the last step
             self._stores.db.delete("pending", restructured.key)
             return
-        held = RowWriteHold(entry, RowSet.run(0, len(values) - 1), ())
+        held = RowWriteHold(store, RowSet.run(0, len(values) - 1), ())
         await held.hide()
         generations.move_structure(MOVING)
         try:
-            await self._finish(entry, restructured, held)
+            await self._finish(store, restructured, held)
         except TDServeError as error:
-            _log.error("store %r waits for its new structure, and is unreadable meanwhile: %s", entry.name, error)
-            task = asyncio.create_task(self._retry(entry, restructured, held), name=f"tdserve-alteration-{entry.name}")
+            _log.error("store %r waits for its new structure, and is unreadable meanwhile: %s", store.name, error)
+            task = asyncio.create_task(self._retry(store, restructured, held), name=f"tdserve-alteration-{store.name}")
             self._retrying.add(task)
             task.add_done_callback(self._retrying.discard)
 
-    async def _retry(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
-        while not entry.waiters.is_deleted:
+    async def _retry(self, store: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
+        while not store.waiters.is_deleted:
             await asyncio.sleep(RETRY_EVERY_S)
             with suppress(TDServeError):
-                await self._finish(entry, restructured, held)
-                _log.warning("store %r has its new structure", entry.name)
+                await self._finish(store, restructured, held)
+                _log.warning("store %r has its new structure", store.name)
                 uid = restructured.folder.removeprefix(restructuring.PREFIX)
-                await asyncio.to_thread(_remove_files, entry.folder / restructured.folder, uid)
+                await asyncio.to_thread(_remove_files, store.folder / restructured.folder, uid)
                 return
 
-    async def _finish(self, entry: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
+    async def _finish(self, store: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
         """Moves files and values into their places, then makes the store readable.
 
         Raises:
             TDServeError: Some could not be moved; it is safe to repeat.
         """
-        generations = entry.generations
+        generations = store.generations
         if generations is None:
-            raise entry.make_kind_error("tensordict")
-        folder = entry.folder / restructured.folder
-        await asyncio.to_thread(restructuring.carry_out, entry.folder, folder, restructured.files)
-        generations.move_structure(entry.record.structure)
+            raise store.make_kind_error("tensordict")
+        folder = store.folder / restructured.folder
+        await asyncio.to_thread(restructuring.carry_out, store.folder, folder, restructured.files)
+        generations.move_structure(store.record.structure)
         if restructured.moved_values or restructured.cleared_values:
             await self._worker.order_until_done(
-                entry, _make_move_order(restructured.moved_values, restructured.cleared_values)
+                store, _make_move_order(restructured.moved_values, restructured.cleared_values)
             )
         await held.let_go(is_written=True)
         self._stores.db.delete("pending", restructured.key)
-        entry.waiters.wake()
+        store.waiters.wake()
 
 
 def _decode(asked: control_pb2.AlterRequest) -> Alteration:
@@ -335,18 +335,18 @@ def _decode(asked: control_pb2.AlterRequest) -> Alteration:
     )
 
 
-def _check_content(entry: OpenedStore, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
+def _check_content(store: OpenedStore, wanted: Alteration, asked: control_pb2.AlterRequest) -> None:
     """Raises SpecMismatchError if content does not fit what is added, or if added values, for which there is no zero,
     come without content."""
     added = wanted.added
     if asked.HasField("content"):
         if added is None or asked.content.fingerprint != added.fingerprint:
             raise SpecMismatchError(
-                store=entry.name, key="", expected="content of what is added", actual="other content"
+                store=store.name, key="", expected="content of what is added", actual="other content"
             )
     elif added is not None and any(math.prod(leaf.batch_size) for _, leaf in added.values):
         path, _ = added.values[0]
-        raise SpecMismatchError(store=entry.name, key=".".join(path), expected="its values", actual="none")
+        raise SpecMismatchError(store=store.name, key=".".join(path), expected="its values", actual="none")
 
 
 def _make_move_order(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, ...] = ()) -> worker_pb2.Order:

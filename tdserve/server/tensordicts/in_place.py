@@ -35,7 +35,7 @@ class InPlace:
         session: ClientSession,
         client: LocalClient,
         request: int,
-        entry: OpenedStore,
+        store: OpenedStore,
         asked: control_pb2.WriteRequest,
         rows: RowSet,
         check: Check,
@@ -52,27 +52,27 @@ class InPlace:
             TDServeError: Nothing was written.
             PeerLostError: The client was lost in the middle: the rows are lost until they are written again.
         """
-        client.check_writes(f"writing to {entry.name!r}")
+        client.check_writes(f"writing to {store.name!r}")
         keys = tuple(decode_paths(asked.keys))
-        overwrite = Overwrite(entry.record.uid, client.lock_name, request, rows, keys)
-        async with hold_rows(entry, rows, keys, check) as held:
+        overwrite = Overwrite(store.record.uid, client.lock_name, request, rows, keys)
+        async with hold_rows(store, rows, keys, check) as held:
             overwrite.save(self._stores.db)
         has_values = False
         try:
             if asked.content.values or asked.content.spool_nbytes:
                 await store_values()
                 has_values = True
-            if not keys or entry.spec.select(keys).tensors:
+            if not keys or store.spec.select(keys).tensors:
                 await client.let_write(
-                    request, control_pb2.Accepted(uid=entry.record.uid, structure=entry.record.structure)
+                    request, control_pb2.Accepted(uid=store.record.uid, structure=store.record.structure)
                 )
         except BaseException:
             if has_values or client.is_writing(request):
                 held.end()
-                self._unfinished_writes.lose(entry, overwrite)
+                self._unfinished_writes.lose(store, overwrite)
             else:
                 await held.let_go(is_written=False, then=lambda: self._forget(overwrite))
-            entry.waiters.wake()
+            store.waiters.wake()
             raise
         done = control_pb2.Done(version=held.next_version)
         # Recorded before it becomes visible: a retry after a crash in between must not write over later content.
@@ -80,9 +80,9 @@ class InPlace:
             session.client_id, request, done.SerializeToString(), is_decided=True
         ) as txn:
             overwrite.commit(txn)
-            txn.update("pending", entry.lost.replace_written(rows, keys))
+            txn.update("pending", store.lost.replace_written(rows, keys))
         await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
-        entry.waiters.wake()
+        store.waiters.wake()
         return done
 
     def _forget(self, overwrite: Overwrite) -> None:
@@ -90,17 +90,17 @@ class InPlace:
             overwrite.forget(txn)
 
     async def wait_for_writers(
-        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+        self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
         """Waits until no process that lost these rows can still write into them.
 
         Raises:
             DeadlineExceededError: Such a process still exists.
         """
-        if entry.lost:
+        if store.lost:
             await session.wait(
-                entry.waiters,
-                lambda: None if self._unfinished_writes.may_be_written(entry, rows) else True,
+                store.waiters,
+                lambda: None if self._unfinished_writes.may_be_written(store, rows) else True,
                 deadline,
-                lambda: f"the end of the process that stopped while it overwrote rows of {entry.name!r}",
+                lambda: f"the end of the process that stopped while it overwrote rows of {store.name!r}",
             )

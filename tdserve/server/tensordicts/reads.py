@@ -21,17 +21,17 @@ from tdserve.v1 import control_pb2
 class Reads:
     """Serves the reads of sessions from tensordict stores."""
 
-    def is_as_expected(self, entry: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
+    def is_as_expected(self, store: OpenedStore, asked: control_pb2.ReadRequest) -> bool:
         """Returns whether a store has the structure that the client expects and the read need not wait: then the client
         may wait for the content directly, without an answer."""
-        is_known = not KINDS[entry.record.kind].has_rules and asked.fingerprint == entry.spec.fingerprint
-        return is_known and not (entry.writes or entry.lost or asked.HasField("newer_than"))
+        is_known = not KINDS[store.record.kind].has_rules and asked.fingerprint == store.spec.fingerprint
+        return is_known and not (store.writes or store.lost or asked.HasField("newer_than"))
 
     async def read(
         self,
         session: ClientSession,
         request: int,
-        entry: OpenedStore,
+        store: OpenedStore,
         asked: control_pb2.ReadRequest,
         deadline: Deadline,
     ) -> control_pb2.Done | None:
@@ -39,46 +39,46 @@ class Reads:
 
         A client that already waits for the content gets no other answer; the caller has checked ``is_as_expected``.
         """
-        if KINDS[entry.record.kind].has_rules:
-            raise entry.make_kind_error("tensordict or replay")
+        if KINDS[store.record.kind].has_rules:
+            raise store.make_kind_error("tensordict or replay")
         if asked.HasField("newer_than"):
-            if deadline.timeout_s == 0 and entry.content_version <= asked.newer_than:
+            if deadline.timeout_s == 0 and store.content_version <= asked.newer_than:
                 return control_pb2.Done(nothing_newer=True)
             await session.wait(
-                entry.waiters,
-                lambda: entry if entry.content_version > asked.newer_than else None,
+                store.waiters,
+                lambda: store if store.content_version > asked.newer_than else None,
                 deadline,
-                lambda: f"content of {entry.name!r} newer than version {asked.newer_than}",
+                lambda: f"content of {store.name!r} newer than version {asked.newer_than}",
             )
-        if entry.writes or entry.lost:
-            rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
+        if store.writes or store.lost:
+            rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
             # Local clients write by themselves and may be stopped: a worker would wait for them.
-            await wait_for_others(session, entry, rows, deadline)
-            await self._wait_for_retries(session, entry, rows, deadline)
-            entry.lost.check(rows, store=entry.name)
-        fingerprint = entry.spec.fingerprint
-        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=entry.content_version)
-        if asked.fingerprint != fingerprint and asked.identity != entry.identity:
-            accepted.spec.CopyFrom(get_message(entry.spec))
-            accepted.identity = entry.identity
-        return await session.mover.get_selection(request, entry, asked, accepted)
+            await wait_for_others(session, store, rows, deadline)
+            await self._wait_for_retries(session, store, rows, deadline)
+            store.lost.check(rows, store=store.name)
+        fingerprint = store.spec.fingerprint
+        accepted = control_pb2.Accepted(fingerprint=fingerprint, version=store.content_version)
+        if asked.fingerprint != fingerprint and asked.identity != store.identity:
+            accepted.spec.CopyFrom(get_message(store.spec))
+            accepted.identity = store.identity
+        return await session.mover.get_selection(request, store, asked, accepted)
 
     async def _wait_for_retries(
-        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+        self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
         """Waits for writers that a restart interrupted: they repeat their unfinished writes, unless they are gone."""
-        while entry.lost.find_writers(rows) and not deadline.expired:
-            until_s = entry.lost.may_heal_until_s
+        while store.lost.find_writers(rows) and not deadline.expired:
+            until_s = store.lost.may_heal_until_s
             grace_s = until_s - time.monotonic()
             if grace_s <= 0:
                 return
             remaining_s = deadline.remaining_s
             with suppress(DeadlineExceededError):
                 await session.wait(
-                    entry.waiters,
+                    store.waiters,
                     lambda until_s=until_s: (  # type: ignore[misc]
-                        True if entry.lost.may_heal_until_s != until_s or not entry.lost.find_writers(rows) else None
+                        True if store.lost.may_heal_until_s != until_s or not store.lost.find_writers(rows) else None
                     ),
                     Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
-                    lambda: f"another write to rows of {entry.name!r}",
+                    lambda: f"another write to rows of {store.name!r}",
                 )

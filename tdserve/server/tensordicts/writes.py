@@ -106,43 +106,43 @@ class Writes:
             reason = f"a {wanted.kind} store {wanted.name!r} is not created by a write to {asked.store!r}"
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
-        entry = await self._creation.find_begun(session.number, wanted, spec)
-        if entry is None and asked.content.HasField("inline") and may_be_packed(spec):
+        store = await self._creation.find_begun(session.number, wanted, spec)
+        if store is None and asked.content.HasField("inline") and may_be_packed(spec):
             check_inline(asked.content, write_layout(spec))
             done = control_pb2.Done(version=PACKED_VERSION)
             with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
                 self._stores.pack(self._stores.make_packed(wanted, spec), asked.content.inline, txn)
             return done
-        entry = entry or await self._creation.begin_filling(session.number, wanted, spec)
-        entry.is_filling = True
+        store = store or await self._creation.begin_filling(session.number, wanted, spec)
+        store.is_filling = True
         try:
-            return await self._fill_and_show(session, request, entry, asked)
+            return await self._fill_and_show(session, request, store, asked)
         except BaseException:
             if not session.mover.may_still_write(request):  # else the store is deleted with its session
-                await self._stores.delete(entry)
+                await self._stores.delete(store)
             raise
         finally:
-            entry.is_filling = False
+            store.is_filling = False
 
     async def _fill_and_show(
-        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
+        self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         content = asked.content
-        with self._staging.borrow(entry, is_needed=bool(content.values_nbytes)) as staging:
+        with self._staging.borrow(store, is_needed=bool(content.values_nbytes)) as staging:
             spool = make_values_path(staging)
-            await session.mover.fill(request, StoreToFill(entry.name, entry.record.uid, entry.make_ref, spool), content)
+            await session.mover.fill(request, StoreToFill(store.name, store.record.uid, store.make_ref, spool), content)
             if content.values or spool or content.spool_nbytes:
-                storing = self._make_storing_order(entry, asked)
+                storing = self._make_storing_order(store, asked)
                 session.mover.locate_values(content, storing.put_values, spool)
-                storing.put_values.store.CopyFrom(entry.make_ref(self._worker.known_specs))
+                storing.put_values.store.CopyFrom(store.make_ref(self._worker.known_specs))
                 await self._worker.submit(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
                 await asyncio.to_thread(remove_spool, spool)
-        await asyncio.to_thread(entry.get_generation_values().fill, FILLED)  # touches its pages for the first time
-        done = control_pb2.Done(version=entry.content_version)
-        entry.check_present()
+        await asyncio.to_thread(store.get_generation_values().fill, FILLED)  # touches its pages for the first time
+        done = control_pb2.Done(version=store.content_version)
+        store.check_present()
         with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
-            self._stores.publish_loaded(entry, txn)
+            self._stores.publish_loaded(store, txn)
         return done
 
     async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
@@ -153,42 +153,42 @@ class Writes:
             NotSupportedError: It has non-tensor values, and the store is adopted; nothing was written.
             PeerLostError: The client or its worker was lost before all content had arrived; nothing was written.
         """
-        entry = self._stores.get(asked.store)
-        if asked.identity and asked.identity != entry.identity:
+        store = self._stores.get(asked.store)
+        if asked.identity and asked.identity != store.identity:
             expected, actual = "the store that was there", "another one, or with other keys; it was not written"
-            raise StructureChangedError(store=entry.name, key="", expected=expected, actual=actual)
-        if entry.generations is None:
-            raise entry.make_kind_error("tensordict or replay")
-        entry.check_writable()
-        _check_fingerprint(entry.record, entry.spec, asked.content)
-        if entry.record.adopted:
-            entry.check_values_writable(decode_paths(asked.keys))
-        if entry.table is not None:  # some may be gone by the time their content has arrived
-            entry.table.take_back_claims()
-            rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
-            await look_at_rows(entry.table, rows, _check_of(entry, asked, len(rows)))
-        return await session.mover.overwrite(request, entry, asked)
+            raise StructureChangedError(store=store.name, key="", expected=expected, actual=actual)
+        if store.generations is None:
+            raise store.make_kind_error("tensordict or replay")
+        store.check_writable()
+        _check_fingerprint(store.record, store.spec, asked.content)
+        if store.record.adopted:
+            store.check_values_writable(decode_paths(asked.keys))
+        if store.table is not None:  # some may be gone by the time their content has arrived
+            store.table.take_back_claims()
+            rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
+            await look_at_rows(store.table, rows, _check_of(store, asked, len(rows)))
+        return await session.mover.overwrite(request, store, asked)
 
     async def write_staged(
-        self, session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest
+        self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.WriteRequest
     ) -> control_pb2.Done:
         """Has the session's worker receive the content, and applies it once all has arrived."""
-        await _check_content(entry, asked)
-        with self._staging.borrow(entry, is_needed=bool(asked.content.message_nbytes)) as staging:
+        await _check_content(store, asked)
+        with self._staging.borrow(store, is_needed=bool(asked.content.message_nbytes)) as staging:
             if staging:
-                await session.worker.submit(_make_receive_order(session, request, entry, asked, staging))
+                await session.worker.submit(_make_receive_order(session, request, store, asked, staging))
             self._traffic.count_received(session.transport, asked.content)
-            async with self._hold_alone(session, entry, asked):
+            async with self._hold_alone(session, store, asked):
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
-                rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
-                check = _check_of(entry, asked, len(rows))
-                async with hold_rows(entry, rows, decode_paths(asked.keys), check) as held:
-                    _check_fingerprint(entry.record, entry.spec, asked.content)  # the keys may have changed meanwhile
-                    done = control_pb2.Done(version=entry.content_version + 1)
+                rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
+                check = _check_of(store, asked, len(rows))
+                async with hold_rows(store, rows, decode_paths(asked.keys), check) as held:
+                    _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
+                    done = control_pb2.Done(version=store.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
-                    self._stores.db.put("pending", JOURNAL + entry.record.uid.encode(), journal.to_bytes())
-                await self._apply(entry, journal, held)
+                    self._stores.db.put("pending", JOURNAL + store.record.uid.encode(), journal.to_bytes())
+                await self._apply(store, journal, held)
                 if self._stores.db.owes:  # a restart may find the journal entry and apply it again
                     self._staging.keep(staging)
         return done
@@ -198,61 +198,61 @@ class Writes:
         session: ClientSession,
         client: LocalClient,
         request: int,
-        entry: OpenedStore,
+        store: OpenedStore,
         asked: control_pb2.WriteRequest,
     ) -> control_pb2.Done:
         """Has the local client copy the content over the old content."""
-        storing = self._make_storing_order(entry, asked)
+        storing = self._make_storing_order(store, asked)
         session.mover.locate_values(asked.content, storing.put_values, "")
 
         async def store_values() -> None:
-            await self._worker.order_until_done(entry, storing)
+            await self._worker.order_until_done(store, storing)
 
-        rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
-        await self._wait_for_rows(session, entry, rows, Deadline.after(asked.timeout_s))
+        rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
+        await self._wait_for_rows(session, store, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
-        _check_fingerprint(entry.record, entry.spec, asked.content)  # the keys may have changed meanwhile
+        _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
-        check = _check_of(entry, asked, len(rows))
-        return await self._in_place.write(session, client, request, entry, asked, rows, check, store_values)
+        check = _check_of(store, asked, len(rows))
+        return await self._in_place.write(session, client, request, store, asked, rows, check, store_values)
 
     @asynccontextmanager
     async def _hold_alone(
-        self, session: ClientSession, entry: OpenedStore, asked: control_pb2.WriteRequest
+        self, session: ClientSession, store: OpenedStore, asked: control_pb2.WriteRequest
     ) -> AsyncIterator[None]:
         """Runs a block in which nobody else writes these rows. While it waits for that, it does not hold up other
         writes."""
         deadline = Deadline.after(asked.timeout_s)
         while True:
-            async with entry.write_lock:
-                entry.check_present()
-                if not (entry.writes or entry.lost):
+            async with store.write_lock:
+                store.check_present()
+                if not (store.writes or store.lost):
                     yield
                     return
-                rows = await build_row_set(from_message(asked.selection), entry.spec.batch_size)
-                if self._is_free(entry, rows):
+                rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
+                if self._is_free(store, rows):
                     yield
                     return
-            await self._wait_for_rows(session, entry, rows, deadline)
+            await self._wait_for_rows(session, store, rows, deadline)
 
-    def _is_free(self, entry: OpenedStore, rows: RowSet) -> bool:
-        return is_free(entry, rows) and not self._stores.unfinished_writes.may_be_written(entry, rows)
+    def _is_free(self, store: OpenedStore, rows: RowSet) -> bool:
+        return is_free(store, rows) and not self._stores.unfinished_writes.may_be_written(store, rows)
 
     async def _wait_for_rows(
-        self, session: ClientSession, entry: OpenedStore, rows: RowSet, deadline: Deadline
+        self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
         """Waits until nobody else writes these rows or still can, and no journalled write is being applied."""
         while True:
-            await wait_for_others(session, entry, rows, deadline)
-            await self._in_place.wait_for_writers(session, entry, rows, deadline)
-            if entry.write_lock.locked():
-                async with entry.write_lock:  # held for as long as a worker copies
+            await wait_for_others(session, store, rows, deadline)
+            await self._in_place.wait_for_writers(session, store, rows, deadline)
+            if store.write_lock.locked():
+                async with store.write_lock:  # held for as long as a worker copies
                     pass
-            elif self._is_free(entry, rows):  # else another one that waited came first
+            elif self._is_free(store, rows):  # else another one that waited came first
                 break
-        entry.check_present()
+        store.check_present()
 
     async def repair(self) -> int:
         """Applies, after a restart, the writes that a crash interrupted. A damaged store stays as it is.
@@ -263,30 +263,30 @@ class Writes:
         num_applied = 0
         for key, content in self._stores.db.scan("pending", JOURNAL):
             try:
-                entry = self._stores.find_uid(key[len(JOURNAL) :].decode())
-                if entry is None:
+                store = self._stores.find_uid(key[len(JOURNAL) :].decode())
+                if store is None:
                     self._stores.db.delete("pending", key)
                     continue
                 journal = Journal.from_bytes(content)
-                rows = await build_row_set(journal.selection, entry.spec.batch_size)
-                if journal.is_applied(rows, entry.get_generation_values(), entry.content_version):
-                    self._forget(entry, journal, {})
+                rows = await build_row_set(journal.selection, store.spec.batch_size)
+                if journal.is_applied(rows, store.get_generation_values(), store.content_version):
+                    self._forget(store, journal, {})
                 else:
-                    held = RowWriteHold(entry, rows, decode_paths(journal.asked.keys))
+                    held = RowWriteHold(store, rows, decode_paths(journal.asked.keys))
                     await held.hold()
                     await held.hide()
-                    await self._apply(entry, journal, held)
+                    await self._apply(store, journal, held)
                     num_applied += 1
             except TDServeError as error:
                 _log.error("a write that a crash had cut short cannot be completed: %s", error)
         return num_applied
 
-    async def _apply(self, entry: OpenedStore, journal: Journal, held: RowWriteHold) -> None:
+    async def _apply(self, store: OpenedStore, journal: Journal, held: RowWriteHold) -> None:
         failure: TDServeError | None = None
         try:
             spool = make_values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
-                await self._worker.order_until_done(entry, self._make_storing_order(entry, journal.asked, spool=spool))
+                await self._worker.order_until_done(store, self._make_storing_order(store, journal.asked, spool=spool))
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -294,32 +294,32 @@ class Writes:
             body.content.CopyFrom(journal.asked.content)
             body.content.ClearField("values")
             body.staging = journal.staging
-            await self._worker.order_until_done(entry, applying)
+            await self._worker.order_until_done(store, applying)
         except TDServeError as error:
             failure = error  # for example no room for values: the tensors are untouched
-        rewritten = entry.lost.replace_written(held.rows, decode_paths(journal.asked.keys)) if failure is None else {}
+        rewritten = store.lost.replace_written(held.rows, decode_paths(journal.asked.keys)) if failure is None else {}
 
         def forget() -> None:
             if failure is None:
-                self._forget(entry, journal, rewritten)
+                self._forget(store, journal, rewritten)
             else:
-                self._stores.db.delete("pending", JOURNAL + entry.record.uid.encode())
+                self._stores.db.delete("pending", JOURNAL + store.record.uid.encode())
 
         await held.let_go(is_written=failure is None, then=forget)
-        entry.waiters.wake()
+        store.waiters.wake()
         if failure is not None:
             raise failure
 
-    def _forget(self, entry: OpenedStore, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
+    def _forget(self, store: OpenedStore, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
         """Replaces the journal entry of an applied write with its answer, in one transaction with other recorded
         changes."""
         answer = journal.done.SerializeToString()
         with self._answers.begin_transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
-            txn.delete("pending", JOURNAL + entry.record.uid.encode())
+            txn.delete("pending", JOURNAL + store.record.uid.encode())
             txn.update("pending", changes)
 
     def _make_storing_order(
-        self, entry: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = ""
+        self, store: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = ""
     ) -> worker_pb2.Order:
         """Returns the order that stores the values of a write. The caller sets the store's ref on sending: a spec is
         sent only once."""
@@ -329,18 +329,18 @@ class Writes:
         if spool:
             body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
         keys = decode_paths(asked.keys)
-        spec = entry.spec.select(keys, store=entry.name) if keys else entry.spec
+        spec = store.spec.select(keys, store=store.name) if keys else store.spec
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
         body.selection.CopyFrom(asked.selection)
         return order
 
 
 def _make_receive_order(
-    session: ClientSession, request: int, entry: OpenedStore, asked: control_pb2.WriteRequest, staging: str
+    session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.WriteRequest, staging: str
 ) -> worker_pb2.Order:
     order = session.make_order(request, is_accepted=bool(asked.content.message_nbytes))
     body = order.receive_selection
-    body.store.CopyFrom(entry.make_ref(session.worker.known_specs))
+    body.store.CopyFrom(store.make_ref(session.worker.known_specs))
     body.selection.CopyFrom(asked.selection)
     body.keys.extend(asked.keys)
     body.content.CopyFrom(asked.content)
@@ -356,31 +356,31 @@ def _check_fingerprint(record: StoreRecord, spec: Spec, content: control_pb2.Con
         raise error(store=record.name, key="", expected="the structure of this store", actual=older)
 
 
-def _check_of(entry: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:
+def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:
     """Returns a check that rows of a replay are still those that a write means.
 
     Raises:
         InvalidRequestError: The write has leaves that the table's rules need.
     """
-    if entry.table is None:
+    if store.table is None:
         return do_nothing
-    keys = decode_paths(asked.keys) or [path for path, _ in entry.spec.tensors]
-    ruling = [path for path in keys for rule in entry.rule_keys if path == rule[: len(path)]]
+    keys = decode_paths(asked.keys) or [path for path, _ in store.spec.tensors]
+    ruling = [path for path in keys for rule in store.rule_keys if path == rule[: len(path)]]
     if ruling:
-        reason = f"table {entry.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
+        reason = f"table {store.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    table, generations = entry.table, decode_generations(asked.generations, num_rows)
+    table, generations = store.table, decode_generations(asked.generations, num_rows)
     return do_nothing if generations is None else lambda rows, places: table.check_same(rows, generations[places])
 
 
-async def _check_content(entry: OpenedStore, asked: control_pb2.WriteRequest) -> None:
+async def _check_content(store: OpenedStore, asked: control_pb2.WriteRequest) -> None:
     """Raises unless the content has the size of what it replaces: a journalled write must be possible."""
     selection = from_message(asked.selection)
-    choose = partial(select_spec, entry.spec, selection, decode_paths(asked.keys), store=entry.name)
+    choose = partial(select_spec, store.spec, selection, decode_paths(asked.keys), store=store.name)
     chosen = await asyncio.to_thread(choose) if selection.is_long else choose()
     layout, content = write_layout(chosen), asked.content
     if not content.HasField("inline"):
         write_messages(layout, content.values_nbytes, content.message_nbytes)
     elif content.values_nbytes or len(content.inline) != sum(layout.message_nbytes):
-        expected = f"{sum(layout.message_nbytes)} bytes of content for {entry.name!r}"
+        expected = f"{sum(layout.message_nbytes)} bytes of content for {store.name!r}"
         raise RemoteProtocolError(expected=expected, received=f"{len(content.inline) + content.values_nbytes} bytes")

@@ -64,33 +64,33 @@ class Checksums:
         self._waiting: dict[str, int] = {}  # newest version of a store, by uid, during QUIET_S
         self._making: dict[str, tuple[int, asyncio.Future[worker_pb2.Worked]]] = {}
 
-    def make(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+    def make(self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
         """Has a worker compute a version's checksums, unless they exist, are being computed, or would hardly be of use.
         A computation for an older version of the store is abandoned.
 
         Args:
             make_ref: Returns the reference to the version; called when the order is sent, which may be later or never.
         """
-        versions = entry.get_versions()
+        versions = store.get_versions()
         if not versions.is_worth_checksums(version.version):
             return
         if versions.is_mostly_unchanged:
-            self._begin(entry, version, make_ref, worker)
-        elif self._waiting.get(entry.record.uid, 0) < version.version:
-            self._waiting[entry.record.uid] = version.version
-            asyncio.get_running_loop().call_later(QUIET_S, self._begin_if_newest, entry, version, make_ref, worker)
+            self._begin(store, version, make_ref, worker)
+        elif self._waiting.get(store.record.uid, 0) < version.version:
+            self._waiting[store.record.uid] = version.version
+            asyncio.get_running_loop().call_later(QUIET_S, self._begin_if_newest, store, version, make_ref, worker)
 
     def _begin_if_newest(
-        self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker
+        self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker
     ) -> None:
-        uid = entry.record.uid
+        uid = store.record.uid
         if self._waiting.get(uid) == version.version:  # else a newer version has replaced it
             del self._waiting[uid]
-            if not entry.waiters.is_deleted:
-                self._begin(entry, version, make_ref, worker)
+            if not store.waiters.is_deleted:
+                self._begin(store, version, make_ref, worker)
 
-    def _begin(self, entry: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
-        versions, uid = entry.get_versions(), entry.record.uid
+    def _begin(self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
+        versions, uid = store.get_versions(), store.record.uid
         making = self._making.get(uid)
         if versions.get_checksums(version.version) is not None or (making is not None and making[0] >= version.version):
             return
@@ -98,17 +98,17 @@ class Checksums:
         order.checksum_version.version.CopyFrom(make_ref())
         future = worker.submit(order)
         self._making[uid] = version.version, future
-        future.add_done_callback(lambda done: self._take_report(entry, version, done))
+        future.add_done_callback(lambda done: self._take_report(store, version, done))
 
     async def find_unchanged(
-        self, entry: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
+        self, store: OpenedStore, held: int, version: VersionRecord, spec: Spec, deadline: Deadline
     ) -> Unchanged | None:
         """Returns the leaves that version ``held`` has too; None if they are not known or too few to be worth it."""
-        versions = entry.get_versions()
+        versions = store.get_versions()
         before = versions.get_checksums(held)
         if before is None or before.fingerprint != version.fingerprint:
             return None
-        making = self._making.get(entry.record.uid)
+        making = self._making.get(store.record.uid)
         if versions.is_mostly_unchanged and making is not None and making[0] == version.version:
             remaining_s = deadline.remaining_s
             wait_s = WAIT_S + spec.nbytes / BYTES_PER_S
@@ -123,14 +123,14 @@ class Checksums:
         rest: list[int] = np.flatnonzero(~is_same).tolist()
         return Unchanged(encode_numbers(np.flatnonzero(is_same)), checksums[is_same].tobytes(), rest)
 
-    def _take_report(self, entry: OpenedStore, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
-        uid = entry.record.uid
+    def _take_report(self, store: OpenedStore, version: VersionRecord, done: asyncio.Future[worker_pb2.Worked]) -> None:
+        uid = store.record.uid
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]
-        if done.cancelled() or done.exception() is not None or entry.waiters.is_deleted:
+        if done.cancelled() or done.exception() is not None or store.waiters.is_deleted:
             return  # readers get the version whole
         content = done.result().checksums
-        versions = entry.get_versions()
+        versions = store.get_versions()
         spec = self._stores.specs.get(version.fingerprint)
         before = versions.find_checksums_before(version.version)
         if len(content) == CHECKSUM_NBYTES * len(spec.tensors) and versions.set_checksums(version.version, content):
@@ -139,8 +139,8 @@ class Checksums:
                 share = _sum_nbytes(spec, is_same) / spec.nbytes
                 versions.note_unchanged(version.version, before[0], share=share)
             with suppress(CapacityError), self._stores.db.begin_transaction() as txn:  # a restart computes them again
-                self._stores.save_state(entry, txn, versions.get_state())
-            entry.waiters.wake()
+                self._stores.save_state(store, txn, versions.get_state())
+            store.waiters.wake()
         elif not content and spec.tensors:
             versions.note_superseded(version.version)
 

@@ -60,54 +60,54 @@ class Publishing:
         """
         check_metadata(asked.metadata)
         spec = self._learn_spec(session, asked)
-        entry = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
-        versions = entry.get_versions()
+        store = await self._unpublished.store(asked.store, spec, Deadline.after(asked.timeout_s))
+        versions = store.get_versions()
         order = self._stores.specs.learn(spec)
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         try:
-            drop(entry, publishing.drops)
-            await session.mover.put_version(request, entry, publishing, spec, asked.content)
-            entry.check_present()
+            drop(store, publishing.drops)
+            await session.mover.put_version(request, store, publishing, spec, asked.content)
+            store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                self._give_up(session, request, entry, publishing)  # a retry: it was committed over another session
+                self._give_up(session, request, store, publishing)  # a retry: it was committed over another session
                 return control_pb2.Done.FromString(answered)
             kept = {record.version for record in versions.kept}
             done = control_pb2.Done(version=publishing.version)
             answer = done.SerializeToString()
             # The change of the versions becomes visible only when it is on record; if recording fails, it is undone.
             with versions.undo_on_error(), self._answers.begin_transaction(session.client_id, request, answer) as txn:
-                drops = self._commit(entry, publishing, spec, asked, txn)
+                drops = self._commit(store, publishing, spec, asked, txn)
         except BaseException as error:
-            self._give_up(session, request, entry, publishing)
+            self._give_up(session, request, store, publishing)
             if isinstance(error, (CorruptDataError, ClosedError)):
-                entry.check_present()  # its deletion has removed the files
+                store.check_present()  # its deletion has removed the files
             raise
         for version in kept - {record.version for record in versions.kept}:
-            retire_unread(entry, version)
-        drop(entry, drops)
+            retire_unread(store, version)
+        drop(store, drops)
         if versions.newest is not None and versions.newest.version == publishing.version:
-            entry.spec = spec
-        entry.waiters.wake()
-        self._versions.relays.announce(entry)
-        wake_followers(self._stores, entry.name)
-        self._versions.make_checksums(entry, session.worker)
+            store.spec = spec
+        store.waiters.wake()
+        self._versions.relays.announce(store)
+        wake_followers(self._stores, store.name)
+        self._versions.make_checksums(store, session.worker)
         return done
 
     def _commit(
         self,
-        entry: OpenedStore,
+        store: OpenedStore,
         publishing: UnfinishedVersion,
         spec: Spec,
         asked: control_pb2.PublishRequest,
         txn: Transaction,
     ) -> tuple[int, ...]:
         """Makes a version the newest, as part of a transaction; returns the versions whose files can be deleted."""
-        versions = entry.get_versions()
+        versions = store.get_versions()
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
         versions.fanout = asked.fanout or versions.fanout
         drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
-        self._stores.save_state(entry, txn, versions.get_state())
-        self._unpublished.show(entry, txn)
+        self._stores.save_state(store, txn, versions.get_state())
+        self._unpublished.show(store, txn)
         return dropped + drops
 
     async def send_latest(
@@ -124,8 +124,8 @@ class Publishing:
             return control_pb2.Done(nothing_newer=True)
         await inline_tasks.ensure_task()
         with session.mark_waiting():
-            entry = await self._stores.wait(asked.store, deadline)
-        versions = entry.get_versions()
+            store = await self._stores.wait(asked.store, deadline)
+        versions = store.get_versions()
         newer_than = asked.newer_than if asked.HasField("newer_than") else 0
 
         def look() -> VersionRecord | None:
@@ -136,14 +136,14 @@ class Publishing:
             version = versions.get(asked.version)
         else:
             found = await session.wait(
-                entry.waiters, look, deadline, lambda: f"a version of {entry.name!r} newer than {newer_than}"
+                store.waiters, look, deadline, lambda: f"a version of {store.name!r} newer than {newer_than}"
             )
             version = versions.newest or found  # the one found may have been retired before this task resumed
-        return await session.mover.get_version(request, VersionToSend(entry, version, asked, deadline))
+        return await session.mover.get_version(request, VersionToSend(store, version, asked, deadline))
 
     def _has_nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
-        entry = self._stores.find(asked.store)
-        newest = entry.get_versions().newest if entry is not None else None
+        store = self._stores.find(asked.store)
+        newest = store.get_versions().newest if store is not None else None
         return newest is None or newest.version <= asked.newer_than
 
     def _learn_spec(self, session: ClientSession, asked: control_pb2.PublishRequest) -> Spec:
@@ -162,11 +162,11 @@ class Publishing:
         spec = known_specs.get(fingerprint)
         return specs.get(fingerprint) if spec is None else spec
 
-    def _give_up(self, session: ClientSession, request: int, entry: OpenedStore, publishing: UnfinishedVersion) -> None:
+    def _give_up(self, session: ClientSession, request: int, store: OpenedStore, publishing: UnfinishedVersion) -> None:
         """Removes all traces of a failed publish; if it was the first of its store, the name too."""
         writer = session.mover.lock_name if session.mover.may_still_write(request) else ""
-        drops = entry.get_versions().abort(publishing)
+        drops = store.get_versions().abort(publishing)
         try:
-            drop(entry, drops)
+            drop(store, drops)
         finally:
-            self._unpublished.give_up(entry, writer)
+            self._unpublished.give_up(store, writer)

@@ -43,7 +43,7 @@ _LINE = "relays"
 
 
 @dataclass(eq=False)
-class _Store:
+class _Trees:
     """One weights store.
 
     Attributes:
@@ -54,7 +54,7 @@ class _Store:
         resting: Timer that ends the trees once no link is under way.
     """
 
-    entry: OpenedStore
+    store: OpenedStore
     fanout: Fanout
     has_room: Waiters = field(default_factory=Waiters)
     num_waiting: int = 0
@@ -80,18 +80,18 @@ class Relays:
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._stores: dict[str, _Store] = {}  # by uid
+        self._trees: dict[str, _Trees] = {}  # by uid
         self._members: dict[int, _Member] = {}  # by number of the session
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         """Returns the number of stores with a version that a client may pass on."""
-        return len(self._stores)
+        return len(self._trees)
 
     async def place(
         self,
         session: ClientSession,
-        entry: OpenedStore,
+        store: OpenedStore,
         version: VersionRecord,
         sent: Spec,
         asked: control_pb2.LatestRequest,
@@ -108,30 +108,30 @@ class Relays:
         """
         if not asked.relays or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
             return None
-        store = self._store(entry)
-        store.fanout.fanout = entry.get_versions().fanout
+        trees = self._get_trees(store)
+        trees.fanout.fanout = store.get_versions().fanout
         for each in asked.failed:
-            store.fanout.note_failure(session.number, each.link, was_connected=each.was_connected)
+            trees.fanout.note_failure(session.number, each.link, was_connected=each.was_connected)
         if asked.failed:
-            self._on_moved(store)
-        self._members.setdefault(session.number, _Member(session)).uids.add(entry.record.uid)
+            self._on_moved(trees)
+        self._members.setdefault(session.number, _Member(session)).uids.add(store.record.uid)
         content = (version.version, asked.dtype)
 
         def look() -> Placement | None:
-            waiting, failed = store.num_waiting, len(asked.failed)
-            return store.fanout.place(version.version, content, session.number, num_waiting=waiting, num_failed=failed)
+            waiting, failed = trees.num_waiting, len(asked.failed)
+            return trees.fanout.place(version.version, content, session.number, num_waiting=waiting, num_failed=failed)
 
         placed = look()
         if placed is None:
-            placed = await self._wait_in_line(session, store, look, deadline)
+            placed = await self._wait_in_line(session, trees, look, deadline)
         if placed is None:
-            placed = store.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
+            placed = trees.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
         if placed is None or not placed.link:
             return None
-        store.nbytes[content] = sent.nbytes  # set after the wait; from here on it is kept as long as the link
-        if store.resting is not None:
-            store.resting.cancel()
-            store.resting = None
+        trees.nbytes[content] = sent.nbytes  # set after the wait; from here on it is kept as long as the link
+        if trees.resting is not None:
+            trees.resting.cancel()
+            trees.resting = None
         if placed.relay != SERVER:
             placed = replace(placed, secret=make_secret())
             passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
@@ -139,7 +139,7 @@ class Relays:
         return placed
 
     @contextmanager
-    def track_sending(self, entry: OpenedStore, placed: Placement | None) -> Iterator[None]:
+    def track_sending(self, store: OpenedStore, placed: Placement | None) -> Iterator[None]:
         """Runs a block in which the server sends a version to a puller; ends the puller's link."""
         is_whole = False
         try:
@@ -147,30 +147,30 @@ class Relays:
             is_whole = True
         finally:
             if placed is not None:
-                store = self._store(entry)
-                store.fanout.end(placed.link, is_whole=is_whole)
-                self._on_moved(store)
+                trees = self._get_trees(store)
+                trees.fanout.end(placed.link, is_whole=is_whole)
+                self._on_moved(trees)
 
-    def forget_deleted(self, entry: OpenedStore) -> None:
+    def forget_deleted(self, store: OpenedStore) -> None:
         """Forgets a deleted store; if links of it are under way, ``REST_S`` after the last of them has ended."""
-        store = self._stores.get(entry.record.uid)
-        if store is not None and not store.fanout.num_links:
-            del self._stores[entry.record.uid]
-            if store.resting is not None:
-                store.resting.cancel()
+        trees = self._trees.get(store.record.uid)
+        if trees is not None and not trees.fanout.num_links:
+            del self._trees[store.record.uid]
+            if trees.resting is not None:
+                trees.resting.cancel()
 
-    def announce(self, entry: OpenedStore) -> None:
+    def announce(self, store: OpenedStore) -> None:
         """Reacts to a newer version: relays drop versions that nobody will ask for any more."""
-        store = self._stores.get(entry.record.uid)
-        if store is not None:
-            self._on_moved(store)
+        trees = self._trees.get(store.record.uid)
+        if trees is not None:
+            self._on_moved(trees)
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
         """Passes a rendezvous entry of a link on to its other end, if this session is one of its ends."""
-        store = self._find_store(session, entry.link)
-        if store is None:
+        trees = self._find_trees(session, entry.link)
+        if trees is None:
             return
-        ends = {store.fanout.find_puller(entry.link), store.fanout.find_source(entry.link)}
+        ends = {trees.fanout.find_puller(entry.link), trees.fanout.find_source(entry.link)}
         if session.number in ends:
             for other in ends - {session.number, SERVER, None}:
                 if other in self._members:
@@ -181,21 +181,21 @@ class Relays:
         link has ended."""
         kind = report.WhichOneof("report")
         link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
-        store = self._find_store(session, link)
-        if store is None:
+        trees = self._find_trees(session, link)
+        if trees is None:
             return
         if kind == "holds":
-            store.fanout.note_holding(session.number, link)
-        elif kind == "ended" and store.fanout.find_source(link) == session.number:
-            store.fanout.note_sent(link)
-        elif kind == "ended" and store.fanout.find_puller(link) == session.number:
-            store.fanout.end(link, is_whole=False)
+            trees.fanout.note_holding(session.number, link)
+        elif kind == "ended" and trees.fanout.find_source(link) == session.number:
+            trees.fanout.note_sent(link)
+        elif kind == "ended" and trees.fanout.find_puller(link) == session.number:
+            trees.fanout.end(link, is_whole=False)
         elif kind == "whole":
-            found = store.fanout.find_content(link)
-            if found is not None and store.fanout.is_from_server(link, session.number):
-                store.checksums.setdefault(found[1], report.whole.checksums)
-                store.entry.waiters.wake()
-        self._on_moved(store)
+            found = trees.fanout.find_content(link)
+            if found is not None and trees.fanout.is_from_server(link, session.number):
+                trees.checksums.setdefault(found[1], report.whole.checksums)
+                trees.store.waiters.wake()
+        self._on_moved(trees)
 
     async def check_taken(
         self, session: ClientSession, request: int, asked: control_pb2.TakenRequest
@@ -207,128 +207,128 @@ class Relays:
             InvalidRequestError: No such link to this client is under way.
             DeadlineExceededError: The right checksums are not known in time.
         """
-        store = self._find_store(session, asked.link)
-        found = store.fanout.find_content(asked.link) if store is not None else None
-        if store is None or found is None or store.fanout.find_puller(asked.link) != session.number:
+        trees = self._find_trees(session, asked.link)
+        found = trees.fanout.find_content(asked.link) if trees is not None else None
+        if trees is None or found is None or trees.fanout.find_puller(asked.link) != session.number:
             raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
-        entry, nbytes = store.entry, store.nbytes[found[1]]
+        store, nbytes = trees.store, trees.nbytes[found[1]]
         await inline_tasks.ensure_task()
-        expected = await self._find_checksums(session, store, *found, asked.timeout_s)
+        expected = await self._find_checksums(session, trees, *found, asked.timeout_s)
         if expected != asked.checksums:
-            store.fanout.note_failure(session.number, asked.link, was_connected=True)
-            self._on_moved(store)
-            path = f"version {found[0]} of {entry.name!r}, passed on by another client"
+            trees.fanout.note_failure(session.number, asked.link, was_connected=True)
+            self._on_moved(trees)
+            path = f"version {found[0]} of {store.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
-        store.fanout.end(asked.link, is_whole=True)
+        trees.fanout.end(asked.link, is_whole=True)
         self._traffic.count_relayed(session.transport, nbytes)
-        self._on_moved(store)
+        self._on_moved(trees)
         return control_pb2.Done()
 
     def on_session_ended(self, number: int) -> None:
         """Drops an ended session from the trees; pullers that receive from it are notified at once."""
         member = self._members.pop(number, None)
-        for store in self._list_stores(member):
-            for orphan in store.fanout.lose(number):
-                puller = store.fanout.find_puller(orphan.link)
+        for trees in self._list_trees(member):
+            for orphan in trees.fanout.lose(number):
+                puller = trees.fanout.find_puller(orphan.link)
                 if puller is not None:
                     self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))
-            self._on_moved(store)
+            self._on_moved(trees)
 
     async def _find_checksums(
-        self, session: ClientSession, store: _Store, version: int, content: Hashable, timeout_s: float
+        self, session: ClientSession, trees: _Trees, version: int, content: Hashable, timeout_s: float
     ) -> bytes:
         """Returns the checksums that a version must have: the server's own if it computes them, else those of a client
         that got the version from the server."""
-        entry = store.entry
+        store = trees.store
         if content == (version, 0):  # as published, without a conversion
 
             def list_own() -> bytes | None:
-                known = entry.get_versions().get_checksums(version)
+                known = store.get_versions().get_checksums(version)
                 if known is not None:
                     return known.content
-                newest = entry.get_versions().newest
+                newest = store.get_versions().newest
                 is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_COMPARED_BYTES
-                is_made = is_newest and entry.get_versions().is_worth_checksums(version)
+                is_made = is_newest and store.get_versions().is_worth_checksums(version)
                 return None if is_made else b""
 
             with suppress(DeadlineExceededError):
                 within = Deadline.after(min(timeout_s, MAX_OWN_S))
-                checksums = await session.wait(entry.waiters, list_own, within, lambda: "its own checksums")
+                checksums = await session.wait(store.waiters, list_own, within, lambda: "its own checksums")
                 if checksums:
                     return checksums
         return await session.wait(
-            entry.waiters,
-            lambda: store.checksums.get(content),
+            store.waiters,
+            lambda: trees.checksums.get(content),
             Deadline.after(timeout_s),
-            lambda: f"the checksums of version {version} of {entry.name!r}",
+            lambda: f"the checksums of version {version} of {store.name!r}",
         )
 
     async def _wait_in_line(
         self,
         session: ClientSession,
-        store: _Store,
+        trees: _Trees,
         look: Callable[[], Placement | None],
         deadline: Deadline,
     ) -> Placement | None:
         remaining_s = deadline.remaining_s if deadline.timeout_s else None  # 0 is no limit for a relay
         wait_s = MAX_LINE_S if remaining_s is None else min(remaining_s, MAX_LINE_S)
-        store.num_waiting += 1
+        trees.num_waiting += 1
         try:
             return await session.wait(
-                store.has_room,
+                trees.has_room,
                 look,
                 Deadline.after(wait_s),
                 lambda: "a relay",
                 line=_LINE,
-                give_back=lambda placed: store.fanout.end(placed.link, is_whole=False),
+                give_back=lambda placed: trees.fanout.end(placed.link, is_whole=False),
             )
         except DeadlineExceededError:
             return None
         finally:
-            store.num_waiting -= 1
+            trees.num_waiting -= 1
 
-    def _on_moved(self, store: _Store) -> None:
+    def _on_moved(self, trees: _Trees) -> None:
         """Reacts to the end of a link: sources may have room, and older versions may have no more pullers."""
-        store.has_room.wake()
-        entry = store.entry
-        newest = entry.get_versions().newest
-        self._release(store, store.fanout.forget(newest.version if newest is not None else 0))
-        if not store.fanout.num_links and store.resting is None:
-            store.resting = asyncio.get_running_loop().call_later(REST_S, self._list_rest, store)
+        trees.has_room.wake()
+        store = trees.store
+        newest = store.get_versions().newest
+        self._release(trees, trees.fanout.forget(newest.version if newest is not None else 0))
+        if not trees.fanout.num_links and trees.resting is None:
+            trees.resting = asyncio.get_running_loop().call_later(REST_S, self._list_rest, trees)
 
-    def _list_rest(self, store: _Store) -> None:
-        store.resting = None
-        self._release(store, store.fanout.drop_idle_trees())
-        if not store.fanout.num_links:
-            store.nbytes.clear()
-            store.checksums.clear()
-            if store.entry.waiters.is_deleted:
-                self._stores.pop(store.entry.record.uid, None)
+    def _list_rest(self, trees: _Trees) -> None:
+        trees.resting = None
+        self._release(trees, trees.fanout.drop_idle_trees())
+        if not trees.fanout.num_links:
+            trees.nbytes.clear()
+            trees.checksums.clear()
+            if trees.store.waiters.is_deleted:
+                self._trees.pop(trees.store.record.uid, None)
 
-    def _release(self, store: _Store, released: list[Placement]) -> None:
+    def _release(self, trees: _Trees, released: list[Placement]) -> None:
         for each in released:
             self._send_order(each.relay, control_pb2.RelayOrder(forget=each.link))
-        live = store.fanout.contents
-        store.nbytes = {content: nbytes for content, nbytes in store.nbytes.items() if content in live}
-        store.checksums = {content: checksums for content, checksums in store.checksums.items() if content in live}
+        live = trees.fanout.contents
+        trees.nbytes = {content: nbytes for content, nbytes in trees.nbytes.items() if content in live}
+        trees.checksums = {content: checksums for content, checksums in trees.checksums.items() if content in live}
 
     def _send_order(self, number: int, order: control_pb2.RelayOrder) -> None:
         member = self._members.get(number)
         if member is not None and not member.session.ended.is_set():
             member.session.send(control_pb2.ServerMessage(relay_order=order))
 
-    def _store(self, entry: OpenedStore) -> _Store:
-        uid = entry.record.uid
-        store = self._stores.get(uid)
-        if store is None:
-            store = self._stores[uid] = _Store(entry, Fanout(numbers=self._numbers))
-        return store
+    def _get_trees(self, store: OpenedStore) -> _Trees:
+        uid = store.record.uid
+        trees = self._trees.get(uid)
+        if trees is None:
+            trees = self._trees[uid] = _Trees(store, Fanout(numbers=self._numbers))
+        return trees
 
-    def _list_stores(self, member: _Member | None) -> list[_Store]:
+    def _list_trees(self, member: _Member | None) -> list[_Trees]:
         uids = () if member is None else member.uids
-        return [self._stores[uid] for uid in uids if uid in self._stores]
+        return [self._trees[uid] for uid in uids if uid in self._trees]
 
-    def _find_store(self, session: ClientSession, link: int) -> _Store | None:
+    def _find_trees(self, session: ClientSession, link: int) -> _Trees | None:
         """Returns the store of a link, if this session has asked for a version of it."""
-        stores = self._list_stores(self._members.get(session.number))
-        return next((store for store in stores if store.fanout.find_content(link) is not None), None)
+        stores = self._list_trees(self._members.get(session.number))
+        return next((trees for trees in stores if trees.fanout.find_content(link) is not None), None)

@@ -50,37 +50,37 @@ class Unpublished:
             CapacityError, InvalidRequestError: The store cannot be created; nothing is left behind.
         """
         while True:
-            entry = self._stores.find(name) or self._stores.find_unpublished(name)
-            if entry is not None:
-                return entry
+            store = self._stores.find(name) or self._stores.find_unpublished(name)
+            if store is not None:
+                return store
             record = StoreRecord(name=name, kind="weights", uid="", fingerprint=spec.fingerprint, loading=True)
             try:
                 return await self._stores.create(record, spec, owner_session=_NO_SESSION)
             except StoreExistsError:  # a store of another kind is being made, and may be given up
                 await self._stores.wait_settled(name, deadline)
 
-    def show(self, entry: OpenedStore, txn: Transaction) -> None:
+    def show(self, store: OpenedStore, txn: Transaction) -> None:
         """Makes a store visible, as part of the transaction that commits its first version. Does nothing for later
         versions."""
-        if entry.record.loading:
-            self._stores.publish_loaded(entry, txn)
-            txn.show(lambda: self._forget_writers(entry))
+        if store.record.loading:
+            self._stores.publish_loaded(store, txn)
+            txn.show(lambda: self._forget_writers(store))
 
-    def give_up(self, entry: OpenedStore, writer: str) -> None:
+    def give_up(self, store: OpenedStore, writer: str) -> None:
         """Handles a publish that was aborted: removes its store if nobody else uses it.
 
         Args:
-            entry: Its store. A store that has a version, or may still get one, stays.
+            store: Its store. A store that has a version, or may still get one, stays.
             writer: Lock of the local client that may still write; "" for none.
         """
-        if not entry.record.loading or entry.waiters.is_deleted:
+        if not store.record.loading or store.waiters.is_deleted:
             return
         if writer:
-            self._wait_for(entry.record, writer)
-        self._remove_unused(entry.record)
+            self._wait_for(store.record, writer)
+        self._remove_unused(store.record)
 
-    def _forget_writers(self, entry: OpenedStore) -> None:
-        self._writers.pop(entry.record.uid, None)
+    def _forget_writers(self, store: OpenedStore) -> None:
+        self._writers.pop(store.record.uid, None)
 
     def _wait_for(self, record: StoreRecord, writer: str) -> None:
         self._writers.setdefault(record.uid, set()).add(writer)
@@ -95,6 +95,6 @@ class Unpublished:
         if self._writers.get(record.uid):
             return
         self._writers.pop(record.uid, None)
-        entry = self._stores.find_opened(record)
-        if entry is None or (entry.record.loading and entry.get_versions().is_unused):
+        store = self._stores.find_opened(record)
+        if store is None or (store.record.loading and store.get_versions().is_unused):
             self._stores.discard(record)

@@ -46,55 +46,55 @@ class VersionSender:
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
         """
-        entry, version, asked = wanted.entry, wanted.record, wanted.asked
+        store, version, asked = wanted.store, wanted.record, wanted.asked
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = make_accepted(wanted, spec)
         sent = convert_floats(spec, _get_dtype(asked))
         numbers = decode_numbers(asked.leaves, spec) if asked.HasField("leaves") else None
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_COMPARED_BYTES:
-            unchanged = await self._checksums.find_unchanged(entry, asked.holds, version, spec, wanted.deadline)
+            unchanged = await self._checksums.find_unchanged(store, asked.holds, version, spec, wanted.deadline)
             if unchanged is not None:
                 accepted.unchanged, accepted.checksums = unchanged.numbers, unchanged.checksums
                 numbers = unchanged.rest
         if numbers is not None:
             sent = select_leaves(sent, numbers)
         is_inline = sent.nbytes <= session.compute_inline_limit(request)
-        key = entry.record.uid, version.version, int(asked.dtype)
+        key = store.record.uid, version.version, int(asked.dtype)
         is_small = is_inline and numbers is None
         if is_small and (kept := self._small.find(key)) is not None:
             return self._traffic.make_inline(accepted, *kept)
         placed = None
         if numbers is None and not is_inline:
-            placed = await self.relays.place(session, entry, version, sent, asked, wanted.deadline)
+            placed = await self.relays.place(session, store, version, sent, asked, wanted.deadline)
         if placed is not None:
             accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
             accepted.link_secret = placed.secret
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
         order = session.make_order(request, is_accepted=not is_inline and not spec.values)
-        order.send_version.version.CopyFrom(make_version_ref(entry, version.version, spec, session.worker))
+        order.send_version.version.CopyFrom(make_version_ref(store, version.version, spec, session.worker))
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype
         if numbers is not None:
             order.send_version.leaves = encode_numbers(numbers)
-        with self.relays.track_sending(entry, placed):
+        with self.relays.track_sending(store, placed):
             done = await self._traffic.read(session, request, order, accepted, announces=order.is_accepted)
         if is_small and done is not None:
             self._small.keep(key, done)
         if spec.nbytes >= MIN_COMPARED_BYTES:
-            entry.get_versions().wants_checksums = True
-            self.make_checksums(entry, session.worker)
+            store.get_versions().wants_checksums = True
+            self.make_checksums(store, session.worker)
         return done
 
-    def make_checksums(self, entry: OpenedStore, worker: DataWorker) -> None:
+    def make_checksums(self, store: OpenedStore, worker: DataWorker) -> None:
         """Has a worker compute checksums of the newest version if remote readers can use them; local readers copy
         memory."""
-        versions = entry.get_versions()
+        versions = store.get_versions()
         newest = versions.newest
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_COMPARED_BYTES:
             return
         spec = self._stores.specs.get(newest.fingerprint)
-        self._checksums.make(entry, newest, lambda: make_version_ref(entry, newest.version, spec, worker), worker)
+        self._checksums.make(store, newest, lambda: make_version_ref(store, newest.version, spec, worker), worker)
 
 
 def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
@@ -102,15 +102,15 @@ def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
     version, fingerprint = wanted.record, wanted.record.fingerprint
     accepted = control_pb2.Accepted(fingerprint=fingerprint, version=version.version, metadata=version.metadata)
     accepted.created_s = version.created_s
-    if wanted.asked.fingerprint != fingerprint or wanted.entry.get_versions().mixes_orders:
+    if wanted.asked.fingerprint != fingerprint or wanted.store.get_versions().mixes_orders:
         accepted.spec.CopyFrom(get_message(spec))
     return accepted
 
 
-def make_version_ref(entry: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+def make_version_ref(store: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
     """Returns the reference to a version for orders to a worker; contains the spec the first time that the worker meets
     it."""
-    ref = worker_pb2.VersionRef(path=str(make_path(entry, version)), fingerprint=spec.fingerprint)
+    ref = worker_pb2.VersionRef(path=str(make_path(store, version)), fingerprint=spec.fingerprint)
     if worker.known_specs.must_include(spec):
         ref.spec.CopyFrom(get_message(spec))
     return ref

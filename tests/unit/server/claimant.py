@@ -26,15 +26,15 @@ class Claimant:
         file: Its claim file.
     """
 
-    def __init__(self, claiming: Claiming, peer: LocalPeer, entry: OpenedStore, world: World) -> None:
-        claim = claiming.offer(peer.session, entry, wish(entry))
+    def __init__(self, claiming: Claiming, peer: LocalPeer, store: OpenedStore, world: World) -> None:
+        claim = claiming.offer(peer.session, store, wish(store))
         assert claim is not None
         self.first_row = claim.first_row
         self.file = ClaimFile.open(world.root.path / claim.path)
         self._num = claim.num
         self._claiming = claiming
         self._peer = peer
-        self._entry = entry
+        self._store = store
 
     def claim(self, num_rows: int) -> int:
         """Claims rows to fill; returns the first one."""
@@ -45,8 +45,8 @@ class Claimant:
     def extend(self, request: int, start: int, num_rows: int = 3) -> bool:
         """Makes a whole extend; returns whether the server must be notified."""
         begin = self.claim(num_rows)
-        self._entry.get_generation_values()[begin : begin + num_rows] |= 1
-        fill_rows(mapped(self._entry), Places(begin), [capture(rows(start, num_rows))])
+        self._store.get_generation_values()[begin : begin + num_rows] |= 1
+        fill_rows(mapped(self._store), Places(begin), [capture(rows(start, num_rows))])
         return self.write(request, num_rows)
 
     def write(self, request: int, num_rows: int) -> bool:
@@ -55,32 +55,32 @@ class Claimant:
 
     def tell(self, *, abandons: bool = False) -> None:
         """Reports that it has filled rows, or that it will not."""
-        said = control_pb2.Claimed(uid=self._entry.record.uid, num=self._num, abandons=abandons)
+        said = control_pb2.Claimed(uid=self._store.record.uid, num=self._num, abandons=abandons)
         self._claiming.on_claimed(said, self._peer.session.mover.claim_holder)
 
 
-def wish(entry: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
+def wish(store: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:
     """Returns an extend request of a client that prefers to claim rows."""
-    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, wished_claim=num_wished)
+    return control_pb2.ExtendRequest(store=store.name, num_rows=num_rows, wished_claim=num_wished)
 
 
-def plan(entry: OpenedStore, num_rows: int) -> Reservation:
+def plan(store: OpenedStore, num_rows: int) -> Reservation:
     """Reserves rows for another writer."""
-    reservation = entry.get_table().reserve(num_rows)
+    reservation = store.get_table().reserve(num_rows)
     assert reservation is not None
     return reservation
 
 
-def live(entry: OpenedStore) -> list[int]:
+def live(store: OpenedStore) -> list[int]:
     """Returns the rows that may be read."""
-    entry.catch_up()
-    return [int(row) for row in entry.get_table().list_live_rows()]
+    store.catch_up()
+    return [int(row) for row in store.get_table().list_live_rows()]
 
 
-def num_reserved(entry: OpenedStore) -> int:
+def num_reserved(store: OpenedStore) -> int:
     """Returns the number of rows that a writer may be filling."""
-    entry.catch_up()
-    return int(entry.get_table().info()["num_reserved"])
+    store.catch_up()
+    return int(store.get_table().info()["num_reserved"])
 
 
 def restarted(world: World, name: str) -> OpenedStore:

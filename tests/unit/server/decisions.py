@@ -76,7 +76,7 @@ def _store(world: World, run: Loop) -> None:
     _fill(world, run, session_of(world))
 
 
-def _entry(world: World, run: Loop, name: str) -> OpenedStore:
+def _open(world: World, run: Loop, name: str) -> OpenedStore:
     async def find() -> OpenedStore:
         return world.stores.get(name)
 
@@ -85,30 +85,30 @@ def _entry(world: World, run: Loop, name: str) -> OpenedStore:
 
 def _names(world: World, run: Loop) -> list[str]:
     names = [record.name for record in world.stores.catalog if not record.loading]
-    return [_entry(world, run, name).name for name in names]
+    return [_open(world, run, name).name for name in names]
 
 
 def _keys(world: World, run: Loop) -> object:
-    entry = _entry(world, run, "x")
-    return [".".join(key) for key in entry.spec.keys(True, True)], entry.content_version, _numbers(world, run)
+    store = _open(world, run, "x")
+    return [".".join(key) for key in store.spec.keys(True, True)], store.content_version, _numbers(world, run)
 
 
 def _numbers(world: World, run: Loop) -> object:
-    entry = _entry(world, run, "x")
+    store = _open(world, run, "x")
     asked = control_pb2.ReadRequest(store="x", timeout_s=0.2)
-    entry.lost.may_heal_until_s = 0.0
+    store.lost.may_heal_until_s = 0.0
     try:
-        done = run(world.reads.read(world.session(9), 1, entry, asked, Deadline.after(0.2)))
+        done = run(world.reads.read(world.session(9), 1, store, asked, Deadline.after(0.2)))
     except CorruptDataError:
         return LOST
     assert done is not None
-    assert not (entry.get_generation_values() & 1).any()
-    return done.inline, _texts(entry, None)
+    assert not (store.get_generation_values() & 1).any()
+    return done.inline, _texts(store, None)
 
 
-def _texts(entry: OpenedStore, rows: NDArray[np.int64] | None) -> object:
+def _texts(store: OpenedStore, rows: NDArray[np.int64] | None) -> object:
     """Returns the values of rows, or of all for None; a missing value is damaged data."""
-    columns = read_columns(mapped(entry), [path for path, _ in entry.spec.values], rows)
+    columns = read_columns(mapped(store), [path for path, _ in store.spec.values], rows)
     return [[bytes(value) for value in column.values] for column in columns]
 
 
@@ -148,17 +148,17 @@ def _overwrite_in_place(
     world: World, run: Loop, session: ClientSession, name: str = "x", row: TensorDict = ROW
 ) -> None:
     async def scenario() -> None:
-        entry = world.stores.get(name)
+        store = world.stores.get(name)
         async with LocalPeer(world) as peer:
             peer.session.hello.client_id = session.client_id
             captured = capture(row)
             values = encode_values(captured.spec, captured.values, store=name)
-            asked = _writing(name, control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values))
+            asked = _writing(name, control_pb2.Content(fingerprint=store.spec.fingerprint, values=values))
             write = asyncio.create_task(world.writes.write(peer.session, REQUEST, asked))
             answer = asyncio.create_task(peer.receive())
             await asyncio.wait({write, answer}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
-                put_selection(mapped(entry), parse(1), captured)
+                put_selection(mapped(store), parse(1), captured)
                 peer.done(REQUEST)
             answer.cancel()
             await write
@@ -208,8 +208,8 @@ def _make_rows(start: int) -> TensorDict:
 
 def _table(world: World, run: Loop) -> None:
     kind, settings = control_pb2.STORE_KIND_REPLAY, Settings().to_json()
-    entry = run(world.create("r", _make_rows(0)[0], kind=kind, capacity=8, settings=settings))
-    replaying.extend(world, run, entry, _make_rows(0))
+    store = run(world.create("r", _make_rows(0)[0], kind=kind, capacity=8, settings=settings))
+    replaying.extend(world, run, store, _make_rows(0))
 
 
 def _extend(world: World, run: Loop, session: ClientSession) -> None:
@@ -228,9 +228,9 @@ def _clear(world: World, run: Loop, session: ClientSession) -> None:
 
 
 def _live_rows(world: World, run: Loop) -> object:
-    entry = _entry(world, run, "r")
-    table = entry.get_table()
-    return table.list_live_rows().tolist(), table.ring.inserts, _texts(entry, table.list_live_rows())
+    store = _open(world, run, "r")
+    table = store.get_table()
+    return table.list_live_rows().tolist(), table.ring.inserts, _texts(store, table.list_live_rows())
 
 
 def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
@@ -242,10 +242,10 @@ def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> 
 
 
 def _rows(world: World, run: Loop) -> object:
-    entry = _entry(world, run, "r")
-    live = entry.get_table().list_live_rows().tolist()
-    is_lost = 1 not in live or entry.get_generation_values()[1] & 1  # odd until its writer is proved gone
-    return LOST if is_lost else (live, mapped(entry).leaves["a",][live].tolist(), _texts(entry, np.array(live)))
+    store = _open(world, run, "r")
+    live = store.get_table().list_live_rows().tolist()
+    is_lost = 1 not in live or store.get_generation_values()[1] & 1  # odd until its writer is proved gone
+    return LOST if is_lost else (live, mapped(store).leaves["a",][live].tolist(), _texts(store, np.array(live)))
 
 
 def _add_key(world: World, run: Loop, session: ClientSession) -> None:

@@ -143,7 +143,7 @@ class LocalPeer:
             self._lock.release()
 
 
-def mapped(entry: OpenedStore) -> MappedStore:
+def mapped(store: OpenedStore) -> MappedStore:
     """Returns the files of a store as a client maps them."""
     stores = OpenStores(writes_values=False)
-    return stores.get(entry.make_ref(WorkerSpecCache(lambda: None)), entry.spec)
+    return stores.get(store.make_ref(WorkerSpecCache(lambda: None)), store.spec)

@@ -42,16 +42,16 @@ def create(world: World, run: Loop, capacity: int = 8, **parts: Any) -> OpenedSt
     return run(world.create("r", rows(0)[0], kind=kind, capacity=capacity, settings=settings))
 
 
-def extending(entry: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
+def extending(store: OpenedStore, td: Any, **fields: Any) -> control_pb2.ExtendRequest:
     """Returns a request to extend by these rows; ``keys`` if some are missing."""
-    content = content_of(td, entry.spec.fingerprint)
-    common = {"store": entry.name, "num_rows": len(td), "content": content, "timeout_s": 0.05}
+    content = content_of(td, store.spec.fingerprint)
+    common = {"store": store.name, "num_rows": len(td), "content": content, "timeout_s": 0.05}
     return control_pb2.ExtendRequest(**{**common, **fields})
 
 
-def extend(world: World, run: Loop, entry: OpenedStore, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
+def extend(world: World, run: Loop, store: OpenedStore, td: Any, *, request: int = 1, **fields: Any) -> list[int]:
     """Extends the table; returns the row numbers."""
-    done = run(world.extends.extend(world.session(), request, extending(entry, td, **fields)))
+    done = run(world.extends.extend(world.session(), request, extending(store, td, **fields)))
     return [int(number) for number in decode_rows(done.indices)]
 
 
@@ -60,42 +60,42 @@ def sampling(num_rows: int, **fields: Any) -> control_pb2.SampleRequest:
     return control_pb2.SampleRequest(**{"store": "r", "num_rows": num_rows, "timeout_s": 0.05, **fields})
 
 
-def content(entry: OpenedStore, done: control_pb2.Done | None) -> dict[str, list[Any]]:
+def content(store: OpenedStore, done: control_pb2.Done | None) -> dict[str, list[Any]]:
     """Returns the content of a sample or read, by last key."""
     assert done is not None
-    added = entry.get_table().settings.list_added_columns()
-    layout = make_rows_layout(entry.spec, done.accepted.num_rows, added)
+    added = store.get_table().settings.list_added_columns()
+    layout = make_rows_layout(store.spec, done.accepted.num_rows, added)
     return {key: column.tolist() for key, column in columns_of(layout, done.inline).items()}
 
 
 def sample(
-    world: World, run: Loop, entry: OpenedStore, num_rows: int, session: ClientSession | None = None, **fields: Any
+    world: World, run: Loop, store: OpenedStore, num_rows: int, session: ClientSession | None = None, **fields: Any
 ) -> dict[str, list[Any]]:
     """Returns the content of a new sample, by last key."""
     asked = sampling(num_rows, **fields)
-    return content(entry, run(world.samples.sample(session or world.session(), 1, asked)))
+    return content(store, run(world.samples.sample(session or world.session(), 1, asked)))
 
 
-def write(world: World, run: Loop, entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
+def write(world: World, run: Loop, store: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> None:
     """Writes as ``set_at_`` does."""
-    run(world.writes.write(world.session(), 1, writing(entry, td, index, *keys)))
+    run(world.writes.write(world.session(), 1, writing(store, td, index, *keys)))
 
 
-def writing(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+def writing(store: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
     """Returns a request to overwrite existing rows."""
     return control_pb2.WriteRequest(
-        store=entry.name,
+        store=store.name,
         selection=parse(index).to_message(),
         keys=[path(*key) for key in keys],
-        content=content_of(td, entry.spec.fingerprint),
+        content=content_of(td, store.spec.fingerprint),
         timeout_s=5.0,
     )
 
 
-async def in_line(entry: OpenedStore, num_callers: int = 1) -> None:
+async def in_line(store: OpenedStore, num_callers: int = 1) -> None:
     """Lets the event loop run until this many callers wait for rows of the store."""
     for _ in range(10_000):
-        if entry.waiters.num_waiting >= num_callers:
+        if store.waiters.num_waiting >= num_callers:
             return
         await asyncio.sleep(0)
     raise AssertionError("nobody waits")

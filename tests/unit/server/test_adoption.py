@@ -57,13 +57,12 @@ def adopt(world: World, run: Loop, folder: Path, **fields: Any) -> None:
 
 def test_adopt_when_done_then_the_users_tensors_and_own_values(world: World, run: Loop, folder: Path) -> None:
     adopt(world, run, folder)
-    entry = world.stores.get("x")
-    assert (entry.record.adopted, entry.record.read_only, entry.content_version) == (str(folder), False, 1)
-    store = mapped(entry)
-    store.leaves["a",][1] = 7
+    store = world.stores.get("x")
+    assert (store.record.adopted, store.record.read_only, store.content_version) == (str(folder), False, 1)
+    mapped(store).leaves["a",][1] = 7
     assert TensorDict.load_memmap(folder)["a"].tolist() == [0, 7, 2, 3]
-    paths = [path for path, _ in entry.spec.values]
-    values = run(read_values(world.worker, entry, paths, np.arange(4)))
+    paths = [path for path, _ in store.spec.values]
+    values = run(read_values(world.worker, store, paths, np.arange(4)))
     assert values == encode_values(read_folder(str(folder), writable=False))
 
 
@@ -93,12 +92,12 @@ def test_adopt_when_restarted_then_there_and_checked_when_it_is_used(world: Worl
 
 def test_write_when_read_only_then_refused_before_anything(world: World, run: Loop, folder: Path) -> None:
     adopt(world, run, folder, read_only=True)
-    entry = world.stores.get("x")
-    content = content_of(TD, entry.spec.fingerprint)
+    store = world.stores.get("x")
+    content = content_of(TD, store.spec.fingerprint)
     write = control_pb2.WriteRequest(store="x", content=content, selection=parse(...).to_message())
     with pytest.raises(ReadOnlyError, match=str(folder)):
         run(world.writes.write(world.session(), 1, write))
-    assert entry.content_version == 1
+    assert store.content_version == 1
 
 
 def test_adopt_when_the_session_does_not_share_the_root_then_refused(world: World, run: Loop, folder: Path) -> None:

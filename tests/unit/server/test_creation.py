@@ -43,9 +43,9 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
     answer = run(world.creation.create(make_request(kind=kind, capacity=10)))
     assert answer.created
     assert (answer.description.kind, answer.description.num_rows) == (kind, num_rows)
-    entry = world.stores.get("x")  # makes the files, if it needed none until now
+    store = world.stores.get("x")  # makes the files, if it needed none until now
     assert list((world.root.path / answer.description.path).iterdir())
-    assert descriptions.describe(world.stores, entry, with_spec=False) == answer.description
+    assert descriptions.describe(world.stores, store, with_spec=False) == answer.description
 
 
 def test_create_when_an_attempt_before_has_only_made_way_then_made(world: World, run: Loop) -> None:
@@ -133,7 +133,7 @@ def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: Wo
     run(begin(world.creation, "other", 4))
     run(world.creation.abandon(3))
     assert world.stores.list_loading(3) == []
-    assert [entry.name for entry in world.stores.list_loading(4)] == ["other"]
+    assert [store.name for store in world.stores.list_loading(4)] == ["other"]
     run(world.creation.create(make_request(name="half")))
 
 

@@ -53,12 +53,12 @@ def test_delete_when_what_a_store_had_was_left_out_then_it_is_freed_all_the_same
     world: World, run: Loop, kind: str
 ) -> None:
     like = rows(0)[0] if kind == "replay" else rows(0)
-    entry = run(world.create("s", like, **KINDS[kind]))
+    store = run(world.create("s", like, **KINDS[kind]))
     Garbage().settle()
     gc.disable()
     is_freed = asyncio.Event()
-    weakref.finalize(entry, run.loop.call_soon_threadsafe, is_freed.set)
-    del entry
+    weakref.finalize(store, run.loop.call_soon_threadsafe, is_freed.set)
+    del store
 
     async def delete() -> None:
         await world.creation.delete("s")

@@ -14,9 +14,9 @@ def open_many(world: World, run: Loop, opened: OpenedStores, names: str) -> None
     """Makes stores and puts them into a cache; nobody else holds them."""
     for name in names:
         run(world.create(name, TD))
-        entry = world.stores.opened.pop(name)
-        assert entry is not None
-        opened.put(entry)
+        store = world.stores.opened.pop(name)
+        assert store is not None
+        opened.put(store)
 
 
 def test_put_when_there_are_many_then_those_not_used_for_long_are_closed(world: World, run: Loop) -> None:
@@ -52,9 +52,9 @@ def test_put_when_stores_are_of_another_kind_or_in_use_then_they_stay_open(world
     opened = OpenedStores(max_stores=4)
     written = run(world.create("written", TD))
     written.writes.append(RowSet.run(0, 1))
-    for entry in (run(world.create_replay("table", TD[0], 4)), run(world.begin("loading", TD, session=1)), written):
-        assert world.stores.opened.pop(entry.name) is entry
-        opened.put(entry)
+    for store in (run(world.create_replay("table", TD[0], 4)), run(world.begin("loading", TD, session=1)), written):
+        assert world.stores.opened.pop(store.name) is store
+        opened.put(store)
     open_many(world, run, opened, "abcdefgh")
     closed = opened.take_closed()
     assert {"a", "b"} <= closed <= set("abcdefgh")

@@ -59,7 +59,7 @@ def test_opening_when_it_takes_long_then_the_loop_goes_on_and_waiting_calls_in_o
         order.append("the loop")
         may_end.set()
         await asyncio.gather(*waiting)
-        assert opening.get_entry().table is not None
+        assert opening.get_store().table is not None
         return order
 
     assert run(go()) == ["the loop", "first", "second"]
@@ -103,10 +103,10 @@ def test_find_when_a_thread_opens_the_table_just_now_then_its_entry_is_the_only_
     async def go() -> None:
         opening = asyncio.ensure_future(world.stores.open_apart("t"))
         await asyncio.sleep(0)
-        entry = world.stores.get("t")
+        store = world.stores.get("t")
         await opening
         await world.stores.open_apart("t")
-        assert world.stores.get("t") is entry
+        assert world.stores.get("t") is store
 
     run(go())
 
@@ -126,8 +126,8 @@ def test_open_apart_when_the_table_is_deleted_and_made_anew_meanwhile_then_the_n
             world.stores.get("t")
 
     run(go())
-    entry = create(world, run)
-    assert world.stores.get("t") is entry
+    store = create(world, run)
+    assert world.stores.get("t") is store
 
 
 def test_open_apart_when_the_table_is_damaged_then_the_error_comes_with_the_lookup(world: World, run: Loop) -> None:

@@ -36,13 +36,13 @@ def files(world: World) -> list[Path]:
 
 def check_content(world: World, name: str = "x", td: TensorDict = TD) -> None:
     """Checks that a store is as it was created; opens it."""
-    entry = world.stores.get(name)
-    assert entry.generations is not None
-    assert entry.generations.values.tolist() == [2] * (td.batch_size[0] + 1)
-    stored = TensorDict.load_memmap(entry.folder / "rows", allow_pickle=False)
+    store = world.stores.get(name)
+    assert store.generations is not None
+    assert store.generations.values.tolist() == [2] * (td.batch_size[0] + 1)
+    stored = TensorDict.load_memmap(store.folder / "rows", allow_pickle=False)
     assert (stored["a"] == td["a"]).all()
     assert (stored["b", "c"] == td["b", "c"]).all()
-    assert (entry.folder / "extra" / "000000.memmap").read_bytes() == td["b", "shape"].numpy().tobytes()
+    assert (store.folder / "extra" / "000000.memmap").read_bytes() == td["b", "shape"].numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,12 @@ def test_sample_when_its_buffers_are_posted_and_there_are_no_rows_then_must_wait
 def test_read_when_its_buffers_are_posted_and_the_structure_is_another_then_must_wait(
     world: World, run: Loop, requests: Requests, is_known: bool
 ) -> None:
-    entry = run(world.create("x", TensorDict({"a": torch.arange(4)}, [4])))
+    store = run(world.create("x", TensorDict({"a": torch.arange(4)}, [4])))
     if is_known:
-        entry.writes.append(RowSet.run(2, 3))  # somebody may stand still in the middle of it
+        store.writes.append(RowSet.run(2, 3))  # somebody may stand still in the middle of it
     session = world.session(93 + is_known)  # of its own: its void content finds no channel
     asked = control_pb2.ReadRequest(
-        store="x", fingerprint=entry.spec.fingerprint if is_known else b"older", message_nbytes=[128], timeout_s=20.0
+        store="x", fingerprint=store.spec.fingerprint if is_known else b"older", message_nbytes=[128], timeout_s=20.0
     )
     run(requests.serve(session, control_pb2.ClientMessage(request=7, read=asked)))
     assert outbox(session).done() == control_pb2.Done(must_wait=True)

@@ -34,26 +34,26 @@ def replay(world: World, run: Loop) -> OpenedStore:
     return made
 
 
-def counted(entry: OpenedStore) -> list[int]:
+def counted(store: OpenedStore) -> list[int]:
     """Returns the generations of a table as if its first commit had made them 2; row 0 was committed once."""
-    values = entry.get_generation_values()
+    values = store.get_generation_values()
     return list(np.where(values > 0, values - values[0] + 2, 0).tolist())
 
 
-def journal(entry: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
+def journal(store: OpenedStore, td: Any, index: Any, *keys: tuple[str, ...]) -> Journal:
     """Returns the journal of a write that is on record."""
-    return Journal(bytes(16), 7, control_pb2.Done(version=1), writing(entry, td, index, *keys), "")
+    return Journal(bytes(16), 7, control_pb2.Done(version=1), writing(store, td, index, *keys), "")
 
 
-def held_of(run: Loop, entry: OpenedStore, journal: Journal) -> RowWriteHold:
+def held_of(run: Loop, store: OpenedStore, journal: Journal) -> RowWriteHold:
     """Returns the rows that it writes, held."""
-    written = journal.selection.compute_row_set(entry.spec.batch_size)
-    return hold(run, entry, written, [tuple(key.parts) for key in journal.asked.keys])
+    written = journal.selection.compute_row_set(store.spec.batch_size)
+    return hold(run, store, written, [tuple(key.parts) for key in journal.asked.keys])
 
 
-def hold(run: Loop, entry: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, ...]] = ()) -> RowWriteHold:
+def hold(run: Loop, store: OpenedStore, rows: RowSet, keys: Sequence[tuple[str, ...]] = ()) -> RowWriteHold:
     """Holds these rows."""
-    held = RowWriteHold(entry, rows, keys)
+    held = RowWriteHold(store, rows, keys)
     run(held.hold())
     run(held.hide())
     return held
@@ -115,18 +115,18 @@ def test_held_when_a_row_is_gone_then_refused_and_nothing_changes(run: Loop, rep
 
 def test_held_when_rows_of_a_tensordict_then_they_and_the_stores_own_number(world: World, run: Loop) -> None:
     td = TensorDict({"a": torch.zeros(3)}, [3])
-    entry = run(world.create("x", td))
-    held = held_of(run, entry, journal(entry, td[:1], [1]))
-    assert entry.get_generation_values().tolist() == [0, 1, 0, 1]
+    store = run(world.create("x", td))
+    held = held_of(run, store, journal(store, td[:1], [1]))
+    assert store.get_generation_values().tolist() == [0, 1, 0, 1]
     held.end()  # nobody writes them any more, and they stay as they are
-    again = held_of(run, entry, journal(entry, td[:1], [1]))
-    assert entry.get_generation_values().tolist() == [0, 1, 0, 1]
+    again = held_of(run, store, journal(store, td[:1], [1]))
+    assert store.get_generation_values().tolist() == [0, 1, 0, 1]
     run(again.let_go(is_written=True))
-    assert entry.get_generation_values().tolist() == [0, 2, 0, 2]
+    assert store.get_generation_values().tolist() == [0, 2, 0, 2]
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A tensordict store of three rows."""
     return run(world.create("x", TensorDict({"a": torch.zeros(3)}, [3])))
 
@@ -137,46 +137,46 @@ def row(*numbers: int) -> RowSet:
 
 
 def test_let_go_when_another_write_goes_on_then_the_store_as_a_whole_is_not_readable_yet(
-    run: Loop, entry: OpenedStore
+    run: Loop, store: OpenedStore
 ) -> None:
-    first, second = hold(run, entry, row(0)), hold(run, entry, row(2))
-    assert entry.get_generation_values().tolist() == [1, 0, 1, 1]
+    first, second = hold(run, store, row(0)), hold(run, store, row(2))
+    assert store.get_generation_values().tolist() == [1, 0, 1, 1]
     run(first.let_go(is_written=True))
-    assert entry.get_generation_values().tolist() == [2, 0, 1, 3]
-    assert entry.content_version == 1
+    assert store.get_generation_values().tolist() == [2, 0, 1, 3]
+    assert store.content_version == 1
     run(second.let_go(is_written=True))
-    assert entry.get_generation_values().tolist() == [2, 0, 2, 4]
-    assert entry.content_version == 2
+    assert store.get_generation_values().tolist() == [2, 0, 2, 4]
+    assert store.content_version == 2
 
 
-def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(run: Loop, entry: OpenedStore) -> None:
-    hold(run, entry, row(1)).end()
-    entry.lost.overwrites.append(Overwrite("u", "lock", 1, row(1), ()))
-    run(hold(run, entry, row(0, 1), [("a",)]).let_go(is_written=True))
-    assert [number % 2 for number in entry.get_generation_values().tolist()] == [0, 1, 0, 1]
+def test_let_go_when_some_rows_are_lost_then_they_and_the_store_stay_odd(run: Loop, store: OpenedStore) -> None:
+    hold(run, store, row(1)).end()
+    store.lost.overwrites.append(Overwrite("u", "lock", 1, row(1), ()))
+    run(hold(run, store, row(0, 1), [("a",)]).let_go(is_written=True))
+    assert [number % 2 for number in store.get_generation_values().tolist()] == [0, 1, 0, 1]
 
 
-def test_is_free_when_asked_then_by_rows(entry: OpenedStore) -> None:
-    held = RowWriteHold(entry, row(1, 2), [])
-    assert is_free(entry, row(0))
-    assert not is_free(entry, row(0, 2))
+def test_is_free_when_asked_then_by_rows(store: OpenedStore) -> None:
+    held = RowWriteHold(store, row(1, 2), [])
+    assert is_free(store, row(0))
+    assert not is_free(store, row(0, 2))
     held.end()
-    assert is_free(entry, row(2))
+    assert is_free(store, row(2))
 
 
 def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         session = world.session()
-        held = RowWriteHold(entry, row(1), [])
-        await wait_for_others(session, entry, row(0, 2), Deadline.after(0))
+        held = RowWriteHold(store, row(1), [])
+        await wait_for_others(session, store, row(0, 2), Deadline.after(0))
         with pytest.raises(DeadlineExceededError, match="another write to rows of 'x'"):
-            await wait_for_others(session, entry, row(1), Deadline.after(0.01))
-        waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
+            await wait_for_others(session, store, row(1), Deadline.after(0.01))
+        waiting = asyncio.create_task(wait_for_others(session, store, row(1), Deadline.after(20.0)))
         await asyncio.sleep(0)
         await held.let_go(is_written=True)
-        entry.waiters.wake()
+        store.waiters.wake()
         await waiting
 
     run(scenario())
@@ -184,15 +184,15 @@ def test_wait_for_others_when_they_end_then_goes_on_and_else_deadline(
 
 @pytest.mark.parametrize("way", ["delete", "end"])
 def test_wait_for_others_when_the_store_or_the_session_ends_then_no_more(
-    world: World, run: Loop, entry: OpenedStore, way: str
+    world: World, run: Loop, store: OpenedStore, way: str
 ) -> None:
     async def scenario() -> BaseException | None:
         session = world.session()
-        RowWriteHold(entry, row(1), [])
-        waiting = asyncio.create_task(wait_for_others(session, entry, row(1), Deadline.after(20.0)))
+        RowWriteHold(store, row(1), [])
+        waiting = asyncio.create_task(wait_for_others(session, store, row(1), Deadline.after(20.0)))
         await asyncio.sleep(0)
         if way == "delete":
-            await world.stores.delete(entry)
+            await world.stores.delete(store)
         else:
             await session.finish(20.0)
         await asyncio.wait({waiting})

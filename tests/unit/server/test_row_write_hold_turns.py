@@ -26,11 +26,11 @@ from tests.unit.server.world import Loop, World
 
 def test_held_when_there_are_very_many_rows_then_others_have_their_turn_between(world: World, run: Loop) -> None:
     num_rows = 5 * RUN_PIECE_ROWS
-    entry = run(world.create("many", TensorDict({"a": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows])))
-    values = entry.get_generation_values()
+    store = run(world.create("many", TensorDict({"a": torch.zeros(num_rows, dtype=torch.uint8)}, [num_rows])))
+    values = store.get_generation_values()
 
     async def scenario() -> list[tuple[int, int]]:
-        held = RowWriteHold(entry, RowSet.run(0, num_rows), ())
+        held = RowWriteHold(store, RowSet.run(0, num_rows), ())
         holding = asyncio.create_task(held.hide())
         found = []
         while not holding.done():
@@ -51,9 +51,9 @@ MANY_ROWS = 3 * PIECE_ROWS
 """Rows of a table; they are held and released in three turns each."""
 
 
-def hidden(run: Loop, entry: OpenedStore, rows: RowSet) -> RowWriteHold:
+def hidden(run: Loop, store: OpenedStore, rows: RowSet) -> RowWriteHold:
     """Returns a hold of these rows, which are half written."""
-    held = RowWriteHold(entry, rows, ())
+    held = RowWriteHold(store, rows, ())
     run(held.hold())
     run(held.hide())
     return held
@@ -264,12 +264,12 @@ def test_sample_when_rows_are_held_for_a_write_then_waits_for_them_and_is_not_re
     sampler = Settings(sampler=WithoutReplacement()).to_json()
     like = TensorDict({"a": torch.tensor(0)}, [])
     kind = control_pb2.STORE_KIND_REPLAY
-    entry = run(world.create("once", like, kind=kind, capacity=MANY_ROWS, settings=sampler))
-    table, rng = entry.get_table(), np.random.default_rng(0)
+    store = run(world.create("once", like, kind=kind, capacity=MANY_ROWS, settings=sampler))
+    table, rng = store.get_table(), np.random.default_rng(0)
     write(table, MANY_ROWS)
 
     async def scenario() -> None:
-        held = RowWriteHold(entry, RowSet.run(0, MANY_ROWS), ())
+        held = RowWriteHold(store, RowSet.run(0, MANY_ROWS), ())
         task = asyncio.create_task(held.hold())
         await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
         assert table.draw_sample(MANY_ROWS, rng=rng) is None

@@ -27,19 +27,19 @@ RECORD = StoreRecord(name="x", kind="tensordict", uid="", fingerprint=SPEC.finge
 
 
 def test_create_when_done_then_visible_with_files(world: World, run: Loop) -> None:
-    entry = run(world.stores.create(RECORD, SPEC))
-    assert world.stores.get("x") is entry
-    assert (entry.folder / "rows").is_dir()
-    assert entry.record.nbytes == 32
-    assert world.stores.find_uid(entry.record.uid) is entry
+    store = run(world.stores.create(RECORD, SPEC))
+    assert world.stores.get("x") is store
+    assert (store.folder / "rows").is_dir()
+    assert store.record.nbytes == 32
+    assert world.stores.find_uid(store.record.uid) is store
 
 
 def test_create_when_the_name_is_taken_then_error_and_the_first_stays(world: World, run: Loop) -> None:
-    entry = run(world.stores.create(RECORD, SPEC))
+    store = run(world.stores.create(RECORD, SPEC))
     with pytest.raises(StoreExistsError):
         run(world.stores.create(RECORD, SPEC))
-    assert world.stores.get("x") is entry
-    assert entry.folder.is_dir()
+    assert world.stores.get("x") is store
+    assert store.folder.is_dir()
 
 
 def test_create_when_the_disk_is_too_small_then_nothing_stays(world: World, run: Loop) -> None:
@@ -52,15 +52,15 @@ def test_create_when_the_disk_is_too_small_then_nothing_stays(world: World, run:
 
 
 def test_find_when_loading_then_hidden_but_its_session_has_it(world: World, run: Loop) -> None:
-    entry = run(world.stores.create(replace(RECORD, loading=True), SPEC, owner_session=3))
+    store = run(world.stores.create(replace(RECORD, loading=True), SPEC, owner_session=3))
     assert world.stores.find("x") is None
-    assert world.stores.get_loading("x", 3) is entry
-    assert world.stores.list_loading(3) == [entry]
+    assert world.stores.get_loading("x", 3) is store
+    assert world.stores.list_loading(3) == [store]
     with pytest.raises(StoreNotFoundError):
         world.stores.get_loading("x", 4)
     with world.db.begin_transaction() as txn:
-        world.stores.publish_loaded(entry, txn)
-    assert world.stores.find("x") is entry
+        world.stores.publish_loaded(store, txn)
+    assert world.stores.find("x") is store
     assert world.stores.list_loading(3) == []
 
 
@@ -127,8 +127,8 @@ def test_wait_when_it_does_not_come_then_error_by_the_way_of_asking(world: World
 
 def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -> None:
     assert find_or_refuse(world.stores, RECORD, SPEC, exists_ok=True) is None
-    entry = run(world.stores.create(RECORD, SPEC))
-    assert find_or_refuse(world.stores, RECORD, SPEC, exists_ok=True) is entry
+    store = run(world.stores.create(RECORD, SPEC))
+    assert find_or_refuse(world.stores, RECORD, SPEC, exists_ok=True) is store
     with pytest.raises(StoreExistsError):
         find_or_refuse(world.stores, RECORD, SPEC, exists_ok=False)
     other = capture(TensorDict({**TD, "more": torch.zeros(4)}, TD.batch_size)).spec
@@ -138,9 +138,9 @@ def test_existing_when_asked_for_then_only_if_it_fits(world: World, run: Loop) -
 
 def test_existing_when_weights_of_another_structure_are_asked_for_then_they_fit(world: World, run: Loop) -> None:
     weights = replace(RECORD, kind="weights")
-    entry = run(world.stores.create(weights, SPEC))
+    store = run(world.stores.create(weights, SPEC))
     other = capture(TensorDict({"other": torch.zeros(4)}, [])).spec
-    assert find_or_refuse(world.stores, replace(weights, fingerprint=other.fingerprint), other, exists_ok=True) is entry
+    assert find_or_refuse(world.stores, replace(weights, fingerprint=other.fingerprint), other, exists_ok=True) is store
 
 
 def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_also_after_a_restart(
@@ -162,8 +162,8 @@ def test_create_when_specs_differ_in_the_order_of_keys_then_each_keeps_its_own_a
 
 
 def test_restore_when_the_catalog_has_no_store_and_folders_of_some_exist_then_refused(world: World, run: Loop) -> None:
-    entry = run(world.stores.create(RECORD, SPEC))
+    store = run(world.stores.create(RECORD, SPEC))
     world.db.delete("stores", b"x")
     with pytest.raises(CorruptDataError, match=str(world.root.path)):
         world.stores.restore()
-    assert entry.folder.is_dir()
+    assert store.folder.is_dir()

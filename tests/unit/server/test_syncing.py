@@ -60,8 +60,8 @@ def test_sync_when_started_then_there_is_a_copy_of_the_catalog_at_once(world: Wo
 
 @pytest.mark.parametrize("ending", ["waited for", "due", "stopped"])
 def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World, run: Loop, ending: str) -> None:
-    entry = _make(world, run)
-    noted = entry.folder / FILE_NAME
+    store = _make(world, run)
+    noted = store.folder / FILE_NAME
 
     async def sync() -> None:
         begun: asyncio.Queue[bool] = asyncio.Queue()
@@ -69,14 +69,14 @@ def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World
         syncing = Syncing(world.stores, interval_s=interval_s, before=lambda: begun.put_nowait(noted.exists()))
         await syncing.start()
         if ending == "waited for":
-            await syncing.wait_synced(entry.record.uid)
+            await syncing.wait_synced(store.record.uid)
             assert noted.exists()
         if ending == "due":
             assert [await begun.get(), await begun.get()] == [False, True]
         assert await syncing.stop(60.0)
         assert noted.exists()
         with pytest.raises(ClosedError):
-            await syncing.wait_synced(entry.record.uid)
+            await syncing.wait_synced(store.record.uid)
 
     run(sync())
 
@@ -84,7 +84,7 @@ def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World
 def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_the_retry(
     world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry, made = _make(world, run), list[SyncProcess]()
+    store, made = _make(world, run), list[SyncProcess]()
 
     def make_process(lock_fd: int) -> SyncProcess:
         made.append(SyncProcess(lock_fd))
@@ -95,9 +95,9 @@ def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_
     async def sync() -> None:
         syncing = Syncing(world.stores, interval_s=0.0, before=_nothing)
         await syncing.start()
-        await syncing.wait_synced(entry.record.uid)
+        await syncing.wait_synced(store.record.uid)
         made[0].end()
-        await asyncio.gather(*(syncing.wait_synced(entry.record.uid) for _ in range(3)))
+        await asyncio.gather(*(syncing.wait_synced(store.record.uid) for _ in range(3)))
         assert await syncing.stop(60.0)
 
     run(sync())
@@ -108,29 +108,29 @@ def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
     world: World, run: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_changing: bool
 ) -> None:
     monkeypatch.setattr(syncing, "RETRY_S", 0.01)
-    entry = _make(world, run)
+    store = _make(world, run)
     if is_changing:
         monkeypatch.setattr(SyncedStore, "from_spec", _changing_keys_of(world, SyncedStore.from_spec))
-    hidden = entry.folder / "rows/hidden"
-    (entry.folder / "rows/x.memmap").rename(hidden)
+    hidden = store.folder / "rows/hidden"
+    (store.folder / "rows/x.memmap").rename(hidden)
 
     async def sync() -> None:
         passes: asyncio.Queue[None] = asyncio.Queue()
         made = Syncing(world.stores, interval_s=0.0, before=lambda: passes.put_nowait(None))
         await made.start()
-        waiting = asyncio.create_task(made.wait_synced(entry.record.uid))
+        waiting = asyncio.create_task(made.wait_synced(store.record.uid))
         for _ in range(3):
             await asyncio.wait_for(passes.get(), 20.0)
         assert not waiting.done()
-        hidden.rename(entry.folder / "rows/x.memmap")
+        hidden.rename(store.folder / "rows/x.memmap")
         if is_changing:
             monkeypatch.undo()
             while not passes.empty():
                 passes.get_nowait()
             await asyncio.wait_for(passes.get(), 20.0)  # a pass that changes no keys; the one before is over
-            world.stores.catalog.replace(entry.record)
+            world.stores.catalog.replace(store.record)
         await waiting
-        assert (entry.folder / FILE_NAME).exists()
+        assert (store.folder / FILE_NAME).exists()
         assert await made.stop(60.0)
 
     run(sync())

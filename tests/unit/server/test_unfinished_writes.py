@@ -32,7 +32,7 @@ ROWS = np.array([1, 2], np.int64)
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """An empty ring of eight rows."""
     return create(world, run)
 
@@ -43,19 +43,19 @@ def records(world: World) -> int:
 
 
 def test_forget_when_the_store_is_deleted_then_nothing_stays_on_record(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    uid = entry.record.uid
+    uid = store.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     Overwrite(uid, LOCK, 2, RowSet.from_rows(ROWS), ()).save(world.db)
     ReservedRows("another", LOCK, 1, encode_rows(ROWS)).save(world.db)
     assert records(world) == 3
-    run(world.stores.delete(entry))
+    run(world.stores.delete(store))
     assert records(world) == 1
 
 
-def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entry: OpenedStore) -> None:
-    uid = entry.record.uid
+def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, store: OpenedStore) -> None:
+    uid = store.record.uid
     ReservedRows(uid, LOCK, 1, encode_rows(ROWS)).save(world.db)
     lock = SessionLock.hold(world.root.sessions_folder, LOCK)
     assert lock is not None
@@ -65,18 +65,18 @@ def test_reserved_when_the_writer_is_gone_then_off_the_record(world: World, entr
     assert records(world) == 0
 
 
-def test_overwritten_when_on_record_then_each_row_once(world: World, entry: OpenedStore) -> None:
+def test_overwritten_when_on_record_then_each_row_once(world: World, store: OpenedStore) -> None:
     for request, numbers in ((1, [3, 1]), (2, [1, 5])):
-        Overwrite(entry.record.uid, LOCK, request, RowSet.from_rows(np.array(numbers)), ()).save(world.db)
-    assert world.stores.unfinished_writes.find_overwritten(entry.record.uid, entry.spec).tolist() == [1, 3, 5]
-    assert world.stores.unfinished_writes.find_overwritten("another", entry.spec).tolist() == []
+        Overwrite(store.record.uid, LOCK, request, RowSet.from_rows(np.array(numbers)), ()).save(world.db)
+    assert world.stores.unfinished_writes.find_overwritten(store.record.uid, store.spec).tolist() == [1, 3, 5]
+    assert world.stores.unfinished_writes.find_overwritten("another", store.spec).tolist() == []
 
 
-def overwriting(entry: OpenedStore, index: list[int]) -> control_pb2.WriteRequest:
+def overwriting(store: OpenedStore, index: list[int]) -> control_pb2.WriteRequest:
     """A write of a local client: its tensors come another way."""
-    content = control_pb2.Content(fingerprint=entry.spec.fingerprint)
+    content = control_pb2.Content(fingerprint=store.spec.fingerprint)
     return control_pb2.WriteRequest(
-        store=entry.name, selection=parse(index).to_message(), content=content, timeout_s=20.0
+        store=store.name, selection=parse(index).to_message(), content=content, timeout_s=20.0
     )
 
 
@@ -151,11 +151,11 @@ def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_
     world: World, run: Loop, is_released_first: bool
 ) -> None:
     async def scenario() -> None:
-        entry = await world.create("x", TD)
+        store = await world.create("x", TD)
         lock = SessionLock.hold(world.root.sessions_folder, LOCK)
         assert lock is not None
-        Overwrite(entry.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ()).save(world.db)
-        entry.get_generation_values()[ROWS] |= 1
+        Overwrite(store.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ()).save(world.db)
+        store.get_generation_values()[ROWS] |= 1
         world.reopen()
         lost = world.stores.get("x").lost
         assert lost.may_heal_until_s == math.inf
@@ -181,12 +181,12 @@ def test_overwrite_when_it_is_on_record_as_whole_then_its_rows_are_readable_afte
     world: World, run: Loop
 ) -> None:
     async def scenario() -> None:
-        entry = await world.create("x", TD)
-        overwrite = Overwrite(entry.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ())
+        store = await world.create("x", TD)
+        overwrite = Overwrite(store.record.uid, LOCK, 1, RowSet.from_rows(ROWS), ())
         overwrite.save(world.db)
         with world.db.begin_transaction() as txn:
             overwrite.commit(txn)
-        entry.get_generation_values()[[*ROWS, -1]] |= 1
+        store.get_generation_values()[[*ROWS, -1]] |= 1
         world.reopen()
         found = world.stores.get("x")
         assert found.get_generation_values().tolist() == [0, 2, 2, 0, 2]

@@ -40,8 +40,8 @@ class ToyKind(StoreKind):
         generations = Generations.open(folder / FILE_NAME, uid=record.uid, writable=True)
         return OpenedStore(record, spec, folder, generations=generations)
 
-    def describe(self, entry: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
-        super().describe(entry, stores, description)
+    def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
+        super().describe(store, stores, description)
         description.min_size = 3
 
     def repair(self, folder: Path, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
@@ -64,11 +64,11 @@ def test_toy_kind_when_it_is_entered_then_its_stores_are_made_opened_described_a
     with pytest.raises(InvalidSpecError, match="no other key"):
         run(world.creation.create(new_store("u", TD.clone().set("b", TD["a"]), kind=control_pb2.STORE_KIND_KEYED)))
     world.reopen()
-    entry = world.stores.get("t")
-    assert entry.record.kind == "toy"
-    described = descriptions.describe(world.stores, entry)
+    store = world.stores.get("t")
+    assert store.record.kind == "toy"
+    described = descriptions.describe(world.stores, store)
     assert (described.num_rows, described.min_size) == (4, 3)
     with pytest.raises(WrongStateError, match="'t' is a toy store"):
-        entry.get_table()
+        store.get_table()
     run(world.creation.delete("t"))
     assert world.stores.find("t") is None

@@ -30,7 +30,7 @@ from tests.unit.server.world import Loop, World, outbox
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """An empty keyed store."""
     return create(world, run)
 
@@ -41,18 +41,18 @@ def create(world: World, run: Loop, like: Any = None, **settings: Any) -> Opened
     return run(world.create("k", TensorDict({}, []) if like is None else like, kind=kind, settings=text))
 
 
-def putting(entry: OpenedStore, *keys: bytes, record: bytes = b"r", **fields: Any) -> control_pb2.PutRequest:
+def putting(store: OpenedStore, *keys: bytes, record: bytes = b"r", **fields: Any) -> control_pb2.PutRequest:
     """Returns a request to put entries."""
     content = control_pb2.Content(values=encode_block([ValueColumn(True, [record] * len(keys))]))
-    fingerprint = entry.spec.fingerprint
+    fingerprint = store.spec.fingerprint
     return control_pb2.PutRequest(
         **{"store": "k", "fingerprint": fingerprint, "keys": keys, "content": content, **fields}
     )
 
 
-def getting(entry: OpenedStore, *keys: bytes, **fields: Any) -> control_pb2.GetRequest:
+def getting(store: OpenedStore, *keys: bytes, **fields: Any) -> control_pb2.GetRequest:
     """Returns a request to get entries."""
-    return control_pb2.GetRequest(store="k", fingerprint=entry.spec.fingerprint, keys=keys, **fields)
+    return control_pb2.GetRequest(store="k", fingerprint=store.spec.fingerprint, keys=keys, **fields)
 
 
 def serve(requests: Requests, run: Loop, session: ClientSession, number: int, **body: Any) -> Any:
@@ -71,37 +71,37 @@ def read(done: control_pb2.Done) -> tuple[list[bytes], list[int]]:
 
 
 def test_put_when_served_then_read_back_and_listed(
-    world: World, requests: Requests, run: Loop, entry: OpenedStore
+    world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
     session = world.session()
-    assert serve(requests, run, session, 1, put=putting(entry, b"a", b"b")).version == 1
-    assert read(serve(requests, run, session, 2, get=getting(entry, b"b"))) == ([b"r"], [2])
-    assert read(serve(requests, run, session, 3, get=getting(entry, b"x", b"a", asks_versions=True))) == ([], [0, 1])
+    assert serve(requests, run, session, 1, put=putting(store, b"a", b"b")).version == 1
+    assert read(serve(requests, run, session, 2, get=getting(store, b"b"))) == ([b"r"], [2])
+    assert read(serve(requests, run, session, 3, get=getting(store, b"x", b"a", asks_versions=True))) == ([], [0, 1])
     asked = control_pb2.ListRequest(store="k", prefix=b"a")
     assert list(serve(requests, run, session, 4, list=asked).keys) == [b"a"]
     assert serve(requests, run, session, 5, list=control_pb2.ListRequest(store="k", asks_count=True)).num_rows == 2
     assert serve(requests, run, session, 6, remove=control_pb2.RemoveRequest(store="k", keys=[b"a"])).num_rows == 1
     with pytest.raises(KeyNotFoundError):
-        serve(requests, run, session, 7, get=getting(entry, b"b", b"a"))
+        serve(requests, run, session, 7, get=getting(store, b"b", b"a"))
 
 
 def test_put_when_retried_then_answered_and_not_made_again(
-    world: World, requests: Requests, run: Loop, entry: OpenedStore
+    world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
     hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     sessions = [world.session_of(hello, number) for number in range(1, 4)]
     for session in sessions[:2]:
-        assert serve(requests, run, session, 1, put=putting(entry, b"a")).version == 1
+        assert serve(requests, run, session, 1, put=putting(store, b"a")).version == 1
     world.answers.forget_client(hello.client_id)
-    entry.get_keyed().recorded.clear()  # as if control had died before it had recorded the answer
-    assert serve(requests, run, sessions[2], 1, put=putting(entry, b"a")).version == 1
-    assert serve(requests, run, sessions[2], 2, put=putting(entry, b"b")).version == 2
+    store.get_keyed().recorded.clear()  # as if control had died before it had recorded the answer
+    assert serve(requests, run, sessions[2], 1, put=putting(store, b"a")).version == 1
+    assert serve(requests, run, sessions[2], 2, put=putting(store, b"b")).version == 2
 
 
 def test_put_when_the_server_was_restarted_then_goes_on(
-    world: World, requests: Requests, run: Loop, entry: OpenedStore
+    world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
-    serve(requests, run, world.session(), 1, put=putting(entry, b"a"))
+    serve(requests, run, world.session(), 1, put=putting(store, b"a"))
     world.reopen()
     again = world.stores.get("k")
     session = world.session()
@@ -112,36 +112,36 @@ def test_put_when_the_server_was_restarted_then_goes_on(
 
 
 def test_get_when_it_waits_then_only_a_put_of_its_keys_wakes_it(
-    world: World, requests: Requests, run: Loop, entry: OpenedStore
+    world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
     waiting, session = world.session(), world.session(2)
 
     async def wait() -> None:
-        message = control_pb2.ClientMessage(request=1, get=getting(entry, b"a", b"b", timeout_s=60.0))
+        message = control_pb2.ClientMessage(request=1, get=getting(store, b"a", b"b", timeout_s=60.0))
         task = asyncio.ensure_future(requests.serve(waiting, message))
-        await in_line(entry)
+        await in_line(store)
         for number, key in enumerate([b"c", b"a", b"b"], 1):
             assert not task.done()
-            await requests.serve(session, control_pb2.ClientMessage(request=number, put=putting(entry, key)))
+            await requests.serve(session, control_pb2.ClientMessage(request=number, put=putting(store, key)))
         await task
 
     run(wait())
     assert read(outbox(waiting).done()) == ([b"r", b"r"], [2, 3])
-    assert len(entry.get_keyed().watches) == 0
+    assert len(store.get_keyed().watches) == 0
 
 
-def test_get_when_nothing_comes_then_ends(world: World, requests: Requests, run: Loop, entry: OpenedStore) -> None:
+def test_get_when_nothing_comes_then_ends(world: World, requests: Requests, run: Loop, store: OpenedStore) -> None:
     with pytest.raises(DeadlineExceededError, match="'a'"):
-        serve(requests, run, world.session(), 1, get=getting(entry, b"a", timeout_s=0.01))
-    assert len(entry.get_keyed().watches) == 0
+        serve(requests, run, world.session(), 1, get=getting(store, b"a", timeout_s=0.01))
+    assert len(store.get_keyed().watches) == 0
 
 
 def test_request_when_for_another_store_then_refused(
-    world: World, requests: Requests, run: Loop, entry: OpenedStore
+    world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
     session = world.session()
     with pytest.raises(SpecMismatchError):
-        serve(requests, run, session, 1, put=putting(entry, b"a", fingerprint=b"other"))
+        serve(requests, run, session, 1, put=putting(store, b"a", fingerprint=b"other"))
     with pytest.raises(StoreNotFoundError):
         serve(requests, run, session, 2, get=control_pb2.GetRequest(store="x"))
     run(world.create("t", TensorDict({}, [])))

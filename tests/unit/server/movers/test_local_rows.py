@@ -38,17 +38,17 @@ from tests.unit.server.world import Loop, World, content_of
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """An empty ring of eight rows, sampled oldest first."""
     return create(world, run, sampler=Fifo())
 
 
 def here(
-    entry: OpenedStore, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0
+    store: OpenedStore, num_rows: int = 3, *, values: bytes = b"", timeout_s: float = 20.0
 ) -> control_pb2.ExtendRequest:
     """A request of a local client: its tensors come another way."""
-    found = control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values)
-    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=timeout_s)
+    found = control_pb2.Content(fingerprint=store.spec.fingerprint, values=values)
+    return control_pb2.ExtendRequest(store=store.name, num_rows=num_rows, content=found, timeout_s=timeout_s)
 
 
 def begin(
@@ -58,54 +58,54 @@ def begin(
     return asyncio.create_task(world.extends.extend(peer.session, request, asked))
 
 
-def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
+def reserved(world: World, store: OpenedStore) -> list[list[int]]:
     """Rows that are on record as being filled."""
-    return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
+    return [each.rows.tolist() for each in ReservedRows.load(world.db, store.record.uid)]
 
 
 def test_extend_when_the_client_has_written_then_live_and_on_record_until_then(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry))
+            write = begin(world, peer, here(store))
             accepted = await peer.accepted()
-            assert accepted.uid == entry.record.uid
+            assert accepted.uid == store.record.uid
             assert decode_rows(accepted.rows).tolist() == [0, 1, 2]
-            assert reserved(world, entry) == [[0, 1, 2]]
-            assert len(entry.get_table()) == 0
-            peer.done(columns=put_rows(mapped(entry), accepted, [capture(rows(10))]).columns)
+            assert reserved(world, store) == [[0, 1, 2]]
+            assert len(store.get_table()) == 0
+            peer.done(columns=put_rows(mapped(store), accepted, [capture(rows(10))]).columns)
             assert decode_rows((await write).indices).tolist() == [0, 1, 2]
 
     run(scenario())
-    assert reserved(world, entry) == []
-    assert sample(world, run, entry, 3)["a"] == [10, 11, 12]
+    assert reserved(world, store) == []
+    assert sample(world, run, store, 3)["a"] == [10, 11, 12]
 
 
 def test_extend_when_the_rules_look_at_leaves_then_the_client_reports_their_values(world: World, run: Loop) -> None:
-    entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
+    store = create(world, run, sampler=Slices(slice_len=2, trajectory_key="g"))
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry, 4))
+            write = begin(world, peer, here(store, 4))
             accepted = await peer.accepted()
             assert [tuple(path.parts) for path in accepted.columns] == [("g",)]
-            written = put_rows(mapped(entry), accepted, [capture(rows(10, 4))])
+            written = put_rows(mapped(store), accepted, [capture(rows(10, 4))])
             assert [np.frombuffer(each, np.int32).tolist() for each in written.columns] == [[5, 5, 6, 6]]
             peer.done(columns=written.columns)
             await write
 
     run(scenario())
-    assert sorted(set(sample(world, run, entry, 4)["g"])) in ([5], [6], [5, 6])
+    assert sorted(set(sample(world, run, store, 4)["g"])) in ([5], [6], [5, 6])
 
 
 @pytest.mark.parametrize("way", ["refuse", "die"])
 def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
-    world: World, run: Loop, entry: OpenedStore, way: str
+    world: World, run: Loop, store: OpenedStore, way: str
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry, 8))
+            write = begin(world, peer, here(store, 8))
             await peer.accepted()
             if way == "refuse":
                 peer.done(failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
@@ -116,50 +116,50 @@ def test_extend_when_the_client_writes_no_more_then_its_rows_are_free_at_once(
                 await write
 
     run(scenario())
-    assert reserved(world, entry) == []
-    assert sorted(extend(world, run, entry, rows(20, 8), request=2)) == list(range(8))
+    assert reserved(world, store) == []
+    assert sorted(extend(world, run, store, rows(20, 8), request=2)) == list(range(8))
 
 
 def test_extend_when_the_clients_process_still_lives_then_its_rows_stay_reserved_until_it_is_gone(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
-            write = begin(world, stopped, here(entry, 3))
+            write = begin(world, stopped, here(store, 3))
             await stopped.accepted()
             await stopped.leave()
             with pytest.raises(PeerLostError):
                 await write
-            assert reserved(world, entry) == [[0, 1, 2]]
-            others = await world.extends.extend(world.session(2), 1, extending(entry, rows(20, 5)))
+            assert reserved(world, store) == [[0, 1, 2]]
+            others = await world.extends.extend(world.session(2), 1, extending(store, rows(20, 5)))
             assert decode_rows(others.indices).tolist() == [3, 4, 5, 6, 7]
-            assert not set(sampled_rows(entry)) & {0, 1, 2}
+            assert not set(sampled_rows(store)) & {0, 1, 2}
             whole = asyncio.create_task(
-                world.extends.extend(world.session(3), 1, extending(entry, rows(30, 8), timeout_s=20.0))
+                world.extends.extend(world.session(3), 1, extending(store, rows(30, 8), timeout_s=20.0))
             )
             await asyncio.sleep(0)
             assert not whole.done()
             stopped.let_go()
             assert len(decode_rows((await whole).indices)) == 8
-            assert reserved(world, entry) == []
+            assert reserved(world, store) == []
 
     run(scenario())
-    assert sorted(sample(world, run, entry, 8)["a"]) == list(range(30, 38))
+    assert sorted(sample(world, run, store, 8)["a"]) == list(range(30, 38))
 
 
-def sampled_rows(entry: OpenedStore) -> list[int]:
+def sampled_rows(store: OpenedStore) -> list[int]:
     """Rows that are live."""
-    found: list[int] = entry.get_table().list_live_rows().tolist()
+    found: list[int] = store.get_table().list_live_rows().tolist()
     return found
 
 
 def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_held_back_all_the_same(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def stop() -> LocalPeer:
         peer = LocalPeer(world)
         await peer.__aenter__()
-        write = begin(world, peer, here(entry, 3))
+        write = begin(world, peer, here(store, 3))
         await peer.accepted()
         await peer.leave_in(write)
         return peer
@@ -185,11 +185,11 @@ def test_extend_when_the_server_was_restarted_then_rows_of_a_stopped_client_are_
 
 
 def test_extend_when_the_client_was_killed_before_a_restart_then_nothing_is_held_back(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry, 3))
+            write = begin(world, peer, here(store, 3))
             await peer.accepted()
             await peer.leave()
             with pytest.raises(PeerLostError):
@@ -215,25 +215,25 @@ def with_value(number: int, value: Any) -> TensorDict:
 def crowded(world: World, run: Loop) -> tuple[OpenedStore, bytes]:
     """A table with room for 1 MiB of values, and those of three rows that are more."""
     like = with_value(0, "x")
-    entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
+    store = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
     huge: Any = torch.stack([with_value(number, "y" * (1 << 20)) for number in range(3)])
-    return entry, content_of(huge).values
+    return store, content_of(huge).values
 
 
 def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_rows_are_held_back_all_the_same(
     world: World, run: Loop
 ) -> None:
-    entry, huge = crowded(world, run)
+    store, huge = crowded(world, run)
 
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
-            write = begin(world, stopped, here(entry, 3, values=huge))
+            write = begin(world, stopped, here(store, 3, values=huge))
             await stopped.accepted()
             await stopped.leave()
             with pytest.raises((CapacityError, PeerLostError)):
                 await write
-            assert reserved(world, entry) == [[0, 1, 2]]
-            assert entry.get_table().info()["num_reserved"] == 3
+            assert reserved(world, store) == [[0, 1, 2]]
+            assert store.get_table().info()["num_reserved"] == 3
 
     run(scenario())
 
@@ -241,76 +241,76 @@ def test_extend_when_its_values_are_refused_and_its_client_is_stopped_then_its_r
 def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_rows_are_free(
     world: World, run: Loop
 ) -> None:
-    entry, huge = crowded(world, run)
+    store, huge = crowded(world, run)
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            write = begin(world, peer, here(entry, 3, values=huge))
+            write = begin(world, peer, here(store, 3, values=huge))
             await peer.accepted()
             peer.done()
             with pytest.raises(CapacityError):
                 await write
-            assert reserved(world, entry) == []
-            assert entry.get_table().info()["num_reserved"] == 0
+            assert reserved(world, store) == []
+            assert store.get_table().info()["num_reserved"] == 0
 
     run(scenario())
 
 
 def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         async with LocalPeer(world, is_read_only=True) as peer:
             with pytest.raises(NotSupportedError, match="only reads"):
-                await begin(world, peer, here(entry))
+                await begin(world, peer, here(store))
 
     run(scenario())
-    assert reserved(world, entry) == []
-    assert entry.get_table().info()["num_reserved"] == 0
+    assert reserved(world, store) == []
+    assert store.get_table().info()["num_reserved"] == 0
 
 
 def test_sample_when_the_client_is_local_then_it_gets_row_numbers_and_copies_them(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    extend(world, run, entry, rows(10, 6))
+    extend(world, run, store, rows(10, 6))
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             done = await world.samples.sample(peer.session, 1, sampling(4))
             assert done is not None
             accepted = done.accepted
-            assert (accepted.num_rows, accepted.uid, accepted.wants_written) == (4, entry.record.uid, False)
+            assert (accepted.num_rows, accepted.uid, accepted.wants_written) == (4, store.record.uid, False)
             assert decode_rows(accepted.rows).tolist() == [0, 1, 2, 3]
-            assert accepted.generations == entry.get_generation_values()[:4].tobytes()
+            assert accepted.generations == store.get_generation_values()[:4].tobytes()
             assert not done.HasField("inline")
 
     run(scenario())
-    assert entry.get_table().counts.samples == 4
+    assert store.get_table().counts.samples == 4
 
 
 def test_sample_when_the_client_is_local_and_waits_for_messages_then_refused_and_nothing_is_counted(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    extend(world, run, entry, rows(10, 4))
+    extend(world, run, store, rows(10, 4))
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
-            sizes = make_rows_layout(entry.spec, 4, ()).message_nbytes
+            sizes = make_rows_layout(store.spec, 4, ()).message_nbytes
             with pytest.raises(RemoteProtocolError, match="the client copies"):
                 await world.samples.sample(peer.session, 1, sampling(4, message_nbytes=sizes))
 
     run(scenario())
-    assert entry.get_table().counts.samples == 0
+    assert store.get_table().counts.samples == 0
 
 
 def test_sample_when_the_client_cannot_read_values_then_they_come_along(world: World, run: Loop) -> None:
-    entry = run(world.create_replay("v", with_value(0, "x"), 4))
+    store = run(world.create_replay("v", with_value(0, "x"), 4))
     batch: Any = torch.stack([with_value(number, f"value {number}") for number in range(2)])
-    run(world.extends.extend(world.session(), 1, extending(entry, batch)))
+    run(world.extends.extend(world.session(), 1, extending(store, batch)))
 
     async def scenario(*, lacks_values: bool) -> control_pb2.Accepted:
         async with LocalPeer(world, lacks_values=lacks_values) as peer:
-            asked = control_pb2.ReadRequest(store="v", fingerprint=entry.spec.fingerprint)
+            asked = control_pb2.ReadRequest(store="v", fingerprint=store.spec.fingerprint)
             done = await world.row_reads.read(peer.session, 1, asked)
             assert done is not None
             return done.accepted
@@ -367,13 +367,13 @@ def test_sample_when_its_rows_could_not_be_copied_then_they_are_there_again(
 
 
 def test_read_when_rows_were_lost_then_error_also_for_a_local_client(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    extend(world, run, entry, rows(10, 6))
+    extend(world, run, store, rows(10, 6))
     asked = control_pb2.WriteRequest(
         store="r",
         selection=parse(1).to_message(),
-        content=control_pb2.Content(fingerprint=entry.spec.fingerprint),
+        content=control_pb2.Content(fingerprint=store.spec.fingerprint),
         timeout_s=20.0,
     )
 
@@ -385,7 +385,7 @@ def test_read_when_rows_were_lost_then_error_also_for_a_local_client(
             with pytest.raises(PeerLostError):
                 await write
             reading = control_pb2.ReadRequest(
-                store="r", fingerprint=entry.spec.fingerprint, selection=parse([1, 2]).to_message()
+                store="r", fingerprint=store.spec.fingerprint, selection=parse([1, 2]).to_message()
             )
             with pytest.raises(CorruptDataError, match="rows 1: "):
                 await world.row_reads.read(reader.session, 1, reading)

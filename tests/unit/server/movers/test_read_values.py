@@ -26,13 +26,13 @@ def row(number: int) -> TensorDict:
 def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_means(
     world: World, run: Loop, part_elements: int
 ) -> None:
-    entry = run(world.create_replay("r", row(0), 4))
+    store = run(world.create_replay("r", row(0), 4))
     batch: Any = torch.stack([row(number) for number in range(4)])
-    run(world.extends.extend(world.session(), 1, extending(entry, batch)))
+    run(world.extends.extend(world.session(), 1, extending(store, batch)))
 
     def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
         asked = np.array(elements, np.int64)
-        content = run(read_values(world.worker, entry, paths, asked, part_elements=part_elements))
+        content = run(read_values(world.worker, store, paths, asked, part_elements=part_elements))
         return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
 
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
@@ -41,11 +41,11 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
 
 
 def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
-    entry = run(world.create_replay("r", row(0), 4))
+    store = run(world.create_replay("r", row(0), 4))
     absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
 
     async def read() -> bytes:
-        return await read_values(absent, entry, [("v",)], np.arange(4))
+        return await read_values(absent, store, [("v",)], np.arange(4))
 
     with pytest.raises(PeerLostError):
         run(read())

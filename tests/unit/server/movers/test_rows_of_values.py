@@ -20,15 +20,15 @@ from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, content_of
 
 
-def here(entry: OpenedStore, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
+def here(store: OpenedStore, num_rows: int, *, values: bytes) -> control_pb2.ExtendRequest:
     """Returns a request of a local client."""
-    found = control_pb2.Content(fingerprint=entry.spec.fingerprint, values=values)
-    return control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=found, timeout_s=20.0)
+    found = control_pb2.Content(fingerprint=store.spec.fingerprint, values=values)
+    return control_pb2.ExtendRequest(store=store.name, num_rows=num_rows, content=found, timeout_s=20.0)
 
 
-def reserved(world: World, entry: OpenedStore) -> list[list[int]]:
+def reserved(world: World, store: OpenedStore) -> list[list[int]]:
     """Returns the rows that are on record as being filled."""
-    return [each.rows.tolist() for each in ReservedRows.load(world.db, entry.record.uid)]
+    return [each.rows.tolist() for each in ReservedRows.load(world.db, store.record.uid)]
 
 
 def only_value(value: Any) -> TensorDict:
@@ -37,18 +37,18 @@ def only_value(value: Any) -> TensorDict:
 
 
 def test_extend_when_rows_have_no_tensors_then_committed_without_asking_the_client(world: World, run: Loop) -> None:
-    entry = run(world.create_replay("v", only_value("x"), 4))
+    store = run(world.create_replay("v", only_value("x"), 4))
     batch: Any = torch.stack([only_value(f"value {number}") for number in range(3)])
 
     async def scenario() -> None:
         async with LocalPeer(world) as silent:
-            done = await world.extends.extend(silent.session, 1, here(entry, 3, values=content_of(batch).values))
+            done = await world.extends.extend(silent.session, 1, here(store, 3, values=content_of(batch).values))
             assert decode_rows(done.indices).tolist() == [0, 1, 2]
 
     run(scenario())
-    assert reserved(world, entry) == []
-    assert len(entry.get_table()) == 3
-    (column,) = decode_block(run(read_values(world.worker, entry, [("v",)], np.arange(3))))
+    assert reserved(world, store) == []
+    assert len(store.get_table()) == 3
+    (column,) = decode_block(run(read_values(world.worker, store, [("v",)], np.arange(3))))
     assert [value.endswith(b"value %d" % number) for number, value in enumerate(column.values)] == [True] * 3
 
 
@@ -56,14 +56,14 @@ def test_extend_when_rows_have_no_tensors_and_their_values_are_refused_then_the_
     world: World, run: Loop
 ) -> None:
     like = only_value("x")
-    entry = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
+    store = run(world.create("v", like, kind=control_pb2.STORE_KIND_REPLAY, capacity=4, max_object_bytes=1 << 20))
     huge: Any = torch.stack([only_value("y" * (1 << 20)) for _ in range(3)])
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
             with pytest.raises(CapacityError):
-                await world.extends.extend(peer.session, 1, here(entry, 3, values=content_of(huge).values))
+                await world.extends.extend(peer.session, 1, here(store, 3, values=content_of(huge).values))
 
     run(scenario())
-    assert reserved(world, entry) == []
-    assert entry.get_table().info()["num_reserved"] == 0
+    assert reserved(world, store) == []
+    assert store.get_table().info()["num_reserved"] == 0

@@ -45,29 +45,29 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
 
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_record_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
-    entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    reservation = entry.get_table().reserve(3)
+    store = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
+    reservation = store.get_table().reserve(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
-    generations = entry.get_table().ring.compute_generations(reservation)
-    redo = RedoEntry(entry.record.uid, reservation.rows, generations, encoded)
+    generations = store.get_table().ring.compute_generations(reservation)
+    redo = RedoEntry(store.record.uid, reservation.rows, generations, encoded)
     assert generations[0] % 2 == 0
     assert generations.tolist() == [generations[0]] * 3
     with world.db.begin_transaction() as txn:
         redo.save(txn)
     (found,) = RedoEntry.load(world.db)
-    assert (found.uid, found.rows.tolist()) == (entry.record.uid, [0, 1, 2])
+    assert (found.uid, found.rows.tolist()) == (store.record.uid, [0, 1, 2])
     assert found.generations.tolist() == generations.tolist()
 
 
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
-    entry = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    table = entry.get_table()
+    store = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
+    table = store.get_table()
     reservation = table.reserve(3)
     assert reservation is not None
     with world.db.begin_transaction() as txn:
-        RedoEntry(entry.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)
-        world.stores.save_state(entry, txn, {**table.state(), "inserts": 3})
+        RedoEntry(store.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)
+        world.stores.save_state(store, txn, {**table.state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").get_table()
     assert (len(restored), restored.list_live_rows().tolist()) == (3, [0, 1, 2])

@@ -72,15 +72,15 @@ def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, mon
 
 
 def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:
-    entry = run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
+    store = run(world.create("x", TensorDict({"a": torch.zeros(4)}, [4])))
     session = world.session()
     order = session.make_order(1)
-    order.send_selection.store.CopyFrom(entry.make_ref(world.worker.known_specs))
+    order.send_selection.store.CopyFrom(store.make_ref(world.worker.known_specs))
     order.send_selection.inline_bytes = INLINE_BYTES
     accepted = control_pb2.Accepted(version=7)
     done = run(world.traffic.read(session, 1, order, accepted, announces=False))
     assert done is not None
     assert outbox(session).messages == []
-    assert (done.accepted.version, columns_of(read_layout(entry.spec), done.inline)["a"].tolist()) == (7, [0.0] * 4)
+    assert (done.accepted.version, columns_of(read_layout(store.spec), done.inline)["a"].tolist()) == (7, [0.0] * 4)
     (inline,) = world.traffic.list_stats()
     assert (inline.transport, inline.bytes_out, inline.transfers_out) == ("inline", len(done.inline), 1)

@@ -81,40 +81,40 @@ def test_arriving_when_some_leaves_are_given_then_their_numbers(prioritized: Ope
 
 
 def test_arriving_when_rows_form_trajectories_then_has_their_writer_and_their_ends(world: World, run: Loop) -> None:
-    entry = create(world, run, sampler=Slices(slice_len=2))
-    found = decode_arrival(entry, CLIENT, make_request(writer=4, ends=flags(b"\0\1\0"))).arrival
+    store = create(world, run, sampler=Slices(slice_len=2))
+    found = decode_arrival(store, CLIENT, make_request(writer=4, ends=flags(b"\0\1\0"))).arrival
     assert found.writer == (CLIENT, 4)
     assert found.ends is not None
     assert found.ends.tolist() == [False, True, False]
-    assert decode_arrival(entry, bytes(16), make_request()).arrival.writer != found.writer
+    assert decode_arrival(store, bytes(16), make_request()).arrival.writer != found.writer
     with pytest.raises(InvalidRequestError):
-        decode_arrival(entry, CLIENT, make_request(ends=flags(b"\0\1")))
+        decode_arrival(store, CLIENT, make_request(ends=flags(b"\0\1")))
 
 
 @pytest.mark.parametrize("keys", [[path("g")], [path("n"), path("g")]])
 def test_arriving_when_a_leaf_that_orders_rows_is_lacking_then_refused(world: World, run: Loop, keys: Any) -> None:
-    entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
+    store = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
     with pytest.raises(InvalidRequestError, match="'a'"):
-        decode_arrival(entry, CLIENT, make_request(keys=keys))
-    assert decode_arrival(entry, CLIENT, make_request(keys=[*keys, path("a")])).arrival.keys
+        decode_arrival(store, CLIENT, make_request(keys=keys))
+    assert decode_arrival(store, CLIENT, make_request(keys=[*keys, path("a")])).arrival.keys
 
 
 def test_with_columns_when_an_end_key_is_set_then_ends_are_those_and_the_writers(world: World, run: Loop) -> None:
-    entry = create(world, run, sampler=Slices(slice_len=2, end_key=("n", "w")))
+    store = create(world, run, sampler=Slices(slice_len=2, end_key=("n", "w")))
     column = np.array([[0, 0, 0], [0, 0, 5], [0, 0, 0]], "<i8").tobytes()
-    found = decode_arrival(entry, CLIENT, make_request(ends=flags(b"\1\0\0"))).with_columns(entry, {("n", "w"): column})
+    found = decode_arrival(store, CLIENT, make_request(ends=flags(b"\1\0\0"))).with_columns(store, {("n", "w"): column})
     assert found.ends is not None
     assert found.ends.tolist() == [True, True, False]
-    alone = decode_arrival(entry, CLIENT, make_request()).with_columns(entry, {("n", "w"): column})
+    alone = decode_arrival(store, CLIENT, make_request()).with_columns(store, {("n", "w"): column})
     assert alone.ends is not None
     assert alone.ends.tolist() == [False, True, False]
 
 
 def test_with_columns_when_a_trajectory_key_and_a_group_are_known_then_both(world: World, run: Loop) -> None:
-    entry = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
-    entry.group_keys.append(("g",))
-    found = decode_arrival(entry, CLIENT, make_request()).with_columns(
-        entry, {("a",): np.array([7, 8, 7], "<i8").tobytes(), ("g",): np.array([1, 1, 2], "<i4").tobytes()}
+    store = create(world, run, sampler=Slices(slice_len=2, trajectory_key="a"))
+    store.group_keys.append(("g",))
+    found = decode_arrival(store, CLIENT, make_request()).with_columns(
+        store, {("a",): np.array([7, 8, 7], "<i8").tobytes(), ("g",): np.array([1, 1, 2], "<i4").tobytes()}
     )
     assert found.ids is not None
     assert found.ids.tolist() == [7, 8, 7]

@@ -25,7 +25,7 @@ class _KilledError(Exception):
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """Eight rows in order, of which six are there; priorities are one."""
     made = create(world, run, sampler=Prioritized())
     extend(world, run, made, rows(10, 6))
@@ -52,14 +52,14 @@ def leased(*rows: int, consumer: str = "") -> control_pb2.Leased:
 
 
 def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     done = change(world, run, 1, priorities=priorities(numbers(0, 3, 5), [2.0, 3.0, 0.5]))
     assert (done.num_rows, done.num_skipped) == (3, 0)
-    table = entry.get_table()
+    table = store.get_table()
     assert table.columns.priority[:6].tolist() == [2.0, 1.0, 1.0, 3.0, 1.0, 0.5]
-    committed = entry.get_generation_values()[:2].tolist()
-    extend(world, run, entry, rows(20, 3), request=2)
+    committed = store.get_generation_values()[:2].tolist()
+    extend(world, run, store, rows(20, 3), request=2)
     done = change(world, run, 3, priorities=priorities(numbers(0, 1), 7.0, committed))
     assert (done.num_rows, done.num_skipped) == (1, 1)
     assert table.columns.priority[:2].tolist() == [3.0, 7.0]
@@ -80,15 +80,15 @@ def test_priorities_when_set_then_they_count_and_overwritten_rows_are_skipped(
     ],
 )
 def test_priorities_when_they_cannot_be_then_typed_error_and_unchanged(
-    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.Priorities
+    world: World, run: Loop, store: OpenedStore, asked: control_pb2.Priorities
 ) -> None:
     with pytest.raises((SelectionError, InvalidRequestError, RemoteProtocolError)):
         change(world, run, 1, priorities=asked)
-    assert entry.get_table().columns.priority.tolist() == [1.0] * 6 + [0.0] * 2
+    assert store.get_table().columns.priority.tolist() == [1.0] * 6 + [0.0] * 2
 
 
 def test_delete_when_retried_then_answered_from_the_record(
-    world: World, run: Loop, entry: OpenedStore, requests: Requests
+    world: World, run: Loop, store: OpenedStore, requests: Requests
 ) -> None:
     asked = control_pb2.ChangeRequest(store="r", delete=control_pb2.Rows(data=numbers(1, 4)))
     message = control_pb2.ClientMessage(request=7, change=asked)
@@ -98,9 +98,9 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(again, message))
     counts = control_pb2.TableCounts(rows=4, inserts=6)
     assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=counts)
-    assert entry.get_table().list_live_rows().tolist() == [0, 2, 3, 5]
+    assert store.get_table().list_live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
-    assert len(entry.get_table()) == 4
+    assert len(store.get_table()) == 4
 
 
 def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(world: World, run: Loop) -> None:
@@ -117,7 +117,7 @@ def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(
 
 
 def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_not_come_back(
-    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*arguments: Any) -> None:
         raise _KilledError
@@ -134,29 +134,29 @@ def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_
 
 
 def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    sample(world, run, entry, 6, world.session(1), is_lease=True)
+    sample(world, run, store, 6, world.session(1), is_lease=True)
     assert change(world, run, 2, give_back=leased(3, 1)).num_rows == 2
-    assert sorted(sample(world, run, entry, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
+    assert sorted(sample(world, run, store, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
 
 
 @pytest.mark.parametrize(
     "asked", [leased(0, 5), leased(-1), leased(-3), leased(8), leased(2**50), leased(0, consumer="a")]
 )
 def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unchanged(
-    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.Leased
+    world: World, run: Loop, store: OpenedStore, asked: control_pb2.Leased
 ) -> None:
-    sample(world, run, entry, 6, world.session(1), is_lease=True)
+    sample(world, run, store, 6, world.session(1), is_lease=True)
     run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
     with pytest.raises((WrongStateError, SelectionError)):
         change(world, run, 3, 1, acknowledge=asked)
-    assert entry.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
-    assert entry.get_table().info()["num_leased"] == 5
+    assert store.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert store.get_table().info()["num_leased"] == 5
 
 
 def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_restart(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     assert change(world, run, 2, clear=True).num_rows == 6
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_clear_when_done_then_empty_and_the_limiter_begins_anew_also_after_a_res
     assert extend(world, run, world.stores.get("r"), rows(30, 2), request=3) == [0, 1]
 
 
-def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, run: Loop, store: OpenedStore) -> None:
     change(world, run, 2, limiter=Settings(limiter=MinSize(7)).to_json())
     for _ in range(2):
         assert world.stores.get("r").get_table().settings == Settings(sampler=Prioritized(), limiter=MinSize(7))
@@ -188,12 +188,12 @@ def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, 
     ],
 )
 def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
-    world: World, run: Loop, entry: OpenedStore, kind: dict[str, Any], error: type[Exception]
+    world: World, run: Loop, store: OpenedStore, kind: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         change(world, run, 2, **kind)
-    assert entry.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
-    assert not entry.write_lock.locked()
+    assert store.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert not store.write_lock.locked()
 
 
 def test_change_when_of_another_kind_of_store_then_refused(world: World, run: Loop) -> None:
@@ -220,25 +220,25 @@ def test_priorities_when_they_are_very_many_then_others_have_their_turns_and_the
 
 
 def test_clear_when_it_is_asked_again_over_another_session_then_only_the_first_takes_rows(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     asked = control_pb2.ChangeRequest(store="r", clear=True)
     answers: list[control_pb2.Done] = []
 
     async def scenario() -> None:
-        async with entry.write_lock:  # both attempts are under way before the first one takes rows
+        async with store.write_lock:  # both attempts are under way before the first one takes rows
             attempts = [
                 asyncio.ensure_future(world.changes.change(world.session_of(hello, number), 7, asked))
                 for number in (1, 2)
             ]
             await asyncio.sleep(0)
         answers.append(await attempts[0])
-        extending_again = world.extends.extend(world.session(3), 1, extending(entry, rows(50, 2)))
+        extending_again = world.extends.extend(world.session(3), 1, extending(store, rows(50, 2)))
         answers.append(await attempts[1])
         await extending_again
 
     run(scenario())
     assert answers[0] == answers[1]
     assert answers[0].num_rows == 6
-    assert len(entry.get_table()) == 2
+    assert len(store.get_table()) == 2

@@ -16,8 +16,8 @@ CLIENT = bytes(16)
 
 
 def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retry(world: World, run: Loop) -> None:
-    entry = create(world, run, sampler=Fifo())
-    table = entry.get_table()
+    store = create(world, run, sampler=Fifo())
+    table = store.get_table()
     reservation = table.reserve(3)
     assert reservation is not None
 
@@ -25,7 +25,7 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
         return commit_rows(
             world.stores,
             world.answers,
-            entry,
+            store,
             reservation,
             PLAIN_ARRIVAL,
             [ClaimedRows(CLIENT, 7, 1)],
@@ -42,15 +42,15 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
 
 
 def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world: World, run: Loop) -> None:
-    entry = create(world, run)
-    reservation = entry.get_table().reserve(1)
+    store = create(world, run)
+    reservation = store.get_table().reserve(1)
     assert reservation is not None
-    run(world.stores.delete(entry))
+    run(world.stores.delete(store))
     with pytest.raises(StoreNotFoundError):
         commit_rows(
             world.stores,
             world.answers,
-            entry,
+            store,
             reservation,
             PLAIN_ARRIVAL,
             [ClaimedRows(CLIENT, 1, 1)],

@@ -7,13 +7,13 @@ from tests.unit.server.world import Loop, World
 
 
 def test_counts_when_rows_come_and_go_then_live_ones_and_all_that_came(world: World, run: Loop) -> None:
-    entry = create(world, run)
-    extend(world, run, entry, rows(10, 4))
-    assert (make_counts(entry).rows, make_counts(entry).inserts, num_lost(entry)) == (4, 4, 0)
-    assert (make_counts(entry, num_coming=2).rows, make_counts(entry, num_coming=2).inserts) == (6, 6)
-    table = entry.get_table()
+    store = create(world, run)
+    extend(world, run, store, rows(10, 4))
+    assert (make_counts(store).rows, make_counts(store).inserts, num_lost(store)) == (4, 4, 0)
+    assert (make_counts(store, num_coming=2).rows, make_counts(store, num_coming=2).inserts) == (6, 6)
+    table = store.get_table()
     clear(table)
-    assert (make_counts(entry).rows, make_counts(entry).inserts) == (0, 4)
-    extend(world, run, entry, rows(20, 3), request=2)
+    assert (make_counts(store).rows, make_counts(store).inserts) == (0, 4)
+    extend(world, run, store, rows(20, 3), request=2)
     clear(table, resets_counts=True)
-    assert (make_counts(entry).rows, make_counts(entry).inserts) == (0, 0)
+    assert (make_counts(store).rows, make_counts(store).inserts) == (0, 0)

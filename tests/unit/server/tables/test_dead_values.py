@@ -21,14 +21,14 @@ FULL = CapacityError(what="non-tensor values of store 'v'", asked=8, free=0)
 @pytest.fixture
 def table(world: World, run: Loop) -> OpenedStore:
     """Four rows with a text each."""
-    entry = run(world.create_replay("v", TensorDict({"v": NonTensorData("x")}, []), 6))
-    extend(world, run, entry, TensorDict({"v": NonTensorStack(*[f"row {number}" for number in range(4)])}, [4]))
-    return entry
+    store = run(world.create_replay("v", TensorDict({"v": NonTensorData("x")}, []), 6))
+    extend(world, run, store, TensorDict({"v": NonTensorStack(*[f"row {number}" for number in range(4)])}, [4]))
+    return store
 
 
-def values(world: World, run: Loop, entry: OpenedStore) -> list[bool]:
+def values(world: World, run: Loop, store: OpenedStore) -> list[bool]:
     """Returns which of the rows have a value."""
-    ((_, found),) = decode_block(run(read_values(world.worker, entry, [("v",)], np.arange(4))))
+    ((_, found),) = decode_block(run(read_values(world.worker, store, [("v",)], np.arange(4))))
     return [b"row" in bytes(value) for value in found]  # a free row may have none
 
 

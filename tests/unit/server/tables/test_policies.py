@@ -44,14 +44,14 @@ def versions(*numbers: int) -> control_pb2.RowColumn:
     return control_pb2.RowColumn(data=np.array(numbers, "<i8").tobytes())
 
 
-def made_by(world: World, entry: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
+def made_by(world: World, store: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
     """What the rows of a request were made by."""
-    return MadeBy(world.stores, entry, decode_arrival(entry, bytes(16), asked))
+    return MadeBy(world.stores, store, decode_arrival(store, bytes(16), asked))
 
 
-def described(world: World, entry: OpenedStore) -> control_pb2.StoreDescription:
+def described(world: World, store: OpenedStore) -> control_pb2.StoreDescription:
     """What is said of a store."""
-    return descriptions.describe(world.stores, entry, with_spec=False)
+    return descriptions.describe(world.stores, store, with_spec=False)
 
 
 @pytest.fixture

@@ -27,18 +27,18 @@ CAPACITY = 3 * PIECE_ROWS
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A ring with room for one such extend, and not for two."""
     return run(world.create_replay("r", TensorDict({"a": torch.tensor(0, dtype=torch.uint8)}, []), CAPACITY))
 
 
 def extend(
-    world: World, entry: OpenedStore, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
+    world: World, store: OpenedStore, num_rows: int, *, request: int = 1, timeout_s: float = 30.0
 ) -> Coroutine[Any, Any, control_pb2.Done]:
     """An extend by so many rows, by a client of its own."""
     rows = TensorDict({"a": torch.full((num_rows,), request, dtype=torch.uint8)}, [num_rows])
-    content = content_of(rows, entry.spec.fingerprint)
-    asked = control_pb2.ExtendRequest(store=entry.name, num_rows=num_rows, content=content, timeout_s=timeout_s)
+    content = content_of(rows, store.spec.fingerprint)
+    asked = control_pb2.ExtendRequest(store=store.name, num_rows=num_rows, content=content, timeout_s=timeout_s)
     return world.extends.extend(world.session(request), request, asked)
 
 
@@ -63,37 +63,37 @@ async def leave(task: asyncio.Task[Any]) -> None:
 
 
 def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    assert run(turns_during(extend(world, entry, NUM_ROWS))) > 6
-    table = entry.get_table()
+    assert run(turns_during(extend(world, store, NUM_ROWS))) > 6
+    table = store.get_table()
     assert table.list_live_rows().tolist() == list(range(NUM_ROWS))
     assert (np.diff(table.columns.sequence[:NUM_ROWS]) > 0).all()
     assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
 
 
 def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows_are_free(
-    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Table, "step_rows", 64)
-    table = entry.get_table()
+    table = store.get_table()
 
     async def cut_short() -> None:
-        await leave(await until(lambda: table.ring.num_reserved > NUM_ROWS // 2, extend(world, entry, NUM_ROWS)))
+        await leave(await until(lambda: table.ring.num_reserved > NUM_ROWS // 2, extend(world, store, NUM_ROWS)))
 
     run(cut_short())
     assert table.ring.num_reserved == 0
-    rows = decode_rows(run(extend(world, entry, NUM_ROWS, request=2)).indices)
+    rows = decode_rows(run(extend(world, store, NUM_ROWS, request=2)).indices)
     assert sorted(rows.tolist()) == table.list_live_rows().tolist()
     assert len(table) == NUM_ROWS
 
 
-def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, entry: OpenedStore) -> None:
-    run(extend(world, entry, NUM_ROWS))
-    done = run(extend(world, entry, NUM_ROWS, request=2))
+def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, store: OpenedStore) -> None:
+    run(extend(world, store, NUM_ROWS))
+    done = run(extend(world, store, NUM_ROWS, request=2))
     rows = decode_rows(done.indices)
     assert rows.tolist() == [row % CAPACITY for row in range(NUM_ROWS, 2 * NUM_ROWS)]
-    table = entry.get_table()
+    table = store.get_table()
     assert len(table) == CAPACITY
     assert (done.counts.rows, done.counts.inserts) == (CAPACITY, 2 * NUM_ROWS)
     oldest = np.argsort(table.columns.sequence[: table.ring.capacity], kind="stable")
@@ -101,12 +101,12 @@ def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run:
 
 
 def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_and_a_retry_is_answered(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
     session = world.session(7)
     td = TensorDict({"a": torch.ones(NUM_ROWS, dtype=torch.uint8)}, [NUM_ROWS])
-    content = content_of(td, entry.spec.fingerprint)
+    content = content_of(td, store.spec.fingerprint)
     asked = control_pb2.ExtendRequest(store="r", num_rows=NUM_ROWS, content=content, timeout_s=30.0)
 
     async def cut_short() -> None:
@@ -124,12 +124,12 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
 
 
 def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def cut_short() -> None:
-        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))
+        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
         assert not table.num_coming
         await leave(task)
 
@@ -142,15 +142,15 @@ def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
 
 
 def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_number_is_given_twice(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def both() -> None:
-        task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
+        task = await until(lambda: is_half_shown(table), extend(world, store, NUM_ROWS))
         write(table, 3)
         assert is_half_shown(table)
-        assert entry.get_table_state()["inserts"] == NUM_ROWS + 3
+        assert store.get_table_state()["inserts"] == NUM_ROWS + 3
         await task
 
     run(both())
@@ -159,15 +159,15 @@ def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_
 
 
 def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def all_three() -> list[control_pb2.Done]:
-        first = await until(lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS))
+        first = await until(lambda: table.ring.num_reserved > 0, extend(world, store, NUM_ROWS))
         assert table.reserve(1) is None
         assert table.num_claimable(8) == 0
-        others = [extend(world, entry, num_rows, request=num) for num, num_rows in ((2, 3), (3, NUM_ROWS))]
+        others = [extend(world, store, num_rows, request=num) for num, num_rows in ((2, 3), (3, NUM_ROWS))]
         return list(await asyncio.gather(first, *others))
 
     done = run(all_three())
@@ -178,15 +178,15 @@ def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
 
 
 def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    run(extend(world, entry, NUM_ROWS))
-    run(extend(world, entry, NUM_ROWS, request=2))
-    table = entry.get_table()
+    run(extend(world, store, NUM_ROWS))
+    run(extend(world, store, NUM_ROWS, request=2))
+    table = store.get_table()
 
     async def too_late() -> None:
         task = await until(
-            lambda: table.ring.num_reserved > 0, extend(world, entry, NUM_ROWS, request=3, timeout_s=0.3)
+            lambda: table.ring.num_reserved > 0, extend(world, store, NUM_ROWS, request=3, timeout_s=0.3)
         )
         table.hold(table.list_live_rows())
         with pytest.raises(DeadlineExceededError):
@@ -195,18 +195,18 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
     run(too_late())
     assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
     table.let_go(table.ring.select_held(RowSet.run(0, CAPACITY)).rows)
-    run(extend(world, entry, NUM_ROWS, request=4))
+    run(extend(world, store, NUM_ROWS, request=4))
     assert len(table) == CAPACITY
 
 
 def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def deleted() -> None:
-        task = await until(lambda: is_half_shown(table), extend(world, entry, NUM_ROWS))
-        await world.stores.delete(entry)
+        task = await until(lambda: is_half_shown(table), extend(world, store, NUM_ROWS))
+        await world.stores.delete(store)
         await task
 
     run(deleted())
@@ -216,14 +216,14 @@ def test_extend_when_the_store_is_deleted_meanwhile_then_refused_or_forgotten(
 
 
 def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_and_no_others_do(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def scenario() -> None:
-        async with entry.write_lock:  # as whoever asks for the group
-            task = await until(lambda: "waiters:1" in repr(entry.write_lock), extend(world, entry, NUM_ROWS, request=3))
-            entry.group_keys.append(("a",))
+        async with store.write_lock:  # as whoever asks for the group
+            task = await until(lambda: "waiters:1" in repr(store.write_lock), extend(world, store, NUM_ROWS, request=3))
+            store.group_keys.append(("a",))
         await task
 
     run(scenario())
@@ -231,18 +231,18 @@ def test_extend_when_a_group_is_asked_for_while_it_waits_then_its_rows_have_it_a
     assert not PLAIN_ARRIVAL.groups
 
 
-def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, entry: OpenedStore) -> None:
-    run(extend(world, entry, NUM_ROWS))
-    assert entry.get_table().ring.num_reserved == 0
+def test_extend_when_it_is_over_then_nothing_of_it_stays(world: World, run: Loop, store: OpenedStore) -> None:
+    run(extend(world, store, NUM_ROWS))
+    assert store.get_table().ring.num_reserved == 0
 
 
 def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_lists_them(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    table = entry.get_table()
+    table = store.get_table()
 
     async def scenario() -> None:
-        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, entry, NUM_ROWS))
+        task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
         assert table.state()["arriving"] == [(0, PIECE_ROWS)]
         await task
 

@@ -31,24 +31,24 @@ class Interrupted(RuleKeys):
     def __init__(self, then: Callable[[], Awaitable[Any]]) -> None:
         self._then: list[Callable[[], Awaitable[Any]]] = [then]
 
-    async def read(self, entry: OpenedStore, path: Any, rows: Any, session: ClientSession) -> bytes:
-        found = await super().read(entry, path, rows, session)
+    async def read(self, store: OpenedStore, path: Any, rows: Any, session: ClientSession) -> bytes:
+        found = await super().read(store, path, rows, session)
         if self._then:
             await self._then.pop()()
         return found
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """Six rows in three pairs."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 6))
     return made
 
 
-def column(entry: OpenedStore, *key: str) -> list[int]:
+def column(store: OpenedStore, *key: str) -> list[int]:
     """What rows are grouped by."""
-    found: list[int] = entry.get_table().columns.get_array(name_group_column(key), np.int64).tolist()
+    found: list[int] = store.get_table().columns.get_array(name_group_column(key), np.int64).tolist()
     return found
 
 
@@ -61,37 +61,37 @@ PAIRS = [(10, 11), (12, 13), (14, 15)]
 
 
 def test_learn_when_rows_are_there_then_equal_values_get_equal_numbers(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     for key in (("g",), ("n", "w")):
-        assert run(RuleKeys().learn_group(entry, key, world.session())) == name_group_column(key)
-        found = column(entry, *key)
+        assert run(RuleKeys().learn_group(store, key, world.session())) == name_group_column(key)
+        found = column(store, *key)
         assert found[0:6:2] == found[1:6:2]
         assert len(set(found[:6])) == 3
-    assert entry.group_keys == [("g",), ("n", "w")]
-    assert entry.rule_keys == (("g",), ("n", "w"))
+    assert store.group_keys == [("g",), ("n", "w")]
+    assert store.rule_keys == (("g",), ("n", "w"))
 
 
-def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, entry: OpenedStore) -> None:
-    run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    entry.get_table().columns.get_array(name_group_column(("g",)), np.int64)[:] = 77
-    run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    assert column(entry, "g") == [77] * 8
+def test_learn_when_known_already_then_no_row_is_looked_at(world: World, run: Loop, store: OpenedStore) -> None:
+    run(RuleKeys().learn_group(store, ("g",), world.session()))
+    store.get_table().columns.get_array(name_group_column(("g",)), np.int64)[:] = 77
+    run(RuleKeys().learn_group(store, ("g",), world.session()))
+    assert column(store, "g") == [77] * 8
 
 
-def test_learn_when_rows_come_later_then_they_bring_theirs(world: World, run: Loop, entry: OpenedStore) -> None:
-    run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    extend(world, run, entry, rows(16, 4), request=2)  # overwrites the first two
-    assert column(entry, "g") == [9, 9, 6, 6, 7, 7, 8, 8]
+def test_learn_when_rows_come_later_then_they_bring_theirs(world: World, run: Loop, store: OpenedStore) -> None:
+    run(RuleKeys().learn_group(store, ("g",), world.session()))
+    extend(world, run, store, rows(16, 4), request=2)  # overwrites the first two
+    assert column(store, "g") == [9, 9, 6, 6, 7, 7, 8, 8]
 
 
 @pytest.mark.parametrize("key", [("no",), ("n",), ()])
 def test_learn_when_there_is_no_such_leaf_then_error_and_nothing_is_kept(
-    world: World, run: Loop, entry: OpenedStore, key: tuple[str, ...]
+    world: World, run: Loop, store: OpenedStore, key: tuple[str, ...]
 ) -> None:
     with pytest.raises(KeyNotFoundError):
-        run(RuleKeys().learn_group(entry, key, world.session()))
-    assert entry.group_keys == []
+        run(RuleKeys().learn_group(store, key, world.session()))
+    assert store.group_keys == []
 
 
 def test_learn_when_the_leaf_is_no_tensor_then_by_value(world: World, run: Loop) -> None:
@@ -116,109 +116,109 @@ def test_learn_when_there_are_no_rows_yet_then_the_first_bring_theirs(world: Wor
     assert column(made, "g")[:2] == [5, 5]
 
 
-def test_learn_when_two_ask_at_once_then_neither_sees_half_of_it(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_learn_when_two_ask_at_once_then_neither_sees_half_of_it(world: World, run: Loop, store: OpenedStore) -> None:
     async def scenario() -> list[control_pb2.Done | None]:
         asks = (world.samples.sample(world.session(n), 1, sampling(6, **GROUPED)) for n in (1, 2))
         return await asyncio.gather(*asks)
 
     for done in run(scenario()):
-        assert pairs(content(entry, done)) == PAIRS
+        assert pairs(content(store, done)) == PAIRS
 
 
 def test_learn_when_the_worker_dies_then_forgotten_and_learnt_by_the_next(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def die() -> None:
         raise PeerLostError(peer="the worker")
 
     with pytest.raises(PeerLostError):
-        run(Interrupted(die).learn_group(entry, ("g",), world.session()))
-    assert entry.group_keys == []
+        run(Interrupted(die).learn_group(store, ("g",), world.session()))
+    assert store.group_keys == []
     done = run(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
-    assert pairs(content(entry, done)) == PAIRS
+    assert pairs(content(store, done)) == PAIRS
 
 
 def test_learn_when_other_leaves_are_written_meanwhile_then_those_rows_are_grouped_too(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     tasks: list[asyncio.Task[Any]] = []
 
     async def write() -> None:
-        asked = writing(entry, rows(0, 2).select("a"), [0, 3], ("a",))
+        asked = writing(store, rows(0, 2).select("a"), [0, 3], ("a",))
         tasks.append(asyncio.create_task(world.writes.write(world.session(2), 1, asked)))
-        if not entry.write_lock.locked():  # nothing keeps it from being done meanwhile
+        if not store.write_lock.locked():  # nothing keeps it from being done meanwhile
             await tasks[0]
 
     async def scenario() -> None:
-        await Interrupted(write).learn_group(entry, ("g",), world.session())
+        await Interrupted(write).learn_group(store, ("g",), world.session())
         await tasks[0]
 
     run(scenario())
-    assert column(entry, "g")[:6] == [5, 5, 6, 6, 7, 7]
+    assert column(store, "g")[:6] == [5, 5, 6, 6, 7, 7]
 
 
 def test_learn_when_rows_are_overwritten_meanwhile_then_they_keep_what_they_brought(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def overwrite() -> None:
-        await world.extends.extend(world.session(2), 1, extending(entry, rows(30, 4)))
+        await world.extends.extend(world.session(2), 1, extending(store, rows(30, 4)))
 
-    run(Interrupted(overwrite).learn_group(entry, ("g",), world.session()))
-    assert column(entry, "g") == [16, 16, 6, 6, 7, 7, 15, 15]
+    run(Interrupted(overwrite).learn_group(store, ("g",), world.session()))
+    assert column(store, "g") == [16, 16, 6, 6, 7, 7, 15, 15]
 
 
 def test_extend_when_groups_are_learnt_while_its_rows_come_then_it_brings_them_all_the_same(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         await asyncio.gather(
-            world.extends.extend(world.session(1), 1, extending(entry, rows(16, 2))),
-            RuleKeys().learn_group(entry, ("g",), world.session(2)),
+            world.extends.extend(world.session(1), 1, extending(store, rows(16, 2))),
+            RuleKeys().learn_group(store, ("g",), world.session(2)),
         )
 
     run(scenario())
-    assert column(entry, "g") == [5, 5, 6, 6, 7, 7, 8, 8]
+    assert column(store, "g") == [5, 5, 6, 6, 7, 7, 8, 8]
 
 
 def test_extend_when_two_keys_are_learnt_while_its_rows_come_then_it_brings_both(
-    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def learn_another() -> None:
-        await RuleKeys().learn_group(entry, ("a",), world.session(3))
+        await RuleKeys().learn_group(store, ("a",), world.session(3))
 
     monkeypatch.setattr(services, "RuleKeys", partial(Interrupted, learn_another))
     world.reopen()
-    entry = world.stores.get(entry.name)
+    store = world.stores.get(store.name)
 
     async def scenario() -> None:
         await asyncio.gather(
-            world.extends.extend(world.session(1), 1, extending(entry, rows(16, 2))),
-            RuleKeys().learn_group(entry, ("g",), world.session(2)),
+            world.extends.extend(world.session(1), 1, extending(store, rows(16, 2))),
+            RuleKeys().learn_group(store, ("g",), world.session(2)),
         )
 
     run(scenario())
-    assert column(entry, "g")[6:] == [8, 8]
-    assert column(entry, "a") == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert column(store, "g")[6:] == [8, 8]
+    assert column(store, "a") == [10, 11, 12, 13, 14, 15, 16, 17]
 
 
 def test_learn_when_killed_in_the_middle_then_the_next_server_looks_at_the_rows(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def commit_and_be_killed() -> None:
-        await world.extends.extend(world.session(2), 1, extending(entry, rows(16, 1)))
+        await world.extends.extend(world.session(2), 1, extending(store, rows(16, 1)))
         raise PeerLostError(peer="the server")  # nothing more of it reaches the disk
 
     with pytest.raises(PeerLostError):
-        run(Interrupted(commit_and_be_killed).learn_group(entry, ("g",), world.session()))
+        run(Interrupted(commit_and_be_killed).learn_group(store, ("g",), world.session()))
     world.reopen()
     again = world.stores.get("r")
     done = run(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
     assert pairs(content(again, done)) == PAIRS
 
 
-def test_learn_when_the_server_restarts_then_still_known(world: World, run: Loop, entry: OpenedStore) -> None:
-    run(RuleKeys().learn_group(entry, ("g",), world.session()))
-    extend(world, run, entry, rows(16, 1), request=2)
+def test_learn_when_the_server_restarts_then_still_known(world: World, run: Loop, store: OpenedStore) -> None:
+    run(RuleKeys().learn_group(store, ("g",), world.session()))
+    extend(world, run, store, rows(16, 1), request=2)
     run(world.changes.change(world.session(), 3, control_pb2.ChangeRequest(store="r", close=True)))
     world.reopen()
     again = world.stores.get("r")
@@ -231,9 +231,9 @@ def test_extend_when_it_has_more_rows_than_one_report_then_they_are_read_a_part_
     world: World, run: Loop
 ) -> None:
     num_rows = MAX_REPORTED_BYTES // 8 + 10
-    entry = create(world, run, num_rows, sampler=Slices(slice_len=2, trajectory_key="a"))
-    extend(world, run, entry, TensorDict({**rows(0, num_rows), "a": torch.arange(num_rows) // 2}, [num_rows]))
-    links = entry.get_table().columns.trajectories
+    store = create(world, run, num_rows, sampler=Slices(slice_len=2, trajectory_key="a"))
+    extend(world, run, store, TensorDict({**rows(0, num_rows), "a": torch.arange(num_rows) // 2}, [num_rows]))
+    links = store.get_table().columns.trajectories
     assert links.after[:-1].reshape(-1, 2).tolist() == [[row + 1, -1] for row in range(0, num_rows, 2)]
 
 
@@ -273,7 +273,7 @@ def test_as_ids_when_values_are_wide_then_equal_rows_alone_meet() -> None:
 
 
 def test_sample_when_it_came_by_mail_then_groups_are_learnt_in_a_task_all_the_same(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     session = world.session(91)
     found: list[control_pb2.Done | None] = []
@@ -286,4 +286,4 @@ def test_sample_when_it_came_by_mail_then_groups_are_learnt_in_a_task_all_the_sa
         await session.finish(20.0)
 
     run(scenario())
-    assert pairs(content(entry, found[0])) == PAIRS
+    assert pairs(content(store, found[0])) == PAIRS

@@ -37,7 +37,7 @@ from tests.unit.server.world import Loop, World, outside
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A ring of eight rows, sampled oldest first, that has six."""
     made = create(world, run, sampler=Fifo())
     extend(world, run, made, rows(10, 6))
@@ -142,32 +142,32 @@ def test_sample_when_rows_were_used_up_then_a_writer_that_waits_goes_on(world: W
 
 
 def test_sample_when_a_consumer_is_named_then_each_gets_each_row_once(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     session = world.session(1)
     for request, first in enumerate((10, 13), 2):
         for consumer in ("trainer", "critic"):
-            found = sample(world, run, entry, 3, session, consumer=consumer, is_lease=True)
+            found = sample(world, run, store, 3, session, consumer=consumer, is_lease=True)
             assert found["a"] == [first, first + 1, first + 2]
             number = 10 * request + (consumer == "critic")
             acknowledge(world, run, session, number, *found["index"], consumer=consumer)
     with pytest.raises(DeadlineExceededError, match="consumer 'trainer' has not had"):
-        sample(world, run, entry, 1, session, consumer="trainer", is_lease=True)
-    assert len(entry.get_table()) == 6
+        sample(world, run, store, 1, session, consumer="trainer", is_lease=True)
+    assert len(store.get_table()) == 6
 
 
 def test_sample_when_keys_are_required_then_only_rows_that_have_them(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     partial = rows(20, 2).select("a")
-    assert extend(world, run, entry, partial, request=2, keys=[path("a")]) == [6, 7]
-    assert sample(world, run, entry, 6)["a"] == [10, 11, 12, 13, 14, 15]
+    assert extend(world, run, store, partial, request=2, keys=[path("a")]) == [6, 7]
+    assert sample(world, run, store, 6)["a"] == [10, 11, 12, 13, 14, 15]
     with pytest.raises(DeadlineExceededError, match=r"are whole \('g' is missing in 2, "):
-        sample(world, run, entry, 7)
-    assert sample(world, run, entry, 8, require=[path("a")])["a"] == [*range(10, 16), 20, 21]
-    assert sample(world, run, entry, 8, accepts_partial=True)["a"] == [*range(10, 16), 20, 21]
+        sample(world, run, store, 7)
+    assert sample(world, run, store, 8, require=[path("a")])["a"] == [*range(10, 16), 20, 21]
+    assert sample(world, run, store, 8, accepts_partial=True)["a"] == [*range(10, 16), 20, 21]
     with pytest.raises(DeadlineExceededError, match="have all required keys"):
-        sample(world, run, entry, 7, require=[path("a"), path("n")])
+        sample(world, run, store, 7, require=[path("a"), path("n")])
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_sample_when_keys_are_required_then_only_rows_that_have_them(
     ],
 )
 def test_sample_when_it_cannot_be_then_typed_error_and_nothing_is_counted(
-    world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any], error: type[Exception]
+    world: World, run: Loop, store: OpenedStore, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         run(world.samples.sample(world.session(), 1, sampling(**{"num_rows": 2, "is_lease": True, **fields})))
-    table = entry.get_table()
+    table = store.get_table()
     assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
 
 
-def test_sample_when_grouped_then_whole_groups_side_by_side(world: World, run: Loop, entry: OpenedStore) -> None:
-    extend(world, run, entry, rows(17, 1), request=2)  # the other one of its group does not come
-    found = sample(world, run, entry, 6, group_by=path("g"), group_size=2)
+def test_sample_when_grouped_then_whole_groups_side_by_side(world: World, run: Loop, store: OpenedStore) -> None:
+    extend(world, run, store, rows(17, 1), request=2)  # the other one of its group does not come
+    found = sample(world, run, store, 6, group_by=path("g"), group_size=2)
     pairs = list(zip(found["a"][::2], found["a"][1::2], strict=True))
     assert sorted(pairs) == [(10, 11), (12, 13), (14, 15)]
     with pytest.raises(DeadlineExceededError, match="whole groups of 2"):
-        sample(world, run, entry, 8, group_by=path("g"), group_size=2)
+        sample(world, run, store, 8, group_by=path("g"), group_size=2)
 
 
 def test_sample_when_the_table_is_closed_then_drained_and_then_the_end(

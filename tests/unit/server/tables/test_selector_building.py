@@ -20,7 +20,7 @@ GROUPED: dict[str, Any] = {"group_by": path("g"), "group_size": 2, "timeout_s": 
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A full table of so many rows that its selectors are made in steps."""
     made = create(world, run, LONG_ROWS, sampler=Fifo())
     for start in range(0, LONG_ROWS, LONG_ROWS // 2):
@@ -30,7 +30,7 @@ def entry(world: World, run: Loop) -> OpenedStore:
 
 @pytest.mark.parametrize("fields", [{"consumer": "a", "timeout_s": 20.0}, GROUPED], ids=["consumer", "group"])
 def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all_rows(
-    world: World, run: Loop, entry: OpenedStore, fields: dict[str, Any]
+    world: World, run: Loop, store: OpenedStore, fields: dict[str, Any]
 ) -> None:
     found: list[Any] = []
 
@@ -38,24 +38,24 @@ def test_sample_when_the_first_of_its_kind_then_others_are_served_and_it_has_all
         found.append(await world.samples.sample(world.session(), 1, sampling(6, **fields)))
 
     assert run(turns_during(take())) > 8
-    first = content(entry, found[0])["a"]
+    first = content(store, found[0])["a"]
     assert sorted(each // 2 for each in first) == sorted([each // 2 for each in first[::2]] * 2)
-    assert not entry.get_table().selectors.is_plain
-    assert len(sample(world, run, entry, 6, **fields)["a"]) == 6
+    assert not store.get_table().selectors.is_plain
+    assert len(sample(world, run, store, 6, **fields)["a"]) == 6
 
 
 def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> Any:
         task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, **GROUPED)))
         for number in range(8):
-            new = extending(entry, rows(10 * LONG_ROWS + 4 * number, 4))
+            new = extending(store, rows(10 * LONG_ROWS + 4 * number, 4))
             await world.extends.extend(world.session(2), LONG_ROWS + number, new)
         return await task
 
     run(scenario())
-    table, column = entry.get_table(), name_group_column(("g",))
+    table, column = store.get_table(), name_group_column(("g",))
     conditions = SampleConditions(group=column, group_size=2)
     assert table.selectors.has(conditions)
     assert len(table.selectors.get(conditions)) == LONG_ROWS
@@ -65,18 +65,18 @@ def test_sample_when_rows_come_while_its_kind_is_learnt_then_they_are_among_them
 
 
 def test_sample_when_it_gives_up_meanwhile_then_the_next_finds_what_was_done(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     asked = sampling(6, consumer="a", timeout_s=1e-9)
     with pytest.raises(DeadlineExceededError, match="first sample of its kind"):
         run(world.samples.sample(world.session(), 1, asked))
     (task,) = (task for task in asyncio.all_tasks(run.loop) if task.get_name() == "tdserve-selector-building")
-    assert len(sample(world, run, entry, 6, consumer="a", timeout_s=20.0)["a"]) == 6
+    assert len(sample(world, run, store, 6, consumer="a", timeout_s=20.0)["a"]) == 6
     assert task.done()
 
 
 def test_sample_when_the_table_is_deleted_meanwhile_then_store_not_found(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(world.samples.sample(world.session(), 1, sampling(6, consumer="a", timeout_s=20.0)))

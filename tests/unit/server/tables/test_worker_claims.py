@@ -20,7 +20,7 @@ ONE, OTHER = bytes(16 * [1]), bytes(16 * [2])
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """An empty ring of 32 rows, sampled oldest first."""
     return create(world, run, 32, sampler=Fifo())
 
@@ -43,19 +43,19 @@ def session(world: World, holder: ClaimHolder) -> ClientSession:
     return world.session()
 
 
-def offer(claiming: Claiming, session: ClientSession, entry: OpenedStore) -> control_pb2.Claim:
+def offer(claiming: Claiming, session: ClientSession, store: OpenedStore) -> control_pb2.Claim:
     """Returns the claim that the worker is offered after some extends."""
     for _ in range(FIRST_OFFER_EXTENDS - 1):
-        assert claiming.offer(session, entry, wish(entry)) is None
-    claim = claiming.offer(session, entry, wish(entry))
+        assert claiming.offer(session, store, wish(store)) is None
+    claim = claiming.offer(session, store, wish(store))
     assert claim is not None
     return claim
 
 
 @pytest.fixture
-def file(world: World, claiming: Claiming, session: ClientSession, entry: OpenedStore) -> ClaimFile:
+def file(world: World, claiming: Claiming, session: ClientSession, store: OpenedStore) -> ClaimFile:
     """The claim file of the worker."""
-    return ClaimFile.open(world.root.path / offer(claiming, session, entry).path)
+    return ClaimFile.open(world.root.path / offer(claiming, session, store).path)
 
 
 def extend(file: ClaimFile, client_id: bytes, request: int, num_rows: int) -> None:
@@ -73,22 +73,22 @@ def find_indices(world: World, client_id: bytes, request: int) -> list[int]:
 
 
 def test_catch_up_when_extends_of_several_clients_are_found_then_each_has_its_answer(
-    world: World, entry: OpenedStore, file: ClaimFile
+    world: World, store: OpenedStore, file: ClaimFile
 ) -> None:
     extend(file, ONE, 5, 2)
     extend(file, OTHER, 5, 1)
     extend(file, ONE, 6, 3)
-    assert live(entry) == list(range(6))
+    assert live(store) == list(range(6))
     assert find_indices(world, ONE, 5) == [0, 1]
     assert find_indices(world, OTHER, 5) == [2]
     assert find_indices(world, ONE, 6) == [3, 4, 5]
     (counted,) = world.traffic.list_stats()
-    nbytes = 6 * entry.spec.with_rows(1).nbytes
+    nbytes = 6 * store.spec.with_rows(1).nbytes
     assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("gloo", 1, nbytes)
 
 
 def test_catch_up_when_a_retry_was_faster_then_the_rows_are_free_and_the_others_are_stored(
-    world: World, entry: OpenedStore, file: ClaimFile
+    world: World, store: OpenedStore, file: ClaimFile
 ) -> None:
     with world.answers.begin_transaction(ONE, 5, b"the answer to its retry"):
         pass
@@ -99,33 +99,33 @@ def test_catch_up_when_a_retry_was_faster_then_the_rows_are_free_and_the_others_
     extend(file, ONE, 5, 2)
     extend(file, ONE, 6, 1)
     extend(file, OTHER, 1, 1)
-    assert live(entry) == [0, 3]
-    assert num_reserved(entry) == 0
+    assert live(store) == [0, 3]
+    assert num_reserved(store) == 0
     assert world.answers.find_answer(ONE, 5) == b"the answer to its retry"
     assert find_indices(world, ONE, 6) == [3]
-    assert plan(entry, 3).rows.tolist() == [1, 2, 4], "rows that were given up come first"
+    assert plan(store, 3).rows.tolist() == [1, 2, 4], "rows that were given up come first"
 
 
 def test_catch_up_when_the_server_was_restarted_then_stored_with_its_answers(
-    world: World, entry: OpenedStore, file: ClaimFile
+    world: World, store: OpenedStore, file: ClaimFile
 ) -> None:
     extend(file, ONE, 5, 2)
     extend(file, OTHER, 9, 1)
     assert file.claim(2) is not None
-    again = restarted(world, entry.name)
+    again = restarted(world, store.name)
     assert live(again) == [0, 1, 2]
     assert num_reserved(again) == 0, "no worker of an earlier run lives"
     assert find_indices(world, OTHER, 9) == [2]
 
 
 def test_worker_when_it_is_lost_then_what_it_has_recorded_is_stored_and_the_rest_is_free(
-    claiming: Claiming, entry: OpenedStore, holder: ClaimHolder, file: ClaimFile
+    claiming: Claiming, store: OpenedStore, holder: ClaimHolder, file: ClaimFile
 ) -> None:
     extend(file, ONE, 5, 2)
     assert file.claim(2) is not None
-    assert num_reserved(entry) == 2
+    assert num_reserved(store) == 2
     claiming.on_worker_lost(holder)
-    assert (live(entry), num_reserved(entry), holder.claims) == ([0, 1], 0, {})
+    assert (live(store), num_reserved(store), holder.claims) == ([0, 1], 0, {})
 
 
 def test_session_when_it_ends_then_the_worker_keeps_its_claim_for_the_others(
@@ -135,35 +135,35 @@ def test_session_when_it_ends_then_the_worker_keeps_its_claim_for_the_others(
     assert not file.is_over
 
 
-def test_claimed_when_the_worker_abandons_then_over(claiming: Claiming, entry: OpenedStore, file: ClaimFile) -> None:
+def test_claimed_when_the_worker_abandons_then_over(claiming: Claiming, store: OpenedStore, file: ClaimFile) -> None:
     assert file.claim(1) is not None
-    said = control_pb2.Claimed(uid=entry.record.uid, num=1, abandons=True)
+    said = control_pb2.Claimed(uid=store.record.uid, num=1, abandons=True)
     claiming.on_claimed(control_pb2.Claimed(uid="another", num=1, abandons=True), None)
     claiming.on_claimed(said, ClaimHolder("lock", ONE, lambda: None))
     assert not file.is_over, "neither of these is its claim"
     claiming.on_claimed(said, None)
-    assert (file.is_over, num_reserved(entry)) == (True, 0)
+    assert (file.is_over, num_reserved(store)) == (True, 0)
 
 
 def test_record_when_it_makes_no_sense_then_the_worker_is_ended(
-    entry: OpenedStore, file: ClaimFile, broken: list[str]
+    store: OpenedStore, file: ClaimFile, broken: list[str]
 ) -> None:
     assert file.claim(1) is not None
     file.write(ClaimedRows(ONE, 1, WINDOW + 1))
-    entry.catch_up()
+    store.catch_up()
     assert broken == ["worker"]
 
 
 def test_offer_when_the_worker_has_rows_left_then_none_and_when_too_few_the_next(
-    world: World, claiming: Claiming, session: ClientSession, entry: OpenedStore, file: ClaimFile
+    world: World, claiming: Claiming, session: ClientSession, store: OpenedStore, file: ClaimFile
 ) -> None:
-    assert claiming.offer(session, entry, wish(entry)) is None
+    assert claiming.offer(session, store, wish(store)) is None
     for request in range(MIN_EXTENDS):
         extend(file, ONE, request, 1)
-    entry.catch_up()
-    claiming.end_used_up(session, entry, 1)
+    store.catch_up()
+    claiming.end_used_up(session, store, 1)
     assert file.is_over
-    assert claiming.offer(session, entry, wish(entry)) is not None, "it was of use"
+    assert claiming.offer(session, store, wish(store)) is not None, "it was of use"
 
 
 def test_pacing_when_claims_end_early_then_fewer_are_offered() -> None:

@@ -38,7 +38,7 @@ NEW = TensorDict({"z": torch.arange(4), "b": {"d": torch.ones(4)}}, [4])
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A store of four rows of zeros."""
     return run(world.create("x", TD))
 
@@ -57,45 +57,45 @@ def alter(world: World, run: Loop, asked: control_pb2.AlterRequest, request: int
     return run(world.alterations.alter(world.session(), request, asked))
 
 
-def column(world: World, run: Loop, entry: OpenedStore, name: str, *, timeout_s: float = 5.0) -> list[Any]:
+def column(world: World, run: Loop, store: OpenedStore, name: str, *, timeout_s: float = 5.0) -> list[Any]:
     """What a read of everything brings."""
-    asked = control_pb2.ReadRequest(store=entry.name, timeout_s=timeout_s)
+    asked = control_pb2.ReadRequest(store=store.name, timeout_s=timeout_s)
 
     async def read() -> control_pb2.Done | None:
-        return await world.reads.read(world.session(), 1, entry, asked, Deadline.after(timeout_s))
+        return await world.reads.read(world.session(), 1, store, asked, Deadline.after(timeout_s))
 
     done = run(read())
     assert done is not None
-    layout = read_layout(select_spec(entry.spec, parse(()), ()))
+    layout = read_layout(select_spec(store.spec, parse(()), ()))
     found: list[Any] = columns_of(layout, done.inline)[name].tolist()
     return found
 
 
 def test_alter_when_keys_come_then_they_are_read_and_survive_a_restart(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     assert alter(world, run, adding()).version == 1
     for _ in range(2):
-        assert column(world, run, entry, "z") == [0, 1, 2, 3]
-        assert column(world, run, entry, "d") == [1.0] * 4
-        assert entry.record.structure == 1
-        assert entry.generations is not None
-        assert entry.generations.structure == 1
-        assert not (entry.generations.values & 1).any()
-        assert restructuring.list_leftovers(entry.folder) == []
+        assert column(world, run, store, "z") == [0, 1, 2, 3]
+        assert column(world, run, store, "d") == [1.0] * 4
+        assert store.record.structure == 1
+        assert store.generations is not None
+        assert store.generations.structure == 1
+        assert not (store.generations.values & 1).any()
+        assert restructuring.list_leftovers(store.folder) == []
         assert world.db.scan("pending") == []
         world.reopen()
-        entry = world.stores.get("x")
+        store = world.stores.get("x")
 
 
-def test_alter_when_only_zeros_come_then_no_content_is_needed(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_alter_when_only_zeros_come_then_no_content_is_needed(world: World, run: Loop, store: OpenedStore) -> None:
     asked = adding()
     asked.ClearField("content")
     alter(world, run, asked)
-    assert column(world, run, entry, "z") == [0] * 4
+    assert column(world, run, store, "z") == [0] * 4
 
 
-def test_alter_when_values_come_without_content_then_refused(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_alter_when_values_come_without_content_then_refused(world: World, run: Loop, store: OpenedStore) -> None:
     asked = adding(TensorDict({"s": "text"}, [4]))
     asked.ClearField("content")
     with pytest.raises(SpecMismatchError, match="'s'"):
@@ -103,18 +103,18 @@ def test_alter_when_values_come_without_content_then_refused(world: World, run: 
 
 
 def test_alter_when_keys_go_and_are_renamed_then_read_under_the_new_names(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     alter(world, run, adding())
     renamed = [control_pb2.Renamed(old_key=key("z"), new_key=key("b", "z"))]
     asked = control_pb2.AlterRequest(store="x", removed=[key("a")], renamed=renamed, timeout_s=5.0)
     alter(world, run, asked, 2)
-    assert entry.spec.keys(True, True) == [("b", "c"), ("b", "d"), ("b", "z")]
-    assert column(world, run, entry, "z") == [0, 1, 2, 3]
-    assert sorted(path.name for path in (entry.folder / "rows").iterdir()) == ["b", "meta.json"]
+    assert store.spec.keys(True, True) == [("b", "c"), ("b", "d"), ("b", "z")]
+    assert column(world, run, store, "z") == [0, 1, 2, 3]
+    assert sorted(path.name for path in (store.folder / "rows").iterdir()) == ["b", "meta.json"]
 
 
-def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_alter_when_repeated_then_done_once(world: World, run: Loop, store: OpenedStore) -> None:
     session, asked = world.session(), adding()
     first = run(world.alterations.alter(session, 7, asked))
     seen = world.answers.find_answer(session.client_id, 7)
@@ -123,7 +123,7 @@ def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: Open
     removing = control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)
     done = run(world.alterations.alter(session, 7, removing))  # the first try had ended while this one was on its way
     assert done == first
-    assert entry.spec.keys()[0] == "a"
+    assert store.spec.keys()[0] == "a"
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_alter_when_repeated_then_done_once(world: World, run: Loop, entry: Open
     ],
 )
 def test_alter_when_it_does_not_fit_then_refused_and_nothing_changed(
-    world: World, run: Loop, entry: OpenedStore, asked: control_pb2.AlterRequest, error: type[Exception]
+    world: World, run: Loop, store: OpenedStore, asked: control_pb2.AlterRequest, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         alter(world, run, asked)
-    assert (entry.content_version, entry.record.structure) == (0, 0)
-    assert restructuring.list_leftovers(entry.folder) == []
+    assert (store.content_version, store.record.structure) == (0, 0)
+    assert restructuring.list_leftovers(store.folder) == []
 
 
 def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Loop) -> None:
@@ -151,9 +151,9 @@ def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Lo
 
 
 def test_write_when_of_the_structure_before_then_structure_changed_error(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    before = entry.spec.fingerprint
+    before = store.spec.fingerprint
     alter(world, run, adding())
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD, before), timeout_s=5.0)
     with pytest.raises(StructureChangedError):
@@ -161,40 +161,40 @@ def test_write_when_of_the_structure_before_then_structure_changed_error(
 
 
 def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     alter(world, run, control_pb2.AlterRequest(store="x", is_locked=True, timeout_s=5.0))
-    assert entry.spec.root.is_locked
+    assert store.spec.root.is_locked
     for asked in (adding(), control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)):
         with pytest.raises(LockedError, match="unlock_"):
             alter(world, run, asked, 2)
     alter(world, run, control_pb2.AlterRequest(store="x", is_locked=False, timeout_s=5.0), 3)
     alter(world, run, adding(), 4)
-    assert column(world, run, entry, "z") == [0, 1, 2, 3]
+    assert column(world, run, store, "z") == [0, 1, 2, 3]
 
 
 def test_alter_when_a_write_is_under_way_then_it_waits_for_that_and_new_writes_for_it(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     rows = RowSet.run(0, 2)
 
     async def writing() -> None:
-        entry.writes.append(rows)
+        store.writes.append(rows)
         altering = asyncio.create_task(world.alterations.alter(world.session(), 1, adding()))
-        while not entry.write_lock.locked():  # noqa: ASYNC110 (a lock tells nobody that it was taken)
+        while not store.write_lock.locked():  # noqa: ASYNC110 (a lock tells nobody that it was taken)
             await asyncio.sleep(0)
         assert not altering.done()
-        entry.writes.clear()
-        entry.waiters.wake()
+        store.writes.clear()
+        store.waiters.wake()
         await altering
 
     run(writing())
-    assert entry.record.structure == 1
-    entry.writes.append(rows)
+    assert store.record.structure == 1
+    store.writes.append(rows)
     asked = control_pb2.AlterRequest(store="x", removed=[key("z")], timeout_s=0.05)
     with pytest.raises(DeadlineExceededError, match="other writes"):
         alter(world, run, asked, 2)
-    assert entry.record.structure == 1
+    assert store.record.structure == 1
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_alter_when_a_write_is_under_way_then_it_waits_for_that_and_new_writes_f
     [("files", False), ("files", True), ("values", False), ("values", True), ("rows", False), ("rows", True)],
 )
 def test_repair_when_a_crash_came_behind_the_record_then_finished(
-    world: World, run: Loop, entry: OpenedStore, step: str, is_done: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, step: str, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, name = {
         "files": ("tdserve.server.tensordicts.alterations.restructuring", "carry_out"),
@@ -228,11 +228,11 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
     assert len(Restructured.load(world.db)) == 1
     world.reopen()
     assert run(world.alterations.repair()) == 1
-    entry = world.stores.get("x")
-    assert column(world, run, entry, "z") == [0, 1, 2, 3]
-    assert has_value(entry, ("s",))
-    assert not (entry.get_generation_values() & 1).any()
-    assert restructuring.list_leftovers(entry.folder) == []
+    store = world.stores.get("x")
+    assert column(world, run, store, "z") == [0, 1, 2, 3]
+    assert has_value(store, ("s",))
+    assert not (store.get_generation_values() & 1).any()
+    assert restructuring.list_leftovers(store.folder) == []
     assert world.db.scan("pending") == []
 
 
@@ -245,7 +245,7 @@ async def crash_in_turn(step: Awaitable[None] | None) -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
-    world: World, run: Loop, entry: OpenedStore, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
         del arguments
@@ -256,35 +256,35 @@ def test_alter_when_the_last_step_finds_no_room_then_done_once_there_is_some(
         patch.setattr("tdserve.server.tensordicts.alterations.restructuring.carry_out", full)
         assert alter(world, run, adding()).version == 1  # it is decided
         with pytest.raises(DeadlineExceededError):
-            column(world, run, entry, "z", timeout_s=0.05)
+            column(world, run, store, "z", timeout_s=0.05)
         if is_restarted:
             world.alterations.close()
             world.reopen()
             assert run(world.alterations.repair()) == 1
-            entry = world.stores.get("x")
-    assert column(world, run, entry, "z") == [0, 1, 2, 3]
-    assert column(world, run, entry, "d") == [1.0] * 4
-    assert not (entry.get_generation_values() & 1).any()
-    run(folder_is_gone(entry))
+            store = world.stores.get("x")
+    assert column(world, run, store, "z") == [0, 1, 2, 3]
+    assert column(world, run, store, "d") == [1.0] * 4
+    assert not (store.get_generation_values() & 1).any()
+    run(folder_is_gone(store))
     assert world.db.scan("pending") == []
 
 
-async def folder_is_gone(entry: OpenedStore) -> None:
+async def folder_is_gone(store: OpenedStore) -> None:
     """Returns when nothing of an alteration is left."""
-    while restructuring.list_leftovers(entry.folder):  # noqa: ASYNC110 (a thread removes it)
+    while restructuring.list_leftovers(store.folder):  # noqa: ASYNC110 (a thread removes it)
         await asyncio.sleep(0)
 
 
 def test_repair_when_something_was_made_that_never_came_then_removed(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    (entry.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
+    (store.folder / f"{restructuring.PREFIX}x" / "rows").mkdir(parents=True)
     assert run(world.alterations.repair()) == 0
-    assert restructuring.list_leftovers(entry.folder) == []
+    assert restructuring.list_leftovers(store.folder) == []
 
 
 def test_repair_when_values_wait_for_what_never_came_then_they_go(
-    world: World, run: Loop, entry: OpenedStore, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crashing(*arguments: Any, **named: Any) -> None:
         del arguments, named
@@ -296,16 +296,16 @@ def test_repair_when_values_wait_for_what_never_came_then_they_go(
         patch.setattr(restructuring, "remove", lambda folder: made.append(folder.name))
         with pytest.raises(RuntimeError, match="kill"):
             alter(world, run, adding(TensorDict({"s": "text"}, [4])))
-    assert has_value(entry, (made[0], "s"))
+    assert has_value(store, (made[0], "s"))
     world.reopen()
     run(world.alterations.repair())
-    entry = world.stores.get("x")
-    assert not has_value(entry, (made[0], "s"))
-    assert restructuring.list_leftovers(entry.folder) == []
+    store = world.stores.get("x")
+    assert not has_value(store, (made[0], "s"))
+    assert restructuring.list_leftovers(store.folder) == []
 
 
-def has_value(entry: OpenedStore, path: tuple[str, ...]) -> bool:
+def has_value(store: OpenedStore, path: tuple[str, ...]) -> bool:
     """Whether a value lies under a key, also one under which it waits."""
-    with Objects(entry.folder / "objects") as objects:
+    with Objects(store.folder / "objects") as objects:
         ((_, values),) = objects.get_many([(path, [0])])
     return list(values) != [None]

@@ -36,18 +36,18 @@ LONG = TensorDict({"a": torch.zeros(4, 1024)}, [4])
 
 
 @pytest.fixture
-def entry(world: World, run: Loop) -> OpenedStore:
+def store(world: World, run: Loop) -> OpenedStore:
     """A store of four rows of zeros."""
     return run(world.create("x", TD))
 
 
-def writing(entry: OpenedStore, td: TensorDict, index: Any = (), *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
+def writing(store: OpenedStore, td: TensorDict, index: Any = (), *keys: tuple[str, ...]) -> control_pb2.WriteRequest:
     """A write of a selection."""
     return control_pb2.WriteRequest(
-        store=entry.name,
+        store=store.name,
         selection=parse(index).to_message(),
         keys=[content_pb2.Path(parts=key) for key in keys],
-        content=content_of(td, entry.spec.fingerprint),
+        content=content_of(td, store.spec.fingerprint),
         timeout_s=5.0,
     )
 
@@ -57,58 +57,58 @@ def creating(td: TensorDict) -> control_pb2.WriteRequest:
     return control_pb2.WriteRequest(store="y", new_store=new_store("y", td), content=content_of(td), timeout_s=5.0)
 
 
-def column(world: World, run: Loop, entry: OpenedStore, key: str, index: Any = ()) -> list[Any]:
+def column(world: World, run: Loop, store: OpenedStore, key: str, index: Any = ()) -> list[Any]:
     """What a read of a selection brings."""
-    asked = control_pb2.ReadRequest(store=entry.name, selection=parse(index).to_message(), timeout_s=5.0)
-    done = run(world.reads.read(world.session(), 1, entry, asked, Deadline.after(5.0)))
+    asked = control_pb2.ReadRequest(store=store.name, selection=parse(index).to_message(), timeout_s=5.0)
+    done = run(world.reads.read(world.session(), 1, store, asked, Deadline.after(5.0)))
     assert done is not None
-    layout = read_layout(select_spec(entry.spec, parse(index), ()))
+    layout = read_layout(select_spec(store.spec, parse(index), ()))
     found: list[Any] = columns_of(layout, done.inline)[key].tolist()
     return found
 
 
-def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, entry: OpenedStore) -> None:
+def test_write_when_done_then_read_back_and_version_grows(world: World, run: Loop, store: OpenedStore) -> None:
     whole = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2)}}, [4])
-    assert run(world.writes.write(world.session(), 1, writing(entry, whole))).version == 1
+    assert run(world.writes.write(world.session(), 1, writing(store, whole))).version == 1
     row = TensorDict({"a": torch.tensor(9)}, [])
-    assert run(world.writes.write(world.session(), 2, writing(entry, row, -1, ("a",)))).version == 2
-    assert column(world, run, entry, "a") == [0, 1, 2, 9]
-    assert column(world, run, entry, "a", slice(None, None, 2)) == [0, 2]
-    assert column(world, run, entry, "c", [3]) == [[1.0, 1.0]]
-    assert entry.generations is not None
-    assert entry.generations.values.tolist() == [2, 2, 2, 4, 4]
+    assert run(world.writes.write(world.session(), 2, writing(store, row, -1, ("a",)))).version == 2
+    assert column(world, run, store, "a") == [0, 1, 2, 9]
+    assert column(world, run, store, "a", slice(None, None, 2)) == [0, 2]
+    assert column(world, run, store, "c", [3]) == [[1.0, 1.0]]
+    assert store.generations is not None
+    assert store.generations.values.tolist() == [2, 2, 2, 4, 4]
 
 
 def test_write_when_of_another_structure_then_refused_and_nothing_changed(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD[:2]))
     with pytest.raises(SpecMismatchError, match="'x'"):
         run(world.writes.write(world.session(), 1, asked))
-    assert entry.content_version == 0
+    assert store.content_version == 0
     assert world.db.scan("pending") == []
 
 
 @pytest.mark.parametrize("index", [9, 4, [0, 4], (0, 0)])
 def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_repair(
-    world: World, run: Loop, entry: OpenedStore, index: Any
+    world: World, run: Loop, store: OpenedStore, index: Any
 ) -> None:
     # A client checks too; but what is left in the journal would be applied by the next server.
     with pytest.raises(SelectionError):
-        run(world.writes.write(world.session(), 1, writing(entry, TD, index)))
+        run(world.writes.write(world.session(), 1, writing(store, TD, index)))
     assert world.db.scan("pending") == []
-    assert entry.generations is not None
-    assert not entry.generations.values.any()
+    assert store.generations is not None
+    assert not store.generations.values.any()
 
 
 def test_write_when_the_content_is_too_short_then_error_and_the_store_goes_on(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     with pytest.raises(RemoteProtocolError):
-        run(world.writes.write(world.session(), 1, writing(entry, TD[:2])))
-    assert column(world, run, entry, "a") == [0] * 4
+        run(world.writes.write(world.session(), 1, writing(store, TD[:2])))
+    assert column(world, run, store, "a") == [0] * 4
     assert world.db.scan("pending") == []
-    run(world.writes.write(world.session(), 2, writing(entry, TD)))
+    run(world.writes.write(world.session(), 2, writing(store, TD)))
 
 
 def test_write_when_of_another_kind_of_store_then_error(world: World, run: Loop) -> None:
@@ -180,14 +180,14 @@ def test_create_when_asked_anew_while_a_first_attempt_fills_then_the_next_waits_
 
 
 def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry_answered(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
     client_id = bytes(16)
-    asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
+    asked = writing(store, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
     journal = Journal(client_id, 5, control_pb2.Done(version=1), asked, "")
-    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
-    assert entry.generations is not None
-    entry.generations.values[[1, 2, 4]] |= 1  # as the apply leaves them when it is cut short
+    world.db.put("pending", b"apply:" + store.record.uid.encode(), journal.to_bytes())
+    assert store.generations is not None
+    store.generations.values[[1, 2, 4]] |= 1  # as the apply leaves them when it is cut short
     world.reopen()
     assert run(world.writes.repair()) == 1
     again = world.stores.get("x")
@@ -198,9 +198,9 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
 
 
 def test_repair_when_positions_had_come_ahead_then_they_are_there_after_a_crash(
-    world: World, run: Loop, entry: OpenedStore
+    world: World, run: Loop, store: OpenedStore
 ) -> None:
-    asked = writing(entry, TensorDict({"a": torch.tensor([7, 8])}, [2]), [3, 1], ("a",))
+    asked = writing(store, TensorDict({"a": torch.tensor([7, 8])}, [2]), [3, 1], ("a",))
     positions = asked.selection.items[0].positions
     ahead = LongListFile(world.root.requests_folder)
     ahead.add(positions.data)
@@ -210,17 +210,17 @@ def test_repair_when_positions_had_come_ahead_then_they_are_there_after_a_crash(
     place_lists(message, ahead)
     asked = message.write
     journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, "")
-    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    world.db.put("pending", b"apply:" + store.record.uid.encode(), journal.to_bytes())
     world.reopen()
-    entry = world.stores.get("x")
+    store = world.stores.get("x")
     assert run(world.writes.repair()) == 1
-    assert column(world, run, entry, "a", [1, 3]) == [8, 7]
+    assert column(world, run, store, "a", [1, 3]) == [8, 7]
     world.root.empty_requests()
     assert list(world.root.requests_folder.iterdir()) == []
 
 
-def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, entry: OpenedStore) -> None:
-    journal = Journal(bytes(16), 5, control_pb2.Done(), writing(entry, TD), "")
+def test_repair_when_the_store_was_deleted_then_dropped(world: World, run: Loop, store: OpenedStore) -> None:
+    journal = Journal(bytes(16), 5, control_pb2.Done(), writing(store, TD), "")
     world.db.put("pending", b"apply:" + b"another-uid", journal.to_bytes())
     assert run(world.writes.repair()) == 0
     assert world.db.scan("pending") == []
@@ -230,17 +230,17 @@ def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from
     world: World, run: Loop
 ) -> None:
     td = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "v": NonTensorData("old", batch_size=[4])}, [4])
-    entry = run(world.create("y", td))
-    asked = writing(entry, TensorDict({"v": NonTensorData("new", batch_size=[4])}, [4]), (), ("v",))
+    store = run(world.create("y", td))
+    asked = writing(store, TensorDict({"v": NonTensorData("new", batch_size=[4])}, [4]), (), ("v",))
     content, asked.content.values = asked.content.values, b""
     asked.content.ClearField("inline")
     asked.content.values_nbytes = len(content)
     asked.content.message_nbytes.append(len(content))
-    staging = str(entry.folder / "staging" / "0")
+    staging = str(store.folder / "staging" / "0")
     with SpoolWriter(f"{staging}.values") as writer:
         writer.write(0, memoryview(content))
     journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, staging)
-    world.db.put("pending", b"apply:" + entry.record.uid.encode(), journal.to_bytes())
+    world.db.put("pending", b"apply:" + store.record.uid.encode(), journal.to_bytes())
     world.reopen()
     assert run(world.writes.repair()) == 1
     again = world.stores.get("y")
@@ -252,9 +252,9 @@ def test_repair_when_values_had_come_over_the_channel_then_they_are_applied_from
 
 @pytest.mark.parametrize("values_nbytes", [1, 1 << 62])
 def test_write_when_values_are_announced_that_do_not_follow_then_refused_and_nothing_is_left_to_repair(
-    world: World, run: Loop, entry: OpenedStore, values_nbytes: int
+    world: World, run: Loop, store: OpenedStore, values_nbytes: int
 ) -> None:
-    asked = writing(entry, TD)
+    asked = writing(store, TD)
     asked.content.values_nbytes = values_nbytes
     with pytest.raises(RemoteProtocolError, match="content for 'x'"):
         run(world.writes.write(world.session(), 1, asked))

@@ -41,7 +41,7 @@ class Weights:
         self.gives_up = False
 
     @property
-    def entry(self) -> OpenedStore:
+    def store(self) -> OpenedStore:
         return self.world.stores.get("w")
 
     def publish(self, base: float, head: float) -> int:
@@ -72,9 +72,9 @@ class Weights:
 
     def begin(self, version: int) -> None:
         """Starts the checksums of a version."""
-        path = self.entry.folder / "versions" / f"{version}.safetensors"
+        path = self.store.folder / "versions" / f"{version}.safetensors"
         ref = worker_pb2.VersionRef(path=str(path), fingerprint=SPEC.fingerprint, spec=codec.encode(SPEC))
-        self.checksums.make(self.entry, self.entry.get_versions().get(version), lambda: ref, self)  # type: ignore[arg-type]
+        self.checksums.make(self.store, self.store.get_versions().get(version), lambda: ref, self)  # type: ignore[arg-type]
 
     def submit(self, order: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
         """Stands for the worker: passes an order on to it, or gives it up for a next one."""
@@ -89,8 +89,8 @@ class Weights:
 
     def unchanged(self, held: int, version: int) -> Unchanged | None:
         """What a reader need not be sent."""
-        record = self.entry.get_versions().get(version)
-        return self.run(self.checksums.find_unchanged(self.entry, held, record, SPEC, NEVER))
+        record = self.store.get_versions().get(version)
+        return self.run(self.checksums.find_unchanged(self.store, held, record, SPEC, NEVER))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_unchanged_when_little_is_then_everything_is_sent(weights: Weights) -> N
     for base in (1, 2):
         weights.make(weights.publish(base, 7))
     assert weights.unchanged(1, 2) is None
-    assert not weights.entry.get_versions().is_mostly_unchanged
+    assert not weights.store.get_versions().is_mostly_unchanged
 
 
 def test_unchanged_when_the_server_restarts_then_it_is_still_known(weights: Weights) -> None:
@@ -138,14 +138,14 @@ def test_unchanged_when_most_was_so_far_then_it_is_waited_for_and_else_not(
     monkeypatch.setattr("tdserve.server.weights.checksums.WAIT_S", 60.0)
     for head in (1, 2):
         weights.make(weights.publish(7, head))
-    versions = weights.entry.get_versions()
+    versions = weights.store.get_versions()
     assert versions.is_mostly_unchanged
     third = weights.publish(7, 3)
 
     async def at_once(is_mostly_unchanged: bool) -> Unchanged | None:
         versions.is_mostly_unchanged = is_mostly_unchanged
         weights.begin(third)
-        return await weights.checksums.find_unchanged(weights.entry, 2, versions.get(third), SPEC, NEVER)
+        return await weights.checksums.find_unchanged(weights.store, 2, versions.get(third), SPEC, NEVER)
 
     assert run(at_once(False)) is None
     assert run(at_once(True)) is not None
@@ -158,21 +158,21 @@ def test_made_when_the_worker_gives_them_up_for_the_next_version_time_after_time
     for number in range(2 * PATIENCE):
         version = weights.publish(number, 7)
         weights.make(version)
-    assert not weights.entry.get_versions().is_worth_checksums(version + 1)
+    assert not weights.store.get_versions().is_worth_checksums(version + 1)
 
 
 def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: Weights, run: Loop) -> None:
     version = weights.publish(7, 1)
-    entry = weights.entry
+    store = weights.store
 
     async def scenario() -> None:
         weights.begin(version)
-        await weights.world.stores.delete(entry)
+        await weights.world.stores.delete(store)
         await weights.settle()
 
     run(scenario())
-    assert entry.get_versions().get_checksums(version) is None
-    assert weights.world.db.get("states", entry.record.uid.encode()) is None
+    assert store.get_versions().get_checksums(version) is None
+    assert weights.world.db.get("states", store.record.uid.encode()) is None
 
 
 def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(weights: Weights, run: Loop) -> None:
@@ -185,6 +185,6 @@ def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(w
         await weights.settle()
 
     run(scenario())
-    versions = weights.entry.get_versions()
+    versions = weights.store.get_versions()
     assert versions.get_checksums(first) is None
     assert versions.get_checksums(second) is not None

@@ -36,15 +36,15 @@ class Trees:
         self.traffic = Traffic()
         self.relays = Relays(self.traffic)
         record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
-        self.entry = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
-        self.entry.get_versions().fanout = 1
+        self.store = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
+        self.store.get_versions().fanout = 1
         self.sessions = [world.session(number) for number in range(6)]
 
     def publish(self, *, nbytes: int = SPEC.nbytes) -> VersionRecord:
         """Publishes the next version."""
-        versions = self.entry.get_versions()
+        versions = self.store.get_versions()
         versions.commit(versions.begin(fingerprint=SPEC.fingerprint), 0.0, nbytes=nbytes)
-        self.relays.announce(self.entry)
+        self.relays.announce(self.store)
         assert versions.newest is not None
         return versions.newest
 
@@ -52,12 +52,12 @@ class Trees:
         self, number: int, *failed: int, timeout_s: float = 20.0, was_connected: bool = True, dtype: int = 0
     ) -> Placement:
         """Returns the source from which a session gets the newest version."""
-        version = self.entry.get_versions().newest
+        version = self.store.get_versions().newest
         assert version is not None
         links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
         asked = control_pb2.LatestRequest(relays=True, failed=links, dtype=dtype)  # type: ignore[arg-type]
         session = self.sessions[number]
-        placed = await self.relays.place(session, self.entry, version, SPEC, asked, Deadline.after(timeout_s))
+        placed = await self.relays.place(session, self.store, version, SPEC, asked, Deadline.after(timeout_s))
         assert placed is not None
         return placed
 
@@ -69,7 +69,7 @@ class Trees:
         """Gives the first session a whole version from the server, which it keeps."""
         placed = await self.place(1)
         assert (placed.relay, placed.keeps) == (SERVER, True)
-        with self.relays.track_sending(self.entry, placed):
+        with self.relays.track_sending(self.store, placed):
             self.report(1, holds=placed.link)
         whole = control_pb2.TakenRequest(link=placed.link, checksums=RIGHT)
         self.relays.on_report(self.sessions[1], control_pb2.RelayReport(whole=whole))
@@ -103,7 +103,7 @@ def test_place_when_it_cannot_be_passed_on_then_from_the_server_and_no_more(
         version = trees.publish()
         found = await trees.relays.place(
             trees.sessions[1],
-            trees.entry,
+            trees.store,
             version,
             spec,
             asked,
@@ -205,10 +205,10 @@ def test_taken_when_its_version_was_forgotten_while_its_puller_waited_then_count
         for _ in range(3):
             await asyncio.sleep(0)
         trees.publish()
-        with trees.relays.track_sending(trees.entry, first):
+        with trees.relays.track_sending(trees.store, first):
             pass  # nobody gets the old version any more, and two still wait for it
         root = await asyncio.wait_for(waiting[0], MAX_LINE_S / 2)
-        with trees.relays.track_sending(trees.entry, root):
+        with trees.relays.track_sending(trees.store, root):
             trees.report(2, holds=root.link)
             placed = await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)
         whole = control_pb2.TakenRequest(link=root.link, checksums=RIGHT)
@@ -252,7 +252,7 @@ def test_taken_when_the_server_has_the_checksums_then_those_count(trees: Trees, 
     async def scenario() -> None:
         version = trees.publish()
         await trees.root()
-        trees.entry.get_versions().set_checksums(version.version, WRONG)
+        trees.store.get_versions().set_checksums(version.version, WRONG)
         placed = await trees.place(2)
         await trees.taken(2, placed.link, WRONG)
         other = await trees.place(3, dtype=5)  # other bytes, of which it knows none
@@ -270,8 +270,8 @@ def test_taken_when_the_server_makes_its_own_then_only_those_count_unless_it_tak
         links = [(await trees.place(2)).link]
         waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
         await asyncio.sleep(0)
-        trees.entry.get_versions().set_checksums(version.version, WRONG)
-        trees.entry.waiters.wake()
+        trees.store.get_versions().set_checksums(version.version, WRONG)
+        trees.store.waiters.wake()
         await waiting
         version = trees.publish(nbytes=MIN_COMPARED_BYTES)
         assert (await trees.root()).link > root.link
@@ -285,7 +285,7 @@ def test_taken_when_the_server_makes_none_of_this_version_then_those_of_its_dire
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        versions = trees.entry.get_versions()
+        versions = trees.store.get_versions()
         for _ in range(2 * PATIENCE):
             versions.note_superseded(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
         assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
@@ -331,9 +331,9 @@ def test_sending_when_it_fails_then_the_puller_has_nothing_to_pass_on(trees: Tre
     async def scenario() -> None:
         trees.publish()
         placed = await trees.place(1)
-        with pytest.raises(PeerLostError), trees.relays.track_sending(trees.entry, placed):
+        with pytest.raises(PeerLostError), trees.relays.track_sending(trees.store, placed):
             raise PeerLostError(peer="it", reason="gone")
-        with trees.relays.track_sending(trees.entry, None):
+        with trees.relays.track_sending(trees.store, None):
             pass
         assert (await trees.place(2)).relay == SERVER
 
@@ -372,12 +372,12 @@ def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgo
         trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
-        trees.entry.waiters.delete("w")
-        trees.relays.forget_deleted(trees.entry)
+        trees.store.waiters.delete("w")
+        trees.relays.forget_deleted(trees.store)
         assert len(trees.relays) == 1  # one client still takes it from another
         trees.report(2, ended=placed.link)
         trees.relays.on_session_ended(1)
-        trees.relays.forget_deleted(trees.entry)
+        trees.relays.forget_deleted(trees.store)
         assert len(trees.relays) == 0
         trees.report(1, ended=root.link)
 

@@ -31,8 +31,8 @@ def deadline(timeout_s: float = 20.0) -> Deadline:
 
 async def begin(unpublished: Unpublished) -> tuple[OpenedStore, UnfinishedVersion]:
     """What a publish does before its content comes."""
-    entry = await unpublished.store("w", SPEC, deadline())
-    return entry, entry.get_versions().begin(fingerprint=SPEC.fingerprint)
+    store = await unpublished.store("w", SPEC, deadline())
+    return store, store.get_versions().begin(fingerprint=SPEC.fingerprint)
 
 
 def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion], writer: str = "") -> None:
@@ -43,18 +43,18 @@ def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion],
 
 def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion]) -> int:
     """What it does when its content is there."""
-    entry, publishing = begun
-    entry.get_versions().commit(publishing, 1.0, nbytes=12)
+    store, publishing = begun
+    store.get_versions().commit(publishing, 1.0, nbytes=12)
     with world.db.begin_transaction() as txn:
-        world.stores.save_state(entry, txn, entry.get_versions().get_state())
-        unpublished.show(entry, txn)
+        world.stores.save_state(store, txn, store.get_versions().get_state())
+        unpublished.show(store, txn)
     return publishing.version
 
 
-def record(world: World, entry: OpenedStore) -> None:
+def record(world: World, store: OpenedStore) -> None:
     """What it does before a local client writes."""
     with world.db.begin_transaction() as txn:
-        world.stores.save_state(entry, txn, entry.get_versions().get_state())
+        world.stores.save_state(store, txn, store.get_versions().get_state())
 
 
 def hold(world: World) -> SessionLock:
@@ -194,8 +194,8 @@ def test_restore_when_a_client_of_before_may_still_write_then_numbers_go_on_unti
 def test_restore_when_the_record_is_damaged_then_it_goes_all_the_same(
     world: World, unpublished: Unpublished, run: Loop
 ) -> None:
-    entry, _ = run(begin(unpublished))
-    world.db.put("states", entry.record.uid.encode(), b"{}")
+    store, _ = run(begin(unpublished))
+    world.db.put("states", store.record.uid.encode(), b"{}")
     world.reopen()
     Unpublished(world.stores).restore()
     check_nothing_left(world)

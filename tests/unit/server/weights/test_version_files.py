@@ -11,25 +11,25 @@ from tdserve.server.weights.version_files import let_go, make_path
 from tdserve.structure.tree import Node, Spec
 
 
-def _publish(entry: OpenedStore) -> int:
-    versions = entry.get_versions()
+def _publish(store: OpenedStore) -> int:
+    versions = store.get_versions()
     begun = versions.begin(fingerprint=b"f")
-    make_path(entry, begun.version).write_bytes(b"content")
+    make_path(store, begun.version).write_bytes(b"content")
     versions.commit(begun, 0.0, nbytes=7, metadata=b"")
     return begun.version
 
 
 def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
-    entry = OpenedStore(
+    store = OpenedStore(
         StoreRecord("w", "weights", "0" * 32), Spec(Node((), None, None, None, ())), tmp_path, versions=Versions(keep=1)
     )
-    first = _publish(entry)
+    first = _publish(store)
     for _ in range(2):
-        entry.get_versions().acquire(first)
-    let_go(entry, first)
-    assert make_path(entry, first).exists()
-    _publish(entry)
-    assert make_path(entry, first).exists(), "somebody still needs it"
-    let_go(entry, first)
-    assert not make_path(entry, first).exists()
+        store.get_versions().acquire(first)
+    let_go(store, first)
+    assert make_path(store, first).exists()
+    _publish(store)
+    assert make_path(store, first).exists(), "somebody still needs it"
+    let_go(store, first)
+    assert not make_path(store, first).exists()
