@@ -59,7 +59,7 @@ def test_content_when_its_root_is_a_dev_shm_that_is_too_small_then_an_error_and_
     assert re.fullmatch(r"no room for /dev/shm/root/stores/too-large: .*\ngloo equal\nshm equal\n", printed), printed
 
 
-def test_client_when_it_has_one_published_port_then_requests_pass_and_content_says_what_to_set(
+def test_client_when_it_has_one_published_port_then_requests_pass_and_the_error_of_content_names_the_setting(
     make_stack: MakeStack,
 ) -> None:
     with socket.socket() as probe:

@@ -57,7 +57,7 @@ def test_health_when_no_server_is_there_then_one_line_and_1(gpu_image: str) -> N
     assert line.startswith("127.0.0.1:7707 UNREACHABLE")
 
 
-def test_server_when_its_gpu_is_not_there_then_one_line_says_so_and_it_serves_without(
+def test_server_when_its_gpu_is_missing_then_one_line_of_warning_and_it_serves_without(
     gpu_image: str, name: str
 ) -> None:
     hardened = ("--read-only", "--tmpfs", "/tmp", "-v", "/data", "--cap-drop", "ALL", "-e", "TDSERVE_INSECURE=1")

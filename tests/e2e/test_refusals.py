@@ -73,13 +73,13 @@ def check_refused(said: str, *arguments: str) -> None:
         ((), ("health", "--address", "no-such-server:7707"), "no-such-server"),
     ],
 )
-def test_container_when_a_setting_cannot_be_then_says_which(
+def test_container_when_a_setting_is_invalid_then_the_error_names_it(
     image: str, options: tuple[str, ...], command: tuple[str, ...], said: str
 ) -> None:
     check_refused(said, *options, image, *command)
 
 
-def test_server_when_its_volume_is_full_then_says_so(image: str, make_volume: MakeVolume) -> None:
+def test_server_when_its_volume_is_full_then_ends_with_a_capacity_error(image: str, make_volume: MakeVolume) -> None:
     check_refused("no room for /data", *INSECURE, "-v", f"{make_volume(*tmpfs('4k'))}:/data", image)
 
 
@@ -104,21 +104,23 @@ def test_server_when_its_volume_is_of_a_newer_version_then_leaves_it_alone(image
     assert left == newer
 
 
-def test_server_when_its_port_is_anothers_then_says_so_and_the_other_goes_on(image: str, name: str) -> None:
+def test_server_when_its_port_is_taken_then_ends_with_an_error_and_the_other_goes_on(image: str, name: str) -> None:
     docker("run", "-d", "--name", name, *INSECURE, image)
     wait_for(lambda: inspect(name)["State"]["Health"]["Status"] == "healthy", "a healthy server", timeout_s=60.0)
     check_refused("0.0.0.0:7707 cannot be listened on", *INSECURE, "--network", f"container:{name}", image)
     docker("exec", name, "tdserve", "health")
 
 
-def test_server_when_another_has_its_volume_then_says_who(image: str, name: str, make_volume: MakeVolume) -> None:
+def test_server_when_another_has_its_volume_then_the_error_names_the_other(
+    image: str, name: str, make_volume: MakeVolume
+) -> None:
     volume = ("-v", f"{make_volume()}:/data")
     docker("run", "-d", "--name", name, "--hostname", "the-first", *INSECURE, *volume, image)
     wait_for(lambda: inspect(name)["State"]["Health"]["Status"] == "healthy", "a healthy server", timeout_s=60.0)
     check_refused("in use by process 1 on the-first", *INSECURE, *volume, image)
 
 
-def test_clients_when_their_token_is_not_the_servers_then_say_so_and_end(make_stack: MakeStack) -> None:
+def test_clients_when_their_token_is_wrong_then_end_with_one_line(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.compose("up", "-d", "--wait", "--no-build", "server")
     client = ("run", "--rm", "-T", "--no-deps", *AT_ONCE)

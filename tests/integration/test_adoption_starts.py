@@ -193,7 +193,9 @@ def test_command_when_run_then_the_store_is_there(
         client.delete("by command")
 
 
-def test_start_when_told_to_adopt_then_there_from_the_beginning(fresh_server: FreshServer, folder: Path) -> None:
+def test_start_when_folders_are_to_be_adopted_then_there_from_the_beginning(
+    fresh_server: FreshServer, folder: Path
+) -> None:
     server = fresh_server(adopt=(f"{folder}=data:ro",))
     for started in (server, None):
         if started is None:

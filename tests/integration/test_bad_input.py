@@ -150,7 +150,7 @@ def test_store_when_unknown_then_not_found_names_it(client: tdserve.Client) -> N
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "..", ".", "../x", "x" * 300, "a\\b", "a\0b", " a", ".hidden", "\ud800", 5])
-def test_store_name_when_it_cannot_be_then_invalid_request_says_why(client: tdserve.Client, bad: Any) -> None:
+def test_store_name_when_it_is_invalid_then_invalid_request_has_the_reason(client: tdserve.Client, bad: Any) -> None:
     before = client.stores()
     for call in (
         lambda: client.init_remote(example(), bad),
@@ -200,7 +200,7 @@ def test_store_when_it_exists_then_error_names_it_and_it_stays(client: tdserve.C
         assert raised.value.name == store.name
 
 
-def test_store_when_of_another_kind_then_wrong_state_says_which(
+def test_store_when_of_another_kind_then_wrong_state_names_the_kind(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:
     client.create_replay(name, example()[0], 4)
@@ -264,9 +264,7 @@ def test_newer_than_when_beyond_all_versions_then_nothing_newer(client: tdserve.
 
 
 @pytest.mark.parametrize("device", ["nonsense", 1.5], ids=repr)
-def test_device_when_torch_knows_none_such_then_invalid_request(
-    client: tdserve.Client, store: Any, device: Any
-) -> None:
+def test_device_when_torch_has_none_such_then_invalid_request(client: tdserve.Client, store: Any, device: Any) -> None:
     for call in (
         lambda: tdserve.connect(client.address, device=device),
         lambda: client.from_remote_init(store.name, device=device),

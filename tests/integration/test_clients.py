@@ -29,7 +29,7 @@ def test_transport_when_it_cannot_be_had_then_refused(server: tdserve.Server) ->
         server.client(transport="pigeon")
 
 
-def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> None:
+def test_connect_when_no_server_runs_then_connect_error_names_the_address() -> None:
     with pytest.raises(tdserve.ConnectError, match=r"127\.0\.0\.1:1"):
         tdserve.connect("127.0.0.1:1", timeout_s=0.3)
     for address in ("nonsense", "host:", ""):
@@ -37,7 +37,7 @@ def test_connect_when_nobody_is_there_then_connect_error_names_the_address() -> 
             tdserve.connect(address, timeout_s=0.3)
 
 
-def test_connect_when_nobody_knows_the_name_then_says_so() -> None:
+def test_connect_when_the_name_does_not_resolve_then_connect_error_names_it() -> None:
     with pytest.raises(tdserve.ConnectError, match=r"'no-such-name\.invalid' does not resolve"):
         tdserve.connect("no-such-name.invalid:1", timeout_s=2.5)
 
@@ -62,7 +62,7 @@ def test_catalog_when_asked_over_a_session_then_the_same_answers_as_without(
                         ask("missing")
 
 
-def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name: str) -> None:
+def test_client_when_closed_then_every_call_raises_closed_error(server: tdserve.Server, name: str) -> None:
     client = server.client()
     store = client.memmap(example(), name)
     batches = client.create_replay(f"{name}-r"[-100:], example()[0], 4).batches(2)
@@ -84,7 +84,9 @@ def test_client_when_closed_then_every_call_says_so(server: tdserve.Server, name
     batches.close()
 
 
-def test_client_when_forked_then_the_child_is_told_and_the_parent_goes_on(client: tdserve.Client, store: Any) -> None:
+def test_client_when_forked_then_the_child_gets_an_error_and_the_parent_goes_on(
+    client: tdserve.Client, store: Any
+) -> None:
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -146,9 +148,7 @@ futures = [replay.extend(row, return_early=True) for _ in range(200)]
 
 
 @pytest.mark.once("gloo")
-def test_extends_when_nobody_waits_for_them_before_the_interpreter_ends_then_stored(
-    client: tdserve.Client, name: str
-) -> None:
+def test_extends_when_not_waited_for_before_the_interpreter_ends_then_stored(client: tdserve.Client, name: str) -> None:
     replay = client.create_replay(name, example()[0], 1_000)
     replay.extend(example(1))
     command = [sys.executable, "-c", UNAWAITED]

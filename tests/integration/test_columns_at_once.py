@@ -98,7 +98,7 @@ def test_take_when_a_leaf_of_its_rows_is_written_meanwhile_then_all_are_acknowle
     assert sorted(seen) == list(range(NUM_ROWS))
 
 
-def test_delete_and_clear_when_somebody_writes_to_the_rows_then_they_are_gone_and_the_next_ones_are_whole(
+def test_delete_and_clear_when_the_rows_are_being_written_then_they_are_gone_and_the_next_ones_are_whole(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:
     table = client.create_replay(name, LIKE, NUM_ROWS)

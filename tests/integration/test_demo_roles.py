@@ -91,7 +91,7 @@ def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run
 
 
 @pytest.mark.parametrize("role", ["actor", "server"])
-def test_role_when_told_to_end_before_it_found_anybody_then_exit_code_0(tmp_path: Path, port: int, role: str) -> None:
+def test_role_when_terminated_before_it_found_the_others_then_exit_code_0(tmp_path: Path, port: int, role: str) -> None:
     with Role(tmp_path, role, role, port) as alone:
         said = re.compile("connects to|ready at")
         wait_for(lambda: said.search(alone.printed), f"the {role}", timeout_s=START_TIMEOUT_S)

@@ -88,7 +88,7 @@ def test_start_when_the_soft_limit_is_low_then_it_is_raised(tmp_path: Path) -> N
         assert resource.prlimit(ready_worker(client)["pid"], resource.RLIMIT_NOFILE) == (300, 300)
 
 
-def test_connections_when_a_stranger_makes_many_and_says_nothing_then_he_gets_no_more_and_clients_go_on(
+def test_connections_when_a_stranger_opens_many_and_sends_nothing_then_it_gets_no_more_and_clients_go_on(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path, 256, 256) as address, ExitStack() as stack:

@@ -124,7 +124,7 @@ def test_publish_when_its_client_is_killed_in_the_middle_of_the_first_then_not_e
     assert client.publish("new", rows(AFTER)) == 1
 
 
-def test_writes_when_their_clients_stand_still_in_the_middle_then_they_harm_nobody_and_are_stored_once(
+def test_writes_when_their_clients_stand_still_in_the_middle_then_others_go_on_and_they_are_stored_once(
     server: tdserve.Server, client: tdserve.Client, nursery: Nursery
 ) -> None:
     stop = {"at": 3, "signal_number": int(signal.SIGSTOP)}

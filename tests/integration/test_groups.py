@@ -57,7 +57,7 @@ def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_
         assert survivor.line() == "ended 0"
 
 
-def test_broadcast_when_its_source_is_killed_before_then_who_waits_and_who_comes_later_raise_at_once(
+def test_broadcast_when_its_source_is_killed_before_then_waiting_and_later_members_raise_at_once(
     server: tdserve.Server, members: Nursery
 ) -> None:
     size = 4

@@ -96,7 +96,7 @@ def test_extend_when_rows_are_claimed_then_they_follow_one_another_round_the_rin
     assert is_claiming(other, replay.name)
 
 
-def test_extend_when_several_are_under_way_then_each_goes_where_its_future_says(replay: Any) -> None:
+def test_extend_when_several_are_under_way_then_each_fills_the_rows_of_its_future(replay: Any) -> None:
     futures = [replay.extend(rows(number, 1 + number % NUM_ROWS), return_early=True) for number in range(100, 180)]
     for number, future in zip(range(172, 180), futures[-8:], strict=True):
         index = future.result(30.0)
@@ -319,7 +319,7 @@ def cut_connection(fd: int) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_extend_when_its_session_is_lost_before_the_server_was_told_then_stored_once(
+def test_extend_when_its_session_is_lost_before_it_was_reported_then_stored_once(
     client: tdserve.Client, other: tdserve.Client, foreign: set[int]
 ) -> None:
     replay: Any = client.create_replay("lost", row(), CAPACITY, limiter=tdserve.MinSize(CAPACITY))

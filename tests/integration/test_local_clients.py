@@ -45,7 +45,7 @@ def client(public_server: tdserve.Server) -> Iterator[tdserve.Client]:
             made.delete(name)
 
 
-def test_connect_when_another_mount_namespace_hides_the_root_then_gloo_or_an_error_that_says_so(
+def test_connect_when_another_mount_namespace_hides_the_root_then_gloo_or_not_local_error(
     nursery: Nursery, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
     if os.getuid() != 0:

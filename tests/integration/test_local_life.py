@@ -136,7 +136,7 @@ def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call
             assert client.stats()["transport"] == "shm"
 
 
-def test_server_when_told_to_end_while_local_writers_stand_still_then_it_ends_in_its_grace_and_their_rows_stay_theirs(
+def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_its_grace_and_their_rows_stay_reserved(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}

@@ -31,7 +31,7 @@ def resident_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def test_writers_when_nobody_reads_then_the_server_holds_no_more_than_its_limit(tmp_path: Path) -> None:
+def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_limit(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server,
         server.client(transport="gloo") as client,
@@ -51,7 +51,7 @@ def test_writers_when_nobody_reads_then_the_server_holds_no_more_than_its_limit(
         assert len(queue) == 8
 
 
-def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_somebody_reads(tmp_path: Path) -> None:
+def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_a_client_reads(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server,
         server.client(transport="gloo") as client,
@@ -67,7 +67,7 @@ def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_some
         wait_for(lambda: len(queue) == 0 or None, "an empty queue")
 
 
-def test_writer_when_nobody_reads_then_append_waits_and_says_for_what(tmp_path: Path) -> None:
+def test_writer_when_no_client_reads_then_append_waits_and_its_error_names_the_cause(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server, server.client(transport="gloo") as client:
         like = TensorDict({"x": torch.zeros(1_000)}, [])
         replay = client.create_replay("replay", like, 100, limiter=tdserve.Queue(10))

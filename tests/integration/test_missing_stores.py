@@ -29,7 +29,7 @@ CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_end(
+def test_call_when_the_name_is_misspelt_then_a_warning_meanwhile_and_an_error_at_the_end(
     client: tdserve.Client, name: str, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module, constant in ((catalog_client, "LOOK_AFTER_S"), (pending, "SLOW_S")):
@@ -61,7 +61,7 @@ def test_call_when_the_name_is_misspelt_then_warned_on_the_way_and_told_at_the_e
     ],
     ids=["getitem", "describe", "describe once", "keys", "delete", "send"],
 )
-def test_call_when_it_does_not_wait_for_a_misspelt_name_then_told_which_are_near(
+def test_call_when_it_does_not_wait_for_a_misspelt_name_then_the_error_lists_similar_ones(
     client: tdserve.Client, name: str, call: Callable[[tdserve.Client, str], Any]
 ) -> None:
     client.init_remote(TD, name)

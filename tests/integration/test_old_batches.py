@@ -70,7 +70,9 @@ def test_handle_when_its_table_was_made_anew_with_another_capacity_then_follows(
         replay.extend(rows(*range(capacity + 1)))
 
 
-def test_handle_when_its_table_was_made_anew_for_other_rows_then_told_so(client: tdserve.Client, name: str) -> None:
+def test_handle_when_its_table_was_made_anew_for_other_rows_then_spec_mismatch(
+    client: tdserve.Client, name: str
+) -> None:
     replay = create(client, name)
     client.delete(name)
     client.create_replay(name, rows(0)[0].to(torch.float32), 8)

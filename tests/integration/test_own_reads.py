@@ -112,7 +112,7 @@ def test_sample_when_another_client_has_just_extended_then_has_these_rows(
             assert number <= 10 or not claims or is_claiming(other, name)
 
 
-def test_read_when_rows_leave_then_the_reader_is_told(replay: tdserve.ReplayHandle) -> None:
+def test_read_when_rows_leave_then_the_reader_gets_a_selection_error(replay: tdserve.ReplayHandle) -> None:
     replay.delete([3, 5])
     with pytest.raises(tdserve.SelectionError, match="not live"):
         replay[[2, 3]]

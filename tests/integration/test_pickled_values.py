@@ -87,7 +87,7 @@ def test_objects_when_published_or_in_a_tensorclass_then_come_back_equal(allowin
     assert found.data.tool == Tool("calc", {3})
 
 
-def test_objects_when_a_client_does_not_allow_pickle_then_it_is_told_key_and_remedy(
+def test_objects_when_a_client_does_not_allow_pickle_then_the_error_names_key_and_remedy(
     allowing: tdserve.Client, server: tdserve.Server, name: str
 ) -> None:
     allowing.init_remote(rows(), name)
@@ -131,7 +131,7 @@ def _go_off() -> Armed:
     return Armed()
 
 
-def test_object_when_its_pickle_runs_code_then_only_a_reader_who_allowed_it_runs_it(
+def test_object_when_its_pickle_runs_code_then_only_a_reader_that_allowed_it_runs_it(
     allowing: tdserve.Client, server: tdserve.Server, name: str
 ) -> None:
     allowing.init_remote(TensorDict({"bomb": NonTensorData(Armed())}), name)

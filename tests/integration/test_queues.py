@@ -274,7 +274,9 @@ def test_close_when_rows_are_left_then_they_are_drained_and_then_over(
             each.extend(rows(9))
 
 
-def test_close_when_takers_wait_then_they_are_told(client: tdserve.Client, other: tdserve.Client, queue: Any) -> None:
+def test_close_when_takers_wait_then_they_get_an_error(
+    client: tdserve.Client, other: tdserve.Client, queue: Any
+) -> None:
     many = client.later(lambda: queue.take(12, ack=False, timeout_s=30.0))
     writing = client.later(lambda: queue.extend(rows(*range(8, 14)), timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 2, "a taker and a writer that wait")

@@ -195,7 +195,7 @@ def test_replay_when_histories_lie_beside_dense_leaves_then_these_are_written_al
         check_same(histories[int(number)], said_there)
 
 
-def test_replay_when_the_row_itself_is_a_history_then_samples_tell_their_rows(
+def test_replay_when_the_row_itself_is_a_history_then_samples_have_their_row_numbers(
     client: tdserve.Client, name: str
 ) -> None:
     batch = lazy_stack([turns(2), turns(1), turns(3)])

@@ -62,7 +62,7 @@ def test_extend_when_the_ring_is_full_then_the_oldest_rows_go(client: tdserve.Cl
 
 
 @both_sizes
-def test_sample_when_drawn_then_rows_are_whole_and_say_where_they_are(
+def test_sample_when_drawn_then_rows_are_whole_and_have_index_and_generation(
     client: tdserve.Client, name: str, size: int
 ) -> None:
     replay = create(client, name, 6, size=size)

@@ -58,7 +58,7 @@ def kill_worker(crashing: Crashing) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_extends_when_nobody_looks_at_claimed_rows_and_many_other_answers_come_then_all_are_there(
+def test_extends_when_no_client_reads_claimed_rows_and_many_other_answers_come_then_all_are_there(
     crashing: Crashing, is_killed: bool
 ) -> None:
     with crashing.server.client(transport="shm", timeout_s=60.0) as client:

@@ -233,7 +233,7 @@ def test_serve_when_the_address_is_of_version_6_then_clients_reach_it_there(tmp_
                 assert store["x"].sum() == 100_000
 
 
-def test_health_when_it_serves_then_says_so_and_reflection_lists_the_service(server: tdserve.Server) -> None:
+def test_health_when_it_serves_then_true_and_reflection_lists_the_service(server: tdserve.Server) -> None:
     assert check_health(server.address, timeout_s=10.0)
     with grpc.insecure_channel(server.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -242,7 +242,7 @@ def test_health_when_it_serves_then_says_so_and_reflection_lists_the_service(ser
     assert {"tdserve.v1.ControlService", "grpc.health.v1.Health"} <= names
 
 
-def test_server_when_started_and_shut_down_then_its_object_says_so(tmp_path: Path) -> None:
+def test_server_when_started_and_shut_down_then_its_object_has_the_state(tmp_path: Path) -> None:
     server = tdserve.Server(tmp_path, port=0)
     assert not server.is_alive
     with pytest.raises(tdserve.WrongStateError):
@@ -317,7 +317,7 @@ def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(ser
         assert len(replay) >= before + 20_000  # what timed out may still come
 
 
-def test_wait_when_nothing_comes_then_ends_at_its_deadline_and_says_why(server: tdserve.Server) -> None:
+def test_wait_when_nothing_comes_then_ends_at_its_deadline_with_the_reason(server: tdserve.Server) -> None:
     with server.client() as client:
         replay = client.create_replay("empty", like=ROW, capacity=10, min_size=5)
         replay.extend(ROW.expand(3).clone())
@@ -360,7 +360,7 @@ def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_sa
             client.close()
 
 
-def test_batches_when_the_server_goes_away_for_good_then_the_iterator_says_so(tmp_path: Path) -> None:
+def test_batches_when_the_server_goes_away_for_good_then_the_iterator_raises(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path, port=0) as server, server.client() as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
         replay.extend(ROW.expand(10).clone())

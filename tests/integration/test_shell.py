@@ -136,7 +136,7 @@ def test_head_when_keyed_then_shows_the_first_entries(shell: Shell) -> None:
     assert shell.json("info", "keyed")["num_rows"] == 3
 
 
-def test_info_when_replay_then_tells_what_is_known(shell: Shell) -> None:
+def test_info_when_replay_then_has_settings_and_counts(shell: Shell) -> None:
     facts = shell.json("info", "replay")
     assert {name: facts[name] for name in ("name", "kind", "num_rows", "capacity", "inserts")} == {
         "name": "replay",
@@ -148,7 +148,7 @@ def test_info_when_replay_then_tells_what_is_known(shell: Shell) -> None:
     assert any("float32" in line for line in shell.lines("info", "replay"))
 
 
-def test_info_when_no_name_then_tells_about_the_server(shell: Shell) -> None:
+def test_info_when_no_name_then_has_figures_of_the_server(shell: Shell) -> None:
     assert shell.json("info")["num_stores"] == 5
     assert any(line.split()[:2] == ["num_stores", "5"] for line in shell.lines("info"))
 
@@ -166,7 +166,7 @@ def test_command_when_address_is_from_the_environment_then_reaches_it(
     assert "replay" in capsys.readouterr().out
 
 
-def test_command_when_nobody_listens_then_one_line_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_when_no_server_listens_then_one_line_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--address", "127.0.0.1:1"]) == 1
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error

@@ -125,7 +125,7 @@ def test_slices_when_very_many_rows_come_at_once_then_each_is_of_one_trajectory(
     assert all(each[0][1] % length == 0 for each in found)
 
 
-def test_slices_when_one_client_writes_for_many_then_their_numbers_tell_them_apart(
+def test_slices_when_one_client_writes_for_many_then_their_numbers_distinguish_them(
     client: tdserve.Client, name: str
 ) -> None:
     replay = client.create_replay(name, rows((0, 0))[0], 40, sampler=tdserve.Slices(slice_len=3))

@@ -129,7 +129,7 @@ def test_client_when_the_token_file_is_named_by_a_variable_then_let_in(guarded: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_client_when_the_name_does_not_resolve_then_says_the_name() -> None:
+def test_client_when_the_name_does_not_resolve_then_one_line_names_it() -> None:
     done = run("ls", "--address", "no-such-name.invalid:7707")
     assert done.returncode == 1
     lines = done.stderr.splitlines()  # a notice comes first where the resolver takes long

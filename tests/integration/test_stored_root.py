@@ -99,7 +99,7 @@ def test_replay_when_stored_then_rows_settings_and_priorities_are_kept(client: t
     assert settings["policy"] == "policy"
 
 
-def test_queue_when_stored_then_what_nobody_took_waits(client: tdserve.Client) -> None:
+def test_queue_when_stored_then_rows_that_were_not_taken_wait(client: tdserve.Client) -> None:
     queue = client.queue("queue", timeout_s=0)
     with pytest.raises(InterruptedError):
         _look(queue)  # they are given back

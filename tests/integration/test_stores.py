@@ -173,7 +173,7 @@ def test_delete_when_done_then_no_worker_keeps_the_space(client: tdserve.Client,
 
 
 @pytest.mark.parametrize("size", [3, 60_000])
-def test_replay_when_made_again_with_another_structure_then_older_handles_are_told(
+def test_replay_when_made_again_with_another_structure_then_older_handles_raise(
     client: tdserve.Client, name: str, size: int
 ) -> None:
     old = client.create_replay(name, TensorDict({"x": torch.zeros(2)}, []), 4)

@@ -230,7 +230,7 @@ def test_clear_when_done_then_the_limiter_begins_anew(client: tdserve.Client, na
         ),
     ],
 )
-def test_limiter_when_a_call_waited_in_vain_then_the_error_says_for_what(
+def test_limiter_when_a_call_waited_in_vain_then_the_error_names_the_limit(
     client: tdserve.Client, name: str, limiter: Any, call: str, texts: list[str]
 ) -> None:
     replay = create(client, name, 16, num_rows=4, limiter=limiter)

@@ -115,7 +115,7 @@ def test_latest_when_newer_than_is_below_all_or_the_wait_has_no_end_then_any_ver
     client.delete(f"{name}-td")
 
 
-def test_latest_when_there_is_no_store_then_waits_or_says_so(client: tdserve.Client, name: str) -> None:
+def test_latest_when_there_is_no_store_then_waits_or_raises_store_not_found(client: tdserve.Client, name: str) -> None:
     with pytest.raises(tdserve.StoreNotFoundError, match=name):
         client.latest(name, timeout_s=0)
     with pytest.raises(tdserve.DeadlineExceededError, match=name):

@@ -111,6 +111,17 @@ def test_files_when_scanned_then_postpone_annotations(own: list[house.Module], t
     assert house.annotation_faults(tests) == []
 
 
+TELLERS = {"told", "tells", "says", "say", "knows", "know", "wants", "who", "whom", "whose", "nobody", "somebody"}
+"""Words of test names that would hide what happens: "then says so" is an error, a log line or an answer."""
+
+
+def test_tests_when_named_then_by_what_happens(tests: list[house.Module]) -> None:
+    functions = [node for module in tests for node in module.nodes if isinstance(node, house.Function)]
+    names = [node.name for node in functions if node.name.startswith("test_")]
+    assert len(names) > 4_000
+    assert [name for name in names if TELLERS & set(name.split("_"))] == []
+
+
 def test_tests_when_scanned_then_never_sleep(tests: list[house.Module]) -> None:
     assert house.sleep_faults(tests) == []
 
