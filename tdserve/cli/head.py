@@ -54,7 +54,7 @@ def read_first_rows(client: Client, name: str, num_rows: int) -> Any:
         return newest.data
     if described.kind == "keyed":
         return _read_first_entries(client.kv(name), num_rows)
-    if described.kind == "replay" or described.batch_size:
+    if described.capacity or described.batch_size:
         return client[name][0:num_rows]
     return client[name][...]
 

@@ -62,8 +62,8 @@ def _make_cells(described: StoreDescription) -> list[str]:
         escape_unprintable(described.name),
         described.kind,
         str(described.num_rows),
-        str(described.capacity) if described.kind == "replay" else "",
+        str(described.capacity or ""),
         format_nbytes(described.nbytes),
-        str(described.version) if described.kind != "replay" else "",
+        "" if described.capacity else str(described.version),
         f"{max(0.0, time.time() - described.created_s):.0f} s",
     ]

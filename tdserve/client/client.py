@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -40,6 +41,9 @@ from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.declaring import Declared
 from tdserve.structure.tree import Path
+
+AnyHandle = StoreHandle | ReplayHandle | QueueHandle | KeyedHandle
+_Handle = TypeVar("_Handle", bound=AnyHandle)
 
 
 class Client(TensorDictClient):
@@ -140,13 +144,15 @@ class Client(TensorDictClient):
         if self._session is not None:
             self._session.mover.forget_deleted()
 
-    def _open(self, description: StoreDescription) -> StoreHandle | ReplayHandle | QueueHandle | KeyedHandle:
-        if description.kind == "keyed":
-            return KeyedHandle(self, description)
-        if description.kind != "replay":
-            return open_store(self, description, "a handle")
-        is_queue = Settings.from_json(description.settings).is_queue
-        return QueueHandle(self, description) if is_queue else ReplayHandle(self, description)
+    def _open(self, description: StoreDescription) -> AnyHandle:
+        opener = _OPENERS.get(description.kind)
+        return open_store(self, description, "a handle") if opener is None else opener(self, description)
+
+    def _open_as(self, handle_type: type[_Handle], what: str, call: str, found: StoreDescription) -> _Handle:
+        handle = self._open(found)
+        if not isinstance(handle, handle_type):
+            raise WrongStateError(state=f"store {found.name!r} is not a {what}", event=f"{call}()")
+        return handle
 
     # ------------------------------------------------------------ replay stores
 
@@ -254,10 +260,7 @@ class Client(TensorDictClient):
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
             WrongStateError: The store of this name is not a queue.
         """
-        handle = self._open(self.describe(name, timeout_s=timeout_s))
-        if not isinstance(handle, QueueHandle):
-            raise WrongStateError(state=f"store {name!r} is not a queue", event="queue()")
-        return handle
+        return self._open_as(QueueHandle, "queue", "queue", self.describe(name, timeout_s=timeout_s))
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> ReplayHandle:
         """Returns the handle of a replay store; waits for it if it does not exist yet.
@@ -266,10 +269,7 @@ class Client(TensorDictClient):
             DeadlineExceededError: It was not created in time.
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
         """
-        handle = self._open(self.describe(name, timeout_s=timeout_s))
-        if not isinstance(handle, ReplayHandle):
-            raise WrongStateError(state=f"store {name!r} is not a replay", event="replay()")
-        return handle
+        return self._open_as(ReplayHandle, "replay", "replay", self.describe(name, timeout_s=timeout_s))
 
     # ------------------------------------------------------------ keyed stores
 
@@ -319,10 +319,7 @@ class Client(TensorDictClient):
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
             WrongStateError: The store of this name is not a keyed store.
         """
-        handle = self._open(self.describe(name, timeout_s=timeout_s))
-        if not isinstance(handle, KeyedHandle):
-            raise WrongStateError(state=f"store {name!r} is not a keyed store", event="kv()")
-        return handle
+        return self._open_as(KeyedHandle, "keyed store", "kv", self.describe(name, timeout_s=timeout_s))
 
     # ------------------------------------------------------------ weights
 
@@ -530,6 +527,15 @@ class Client(TensorDictClient):
     def make_mover(self, session: Session) -> ClientMover:
         """Makes a local mover if the session has access to the server's files, else a remote one."""
         return ChannelMover(self, session) if session.local is None else MappedMover(self, session, session.local)
+
+
+def _open_table(client: Client, description: StoreDescription) -> ReplayHandle | QueueHandle:
+    is_queue = Settings.from_json(description.settings).is_queue
+    return QueueHandle(client, description) if is_queue else ReplayHandle(client, description)
+
+
+_OPENERS: dict[str, Callable[[Client, StoreDescription], AnyHandle]] = {"replay": _open_table, "keyed": KeyedHandle}
+"""Makes the handles of the kinds of stores that have one of their own."""
 
 
 def connect(
