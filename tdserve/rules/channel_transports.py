@@ -1,24 +1,22 @@
 """The transports whose content moves over a channel between a client and its data worker, and the choice among them.
 
 ``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each. Nothing else
-decides by the name of a transport, except that mail always goes by ``BASE_TRANSPORT``, and that the thread which reads
-mail at a worker sends content by ``AT_ONCE_TRANSPORT`` alone.
+decides by the name of a transport, except that mail always goes by ``BASE_TRANSPORT``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tdserve.base.errors import ConnectError, NcclUnavailableError, NotSupportedError, TDServeError
 
 BASE_TRANSPORT = "gloo"
 """The transport that any two ends can use: for content where there is no better one, and for all small messages."""
 
-AT_ONCE_TRANSPORT = BASE_TRANSPORT
-"""The transport whose channel any thread of a worker may send on at once, without waiting for the client. A worker's
-counts of such sends name no transport: it is this one."""
+LOCAL_TRANSPORT: Final = "shm"
+"""The transport that needs no channel: the client maps the server's files."""
 
 
 class SessionEnds(NamedTuple):
@@ -50,6 +48,8 @@ class ChannelTransport:
         is_reopened: Whether a lost channel is replaced by another.
         needs_device: Whether each end has a GPU of its own.
         why_not: Why two ends do not use it.
+        moves_at_once: Whether any thread of a worker may send and receive on its channel at once, without waiting for
+            the client.
         error: Raised in a client that asks for it by name and cannot have it; None: NotSupportedError.
     """
 
@@ -57,6 +57,7 @@ class ChannelTransport:
     is_reopened: bool
     needs_device: bool
     why_not: WhyNot
+    moves_at_once: bool = False
     error: type[ConnectError] | None = None
 
 
@@ -92,15 +93,27 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
         num_descriptors=7, is_reopened=False, needs_device=True, why_not=_explain_no_nccl, error=NcclUnavailableError
     ),
     BASE_TRANSPORT: ChannelTransport(
-        num_descriptors=1, is_reopened=True, needs_device=False, why_not=lambda ends, is_asked_for: ""
+        num_descriptors=1,
+        is_reopened=True,
+        needs_device=False,
+        why_not=lambda ends, is_asked_for: "",
+        moves_at_once=True,
     ),
 }
 """Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""
 
+AT_ONCE_TRANSPORT = next(name for name, transport in CHANNEL_TRANSPORTS.items() if transport.moves_at_once)
+"""A worker's counts of what it has moved at once name no transport: it is this one."""
+
+
+def allows_local(asked: str) -> bool:
+    """Returns whether a client that asks for this transport maps the server's files if it can."""
+    return asked in ("auto", LOCAL_TRANSPORT)
+
 
 def check_available(transport: str) -> None:
     """Raises NotSupportedError for a transport that this end does not have, although the other may."""
-    available = ("auto", "shm", *CHANNEL_TRANSPORTS)
+    available = ("auto", LOCAL_TRANSPORT, *CHANNEL_TRANSPORTS)
     if transport not in available:
         raise NotSupportedError(feature=f"transport {transport!r}", reason=f"there is {', '.join(available)}")
 

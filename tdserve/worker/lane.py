@@ -24,7 +24,7 @@ from tdserve.base.errors import (
 from tdserve.control.status import encode_failure
 from tdserve.data.opened import OpenStores
 from tdserve.messages.layout import Message
-from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT
@@ -109,6 +109,7 @@ class Lane:
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
+        self._moves_at_once = False
         self._opened = Event()
         self._opened_s: float | None = None
         self._used_s = 0.0
@@ -126,8 +127,7 @@ class Lane:
     @property
     def may_send_at_once(self) -> bool:
         """Whether another thread may send content now without waiting. The lane may close at any moment."""
-        channel = self._channel if self.is_idle else None
-        return channel is not None and channel.transport == AT_ONCE_TRANSPORT
+        return self._moves_at_once and self.is_idle and self._channel is not None
 
     @property
     def is_busy(self) -> bool:
@@ -295,9 +295,11 @@ class Lane:
         try:
             opening = order.open_session
             check_room(1)
-            device = self.context.device if CHANNEL_TRANSPORTS[opening.transport].needs_device else ""
+            transport = CHANNEL_TRANSPORTS[opening.transport]
+            device = self.context.device if transport.needs_device else ""
             bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
             end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
+            self._moves_at_once = transport.moves_at_once
             self._channel = open_channel(opening.transport, end)
             self._opened_s = time.monotonic()
             report.done.SetInParent()

@@ -27,6 +27,7 @@ from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.opened import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.shared_numbers import NO_READER
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.session_locks import SessionLock
@@ -400,7 +401,7 @@ def open_local(
     """Opens the local end if this process sees the server's files; else returns the reason why not.
 
     Args:
-        transport: The requested transport: ``"shm"`` requires a local end.
+        transport: The requested transport: ``LOCAL_TRANSPORT`` requires a local end.
         address: Address of the server, for errors.
         root, on_message, on_lost: As for ``LocalEnd.open``.
         machine: Kind of processor; None is that of this machine.
@@ -416,12 +417,12 @@ def open_local(
         try:
             return LocalEnd.open(welcome, root=root, on_message=on_message, on_lost=on_lost), ""
         except PeerLostError as failure:
-            if transport == "shm":
+            if transport == LOCAL_TRANSPORT:
                 raise
             return None, str(failure.fields["reason"])
         except ConnectError as failure:
             error = failure
     reason = str(error.fields["reason"])
-    if transport == "shm":
+    if transport == LOCAL_TRANSPORT:
         raise NotLocalError(address=address, reason=reason) from error
     return None, reason

@@ -30,6 +30,7 @@ from tdserve.data.stored_entries import decode_entries, find_entries
 from tdserve.messages.content import may_be_packed, read_layout, select_spec, write_layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows
 from tdserve.messages.selection.selection import Selection
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
@@ -52,7 +53,7 @@ class MappedMover(ClientMover):
         local: The session's local end.
     """
 
-    transport = "shm"
+    transport = LOCAL_TRANSPORT
     max_joined_bytes = 32 * 1024 * 1024  # the only cost: they become visible together
     takes_claims = True
     draws_rows = True

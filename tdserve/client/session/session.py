@@ -34,7 +34,7 @@ from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pend
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
-from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS, allows_local
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
@@ -121,7 +121,7 @@ class Session:
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
             self.channel_transport, self.why_not_channel = channel
             self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
-            if transport in ("auto", "shm") and not self.device:
+            if allows_local(transport) and not self.device:
                 self._open_local(transport, root)
         except BaseException:
             self.close()

@@ -23,6 +23,7 @@ from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.rules.catalog import make_identity
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT, allows_local
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
 from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
@@ -150,8 +151,8 @@ def adopt_folder(
         pending = session.send(request, adopt=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
 
-    if client.session(deadline).transport != "shm" and client.transport != "auto":
-        beside = replace(client.recipe, transport="shm", device=None).make()
+    if client.session(deadline).local is None and not allows_local(client.transport):
+        beside = replace(client.recipe, transport=LOCAL_TRANSPORT, device=None).make()
         try:
             beside.call(attempt, deadline, request=beside.requests.begin_change())
             return

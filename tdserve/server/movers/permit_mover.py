@@ -14,6 +14,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows, spread
 from tdserve.messages.selection.selection import Selection, from_message
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
@@ -49,7 +50,7 @@ class PermitMover(Mover):
         client: Local client of the session. If it only reads, everything that it would write raises NotSupportedError.
     """
 
-    transport = "shm"
+    transport = LOCAL_TRANSPORT
 
     def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
         self.lock_name = client.lock_name

@@ -18,7 +18,13 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import read_boot_id
 from tdserve.control.servicer import SessionConnection
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, SessionEnds, check_available, choose_channel
+from tdserve.rules.channel_transports import (
+    CHANNEL_TRANSPORTS,
+    SessionEnds,
+    allows_local,
+    check_available,
+    choose_channel,
+)
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession, find_local_address
 from tdserve.server.sessions.local_client import Invitation
@@ -186,8 +192,8 @@ class Sessions:
                 session.ended.set()
 
     def _make_invitation(self, hello: control_pb2.Hello) -> Invitation | None:
-        """Returns an invitation for a client on this machine whose transport may be shm; None for others."""
-        return Invitation.make() if self._is_here(hello) and hello.transport in ("auto", "shm") else None
+        """Returns an invitation for a client on this machine that may map the files; None for others."""
+        return Invitation.make() if self._is_here(hello) and allows_local(hello.transport) else None
 
     def _is_here(self, hello: control_pb2.Hello) -> bool:
         return bool(hello.boot_id) and hello.boot_id == self._boot_id

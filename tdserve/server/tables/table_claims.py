@@ -19,7 +19,7 @@ from enum import Enum
 from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
 from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.messages.row_numbers import NO_ROWS, Rows
-from tdserve.rules.channel_transports import BASE_TRANSPORT
+from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.claim_holder import ClaimHolder
@@ -330,7 +330,7 @@ class TableClaims:
         content = control_pb2.Content()
         if not self._is_local:
             content.message_nbytes.append(num_rows * self._row_nbytes)
-        self._traffic.count_received("shm" if self._is_local else BASE_TRANSPORT, content)
+        self._traffic.count_received(LOCAL_TRANSPORT if self._is_local else AT_ONCE_TRANSPORT, content)
 
     @property
     def _is_local(self) -> bool:
