@@ -16,6 +16,7 @@ import pytest
 
 import tdserve
 from tests import house
+from tests.plug_points import plug_point_faults
 from tests.private_names import access_faults, private_name_faults
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,10 @@ def test_names_when_scanned_then_belong_to_one_class_or_file_each(own: list[hous
 
 def test_calls_when_scanned_then_none_runs_what_it_receives(own: list[house.Module]) -> None:
     assert house.call_faults(own) == []
+
+
+def test_plug_points_when_scanned_then_only_their_rooms_ask_for_one_by_name(own: list[house.Module]) -> None:
+    assert plug_point_faults(own) == []
 
 
 def test_raises_when_scanned_then_come_from_errors(own: list[house.Module]) -> None:
@@ -288,6 +293,10 @@ EXAMPLES = [
     (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
     (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),
+    (plug_point_faults, {"tdserve.server.a": "record.kind in ('weights', 'keyed')"}, "asks for keyed, weights by name"),
+    (plug_point_faults, {"tdserve.worker.a": "if channel.transport == 'gloo': pass"}, "asks for gloo by name"),
+    (plug_point_faults, {"tdserve.rules.replay.a": "isinstance(s, (Fifo, x.Lifo))"}, "asks for Fifo, Lifo by name"),
+    (plug_point_faults, {"tdserve.rules.replay.a": "isinstance(s, GroupSelector)"}, "asks for GroupSelector by name"),
     (house.raise_faults, {"t.a": "raise ValueError('x')"}, "raises ValueError"),
     (house.annotation_faults, {"t.a": "'doc'\nx: int = 1"}, "lacks"),
     (house.sleep_faults, {"t.a": "import time\ntime.sleep(0.1)"}, "sleeps"),
@@ -323,6 +332,10 @@ GOOD_TEST = {
     ("scanner", "sources"),
     [
         *((scanner, GOOD) for scanner in (house.floor_faults, house.circles, house.owner_faults, private_name_faults)),
+        (
+            plug_point_faults,
+            {"tdserve.server.kinds.a": "a.kind == 'weights'\nkind == 'sample'\nisinstance(s, Sampler)"},
+        ),
         (house.participle_faults, {"t.a": "def feed_it(): pass\nclass A:\n  @property\n  def told(self): pass"}),
         (access_faults, GOOD_TEST),
     ],
