@@ -21,7 +21,7 @@ from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.values.value_bundles import Unbundled, encode_bundles
 from tdserve.values.value_codec import NONE
-from tdserve.values.value_columns import Buffer, JoinedValues, ValueColumn, decode_block, encode_block
+from tdserve.values.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 
 Elements = npt.NDArray[np.int64]
 
@@ -150,7 +150,7 @@ def _decode_elements(store: MappedStore, order: worker_pb2.PutValues) -> Element
 def _put_bundles(
     store: MappedStore, paths: Sequence[Path], elements: Elements, block: Sequence[ValueColumn], *, is_bundled: bool
 ) -> None:
-    columns = [_list_views(column, path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
+    columns = [column.get_views(path, len(elements)) for path, column in zip(paths, block, strict=not is_bundled)]
     if is_bundled:
         (bundles,) = columns
         Unbundled(bundles, len(paths))  # checked before they are stored
@@ -174,20 +174,9 @@ def _put_columns(
     columns = []
     for path, column in zip(paths, block, strict=True):
         rows = _spread(batch_sizes[path], len(store.spec.batch_size), elements)
-        values = _list_views(column, path, len(rows))
-        is_common = elements is None and not column.per_row
-        columns.append(ObjectColumn(below + path, None if is_common else rows, values))
+        columns.append(ObjectColumn.from_block(below + path, column, rows, is_every_row=elements is None))
     clear = [below + path for path in paths] if elements is None else ()
     store.open_writable_objects().put_many(columns, clear=clear)
-
-
-def _list_views(column: ValueColumn, path: Path, num_rows: int) -> Sequence[Buffer]:
-    """Returns the values of a column: one per row, or one for all rows."""
-    values = column.values.get_views() if isinstance(column.values, JoinedValues) else column.values
-    if len(values) != (num_rows if column.per_row else 1):
-        received = f"{len(values)} values of {path}"
-        raise RemoteProtocolError(expected=f"{num_rows} values, or one for all", received=received)
-    return values
 
 
 def move_values(store: MappedStore, order: worker_pb2.MoveValues) -> None:

@@ -5,6 +5,7 @@ Pure. Client, control and data worker compute the same from the same spec, so th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -52,8 +53,9 @@ MIN_SENT_VALUES_BYTES = 64 * 1024
 smaller one travels in the request or the answer, which costs two more copies and time of the control process."""
 
 
-MAX_PACKED_BYTES = 4096
+MAX_PACKED_BYTES = 32 * 1024
 MAX_PACKED_LEAVES = 64
+MAX_PACKED_VALUES = 256
 """Limits of a new store's content that travels in its request and is kept in the catalog until the store is used.
 Making its files then takes a few milliseconds at most."""
 
@@ -67,11 +69,17 @@ def may_be_packed_as_zeros(stored: Spec) -> bool:
     return len(stored.tensors) <= MAX_PACKED_LEAVES and stored.nbytes <= MAX_PACKED_ZEROS_BYTES
 
 
-def may_be_packed(spec: Spec) -> bool:
-    """Returns whether a new tensordict store of this structure, with content, needs no files before it is used."""
-    if spec.values or len(spec.tensors) > MAX_PACKED_LEAVES:
+def may_be_packed(spec: Spec, values_nbytes: int = 0) -> bool:
+    """Returns whether a new tensordict store of this structure, with content, needs no files before it is used.
+
+    Args:
+        values_nbytes: Size of its values in a message.
+    """
+    if len(spec.tensors) > MAX_PACKED_LEAVES:
         return False
-    return sum(write_layout(spec).message_nbytes) <= MAX_PACKED_BYTES
+    if sum(math.prod(leaf.batch_size) for _, leaf in spec.values) > MAX_PACKED_VALUES:
+        return False
+    return values_nbytes + sum(write_layout(spec).message_nbytes) <= MAX_PACKED_BYTES
 
 
 def has_bundles(spec: Spec) -> bool:

@@ -7,20 +7,30 @@ content in the catalog is no longer looked at; it stays there until the files ha
 
 from __future__ import annotations
 
+import math
 import shutil
 
-from tdserve.base.errors import CorruptDataError
+import numpy as np
+
+from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.messages.content import write_layout
 from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import make_files
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.object_folders import get_folder
+from tdserve.store.objects import ObjectColumn, Objects
 from tdserve.store.root import Root
 from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import control_pb2
+from tdserve.values.value_columns import decode_block
 
 PACKED_VERSION = 1
 """Content version of a packed store that has content."""
+
+MAX_PACKED_TOTAL_BYTES = 1 << 28
+"""Space in the catalog, which has a GiB, from which on new stores get their files at once."""
 
 _WITHOUT_CONTENT, _WITH_CONTENT = b"\0", b"\1"
 """What is kept of a store of zeros, and in front of the content of another."""
@@ -51,9 +61,14 @@ class PackedStores:
                 self._unpacked.add(key.decode())
 
     def put(self, record: StoreRecord, content: bytes | None, txn: Transaction) -> None:
-        """Records a store and its content, as messages of the layout of a write; None for zeros."""
+        """Records a store and its content, the result of ``make_content``; None for zeros."""
         txn.put("stores", record.name.encode(), record.to_bytes())
         txn.put("packed", record.uid.encode(), _WITHOUT_CONTENT if content is None else _WITH_CONTENT + content)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the catalog has so much content that the next store should get its files at once."""
+        return self._db.count_bytes("packed") > MAX_PACKED_TOTAL_BYTES
 
     def get_version(self, record: StoreRecord) -> int:
         """Returns the content version of a packed store."""
@@ -77,11 +92,14 @@ class PackedStores:
             raise CorruptDataError(path="catalog", expected=f"the content of store {record.name!r}", actual="none")
         folder = self._root.store_folder(record.name)
         stored = KINDS[record.kind].make_stored_spec(record, self._specs.get(record.fingerprint, record.order))
-        contents = _split(content[1:], stored) if content[:1] == _WITH_CONTENT else None
+        contents, values = _split(content[1:], stored) if content[:1] == _WITH_CONTENT else (None, b"")
         self._remove_files(record)
         unpacked = record.with_files()
         try:
             make_files(folder, stored, record, contents=contents)
+            if values:
+                with Objects(get_folder(folder, 0), writable=True, max_bytes=record.max_object_bytes) as objects:
+                    objects.put_many(_make_columns(stored, values))
             with self._db.begin_transaction(is_decided=True) as txn:  # no later change is on record without this one
                 txn.put("stores", record.name.encode(), unpacked.to_bytes())
         except BaseException:
@@ -108,8 +126,28 @@ def has_content(db: CatalogDB, record: StoreRecord) -> bool:
     return (db.get("packed", record.uid.encode()) or b"")[:1] == _WITH_CONTENT
 
 
-def _split(content: bytes, spec: Spec) -> dict[Path, bytes]:
-    """Returns the bytes of each leaf of a content without large leaves."""
+def make_content(spec: Spec, sent: control_pb2.Content) -> bytes:
+    """Returns the content of a new store as it is kept: the messages of the layout of a write, then the values.
+
+    Raises:
+        RemoteProtocolError: The values do not fit the structure.
+    """
+    _make_columns(spec, sent.values)
+    return sent.inline + sent.values
+
+
+def _make_columns(spec: Spec, values: bytes) -> list[ObjectColumn]:
+    block = decode_block(values)
+    if len(block) != len(spec.values):
+        raise RemoteProtocolError(expected=f"{len(spec.values)} columns of values", received=f"{len(block)}")
+    return [
+        ObjectColumn.from_block(path, column, np.arange(math.prod(leaf.batch_size)), is_every_row=True)
+        for (path, leaf), column in zip(spec.values, block, strict=True)
+    ]
+
+
+def _split(content: bytes, spec: Spec) -> tuple[dict[Path, bytes], bytes]:
+    """Returns the bytes of each leaf of a content without large leaves, and those of the values behind them."""
     layout = write_layout(spec)
     found = {slot.path: b"" for slot in layout.slots}
     begin = 0
@@ -118,4 +156,4 @@ def _split(content: bytes, spec: Spec) -> dict[Path, bytes]:
             start = begin + part.offset
             found[layout.slots[part.slot].path] += content[start : start + part.stop - part.start]
         begin += message.nbytes
-    return found
+    return found, content[begin:]

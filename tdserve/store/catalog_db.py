@@ -24,7 +24,7 @@ import lmdb
 
 from tdserve.base.errors import CapacityError, ClosedError
 from tdserve.store import environments
-from tdserve.store.catalog_room import CatalogRoom
+from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
 
 Table = Literal["stores", "specs", "states", "packed", "requests", "pending"]
@@ -266,6 +266,11 @@ class CatalogDB:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin() as txn:
             found: int = txn.stat(self._tables[table])["entries"]
         return found
+
+    def count_bytes(self, table: Table) -> int:
+        """Returns the size of the pages of a table on disk; costs the same for any number."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin() as txn:
+            return count_page_bytes(txn.stat(self._tables[table]))
 
     def check_readers(self) -> None:
         """Releases the read transactions of processes that have ended."""

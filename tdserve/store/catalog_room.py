@@ -128,5 +128,10 @@ class CatalogRoom:
         """Returns the size of the pages that have records."""
         with self._env.begin() as txn:
             stats = [self._env.stat(), *(txn.stat(table) for table in self._tables)]
-        num_pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-        return num_pages * self._page_nbytes
+        return sum(map(count_page_bytes, stats))
+
+
+def count_page_bytes(stat: Any) -> int:
+    """Returns the size of the pages that have the records of an LMDB table, from its statistics."""
+    nbytes: int = (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"]
+    return nbytes

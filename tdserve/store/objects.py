@@ -36,7 +36,7 @@ from tdserve.store.object_rows import (
     read_all,
 )
 from tdserve.values.value_bundles import Unbundled
-from tdserve.values.value_columns import Buffer, JoinedValues, join
+from tdserve.values.value_columns import Buffer, JoinedValues, ValueColumn, join
 
 COMMITS_PER_CHECK = 256
 """Commits between two checks for killed readers: a reader that was killed inside a read keeps pages from being reused
@@ -57,6 +57,16 @@ class ObjectColumn(NamedTuple):
     path: KeyPath
     rows: Rows | None
     values: Sequence[Buffer]
+
+    @classmethod
+    def from_block(cls, path: KeyPath, column: ValueColumn, rows: Rows, *, is_every_row: bool) -> ObjectColumn:
+        """Returns a column of a ValueBlock as it is stored for these rows, which may be every row of the path.
+
+        Raises:
+            RemoteProtocolError: It has another number of values.
+        """
+        is_common = is_every_row and not column.per_row
+        return cls(path, None if is_common else rows, column.get_views(path, len(rows)))
 
 
 class FoundColumn(NamedTuple):

@@ -120,6 +120,18 @@ class ValueColumn(NamedTuple):
     per_row: bool
     values: Sequence[bytes]
 
+    def get_views(self, path: tuple[str, ...], num_rows: int) -> Sequence[Buffer]:
+        """Returns the values of a path: one per row, or one for all rows; large ones are not copied.
+
+        Raises:
+            RemoteProtocolError: There is another number of them.
+        """
+        values = self.values.get_views() if isinstance(self.values, JoinedValues) else self.values
+        if len(values) != (num_rows if self.per_row else 1):
+            received = f"{len(values)} values of {path}"
+            raise RemoteProtocolError(expected=f"{num_rows} values, or one for all", received=received)
+        return values
+
 
 def measure_sizes(values: Sequence[Buffer]) -> Sizes:
     """Returns the length of each value."""

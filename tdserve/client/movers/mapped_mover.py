@@ -75,7 +75,9 @@ class MappedMover(ClientMover):
     ) -> Outgoing:
         """Prepares content that is written in place, or sent if the server makes no files for it yet."""
         if target.is_new and may_be_packed(captured[0].spec):
-            return SentContent(captured, target, self._session)
+            sent = SentContent(captured, target, self._session)
+            if sent.is_inline and may_be_packed(sent.spec, len(sent.message.values)):
+                return sent
         return PlacedContent(captured if fetch is None else [fetch()], target, self._local)
 
     def take_apart(self, captured: Captured) -> None:

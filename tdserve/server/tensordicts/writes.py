@@ -38,7 +38,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import FILLED
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.packed_stores import PACKED_VERSION
+from tdserve.server.packed_stores import PACKED_VERSION, make_content
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.row_write_hold import (
     Check,
@@ -107,11 +107,13 @@ class Writes:
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
         store = await self._creation.find_begun(session.number, wanted, spec)
-        if store is None and asked.content.HasField("inline") and may_be_packed(spec):
+        if store is None and asked.content.HasField("inline") and may_be_packed(spec, len(asked.content.values)):
             check_inline(asked.content, write_layout(spec))
-            done = control_pb2.Done(version=PACKED_VERSION)
+            content, done = make_content(spec, asked.content), control_pb2.Done(version=PACKED_VERSION)
             with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
-                self._stores.pack(self._stores.make_packed(wanted, spec), asked.content.inline, txn)
+                self._stores.pack(self._stores.make_packed(wanted, spec), content, txn)
+            if self._stores.packed.is_full:
+                self._stores.find(wanted.name)
             return done
         store = store or await self._creation.begin_filling(session.number, wanted, spec)
         store.is_filling = True

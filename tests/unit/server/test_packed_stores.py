@@ -6,18 +6,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, StoreExistsError
-from tdserve.messages.content import MAX_PACKED_BYTES, MAX_PACKED_LEAVES, may_be_packed
+from tdserve.base.errors import CapacityError, RemoteProtocolError, StoreExistsError
+from tdserve.messages.content import MAX_PACKED_BYTES, MAX_PACKED_LEAVES, MAX_PACKED_VALUES, may_be_packed
 from tdserve.server import descriptions, packed_stores
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.catalog_requests import CatalogRequests
+from tdserve.store.objects import Objects
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
+from tdserve.values.value_codec import encode_many
+from tdserve.values.value_columns import ValueColumn, encode_block
 from tests.unit.server.world import Loop, World, content_of, new_store
 
 TD = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2), "shape": torch.arange(4.0)}}, [4])
@@ -54,10 +58,12 @@ def check_content(world: World, name: str = "x", td: TensorDict = TD) -> None:
         (TensorDict({"a": torch.zeros(MAX_PACKED_BYTES + 1, dtype=torch.uint8)}, []), False),
         (TensorDict({str(n): torch.zeros(()) for n in range(MAX_PACKED_LEAVES)}, []), True),
         (TensorDict({str(n): torch.zeros(()) for n in range(MAX_PACKED_LEAVES + 1)}, []), False),
-        (TensorDict({"a": torch.zeros(3), "text": "value"}, []), False),
+        (TensorDict({"a": torch.zeros(3), "text": "value"}, []), True),
+        (TensorDict({"text": NonTensorStack(*"x" * MAX_PACKED_VALUES)}, [MAX_PACKED_VALUES]), True),
+        (TensorDict({"text": NonTensorStack(*"x" * (MAX_PACKED_VALUES + 1))}, [MAX_PACKED_VALUES + 1]), False),
     ],
 )
-def test_may_be_packed_when_small_and_without_values_then_true(td: TensorDict, is_small: bool) -> None:
+def test_may_be_packed_when_small_then_true(td: TensorDict, is_small: bool) -> None:
     assert may_be_packed(capture(td).spec) is is_small
 
 
@@ -85,6 +91,41 @@ def test_describe_when_packed_then_as_when_it_has_files_and_no_file_is_made(worl
     assert files(world) == []
     assert descriptions.describe(world.stores, world.stores.get("x")) == packed
     assert keys == run(requests.list_keys(asked))
+
+
+def test_values_when_first_used_then_stored_as_they_were_sent(world: World, run: Loop) -> None:
+    td = TensorDict(
+        {"a": torch.arange(3), "each": NonTensorStack("x", "y", "z"), "all": NonTensorData("c", batch_size=[3])}, [3]
+    )
+    create(world, run, td=td)
+    world.reopen()
+    assert files(world) == []
+    entry = world.stores.get("x")
+    with Objects(entry.folder / "objects") as objects:
+        each, every = objects.get_many([(("each",), np.arange(3)), (("all",), np.arange(3))])
+    assert list(each.values) == encode_many(["x", "y", "z"])
+    assert (every.per_row, list(every.values)) == (False, encode_many(["c"]))
+
+
+@pytest.mark.parametrize("values", [b"", b"no block", encode_block([ValueColumn(True, [b"a"])])])
+def test_create_when_the_values_do_not_fit_then_nothing_is_created(world: World, run: Loop, values: bytes) -> None:
+    td = TensorDict({"text": NonTensorStack("x", "y")}, [2])
+    content = content_of(td)
+    content.values = values
+    asked = control_pb2.WriteRequest(store="x", new_store=new_store("x", td), content=content)
+    with pytest.raises(RemoteProtocolError):
+        run(world.writes.create(world.session(), 1, asked))
+    assert "x" not in world.stores.catalog
+
+
+def test_create_when_the_catalog_is_full_of_content_then_files_are_made_at_once(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_stores, "MAX_PACKED_TOTAL_BYTES", 0)
+    create(world, run, "first")
+    create(world, run, "second")
+    assert "second" in [path.name for path in files(world)]
+    check_content(world, "second")
 
 
 def test_reopen_when_packed_then_still_so_with_its_content(world: World, run: Loop) -> None:

@@ -31,7 +31,7 @@ from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
-LONG = TensorDict({"a": torch.zeros(4, 1024)}, [4])
+LONG = TensorDict({"a": torch.zeros(4, 1 << 14)}, [4])
 """Too long to be packed: its files are made with it."""
 
 
