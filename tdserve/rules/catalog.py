@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.base.ids import make_uid
 from tdserve.base.integers import to_integer
 from tdserve.messages.store_kinds import KIND_NUMBERS
 
@@ -83,6 +85,18 @@ class StoreRecord:
     structure: int = 0
     order: str = ""
     durability: str = "process"
+
+    def begin_incarnation(self, nbytes: int, *, loading: bool = False) -> StoreRecord:
+        """Returns the record of a new store of this name; what was not asked for gets its default."""
+        return dataclasses.replace(
+            self,
+            uid=make_uid(),
+            created_s=time.time(),
+            nbytes=nbytes,
+            loading=loading,
+            max_object_bytes=self.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
+            durability=self.durability or "process",
+        )
 
     def with_files(self) -> StoreRecord:
         """Returns the record of this store once it is not packed any more."""

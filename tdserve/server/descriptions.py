@@ -8,7 +8,6 @@ from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
-from tdserve.store import object_folders
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -17,7 +16,7 @@ def describe(stores: Stores, store: OpenedStore, *, with_spec: bool = True) -> c
     """Returns the description of a store as it is now."""
     record = store.record
     description = _describe_record(record, store.row_spec or store.spec, with_spec=with_spec)
-    description.nbytes = store.spec.nbytes + (_num_value_bytes(store) if store.spec.values else 0)
+    description.nbytes = store.count_bytes()
     description.num_waiting = store.waiters.num_waiting
     KINDS[record.kind].describe(store, stores, description)
     return description
@@ -51,9 +50,3 @@ def _describe_record(record: StoreRecord, spec: Spec, *, with_spec: bool) -> con
         adopted=record.adopted,
         read_only=record.read_only,
     )
-
-
-def _num_value_bytes(store: OpenedStore) -> int:
-    """Returns the size of the file that holds non-tensor values and ragged tensors, bytes."""
-    generations = store.generations
-    return 0 if generations is None else object_folders.num_bytes(store.folder, generations.objects_epoch)

@@ -28,6 +28,7 @@ from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost_rows import LostRows
 from tdserve.server.waiting import Waiters
 from tdserve.server.worker_spec_cache import WorkerSpecCache
+from tdserve.store import object_folders
 from tdserve.store.generations import Generations
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec, quote
@@ -215,6 +216,12 @@ class OpenedStore:
     def content_version(self) -> int:
         """Number of writes that were applied to a tensordict store; 0 before the first."""
         return self.generations.content_version if self.generations is not None else 0
+
+    def count_bytes(self) -> int:
+        """Returns the size of the leaves and of the file of values."""
+        if self.generations is None or not self.spec.values:
+            return self.spec.nbytes
+        return self.spec.nbytes + object_folders.num_bytes(self.folder, self.generations.objects_epoch)
 
     def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """Returns the reference to this store for orders to a worker, with the structure if the worker lacks it."""

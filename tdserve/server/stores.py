@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -21,8 +20,8 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.base.ids import check_store_name, make_uid
-from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, Catalog, StoreRecord
+from tdserve.base.ids import check_store_name
+from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.kinds.all_kinds import KINDS
@@ -47,6 +46,9 @@ from tdserve.structure.tree import Node, Spec
 
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
+
+MAX_FREED_LATER_BYTES = 1 << 20
+"""Size up to which the deletion of a store is answered before its files are gone, which takes milliseconds."""
 
 LET_GO_S = 0.05
 """Delay before the memory of a deleted store is released: by then, requests under way for it have been answered."""
@@ -79,6 +81,7 @@ class Stores:
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
+        self._freeing: set[asyncio.Task[None]] = set()
         self._opening: dict[str, LongOpening] = {}  # stores that a thread is opening
         self.opened = OpenedStores()
         self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
@@ -269,7 +272,7 @@ class Stores:
         name = check_store_name(record.name)
         kind = KINDS[record.kind]
         stored = kind.make_stored_spec(record, spec)
-        hidden = _complete(record, stored, loading=True)
+        hidden = record.begin_incarnation(stored.nbytes, loading=True)
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self._loading.setdefault(owner_session, set()).add(name)
@@ -309,7 +312,7 @@ class Stores:
         self.catalog.check_free(record.name)
         stored = KINDS[record.kind].make_stored_spec(record, spec)
         order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(stored)))
-        return replace(_complete(record, stored, loading=False), packed=True, order=order, extra=extra)
+        return replace(record.begin_incarnation(stored.nbytes), packed=True, order=order, extra=extra)
 
     def pack(self, record: StoreRecord, content: bytes | None, txn: Transaction) -> None:
         """Creates a store without files as part of a transaction; ``content`` as for ``PackedStores.put``."""
@@ -338,7 +341,8 @@ class Stores:
     async def delete(
         self, store: OpenedStore, begin: Callable[[], AbstractContextManager[Transaction]] | None = None
     ) -> None:
-        """Deletes a store and frees its space; readers under way keep what they have mapped.
+        """Deletes a store and frees its space, that of a small one a little later; readers under way keep what they
+        have mapped.
 
         Does nothing if the store is already deleted, even if another one has its name now.
 
@@ -359,6 +363,7 @@ class Stores:
             followers.discard(store.name)
             if not followers:
                 self.followers.pop(store.table.settings.policy, None)
+        is_small = store.versions is None and store.count_bytes() <= MAX_FREED_LATER_BYTES
         self.opened.pop(store.name)
         self._disown(store.name, store.owner_session)
         if store.generations is not None:
@@ -366,12 +371,20 @@ class Stores:
         self._remove(store.record)
         store.waiters.delete(store.name)
         self._wake(store.name)
-        await asyncio.to_thread(self.root.empty_trash, store.record.uid)
-        await drop_store(self._workers, store.record.uid)
+        freeing = asyncio.create_task(self._free(store.record.uid))
+        self._freeing.add(freeing)
+        freeing.add_done_callback(self._freeing.discard)
+        if not is_small:
+            await freeing
         # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
         held: list[object] = [store, store.generations, store.table]
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
+
+    async def _free(self, uid: str) -> None:
+        """Frees the space of a deleted store."""
+        await asyncio.to_thread(self.root.empty_trash, uid)
+        await drop_store(self._workers, uid)
 
     def delete_packed(self, record: StoreRecord, begin: Callable[[], AbstractContextManager[Transaction]]) -> None:
         """Deletes a store that has no files. Arguments and errors as of ``delete``."""
@@ -474,16 +487,3 @@ class Stores:
         self.root.move_to_trash(record.name, record.uid)
         self.db.delete("stores", record.name.encode())
         self.catalog.remove(record.name)
-
-
-def _complete(record: StoreRecord, stored: Spec, *, loading: bool) -> StoreRecord:
-    """Returns the record of a new incarnation."""
-    return replace(
-        record,
-        uid=make_uid(),
-        created_s=time.time(),
-        nbytes=stored.nbytes,
-        loading=loading,
-        max_object_bytes=record.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES,
-        durability=record.durability or "process",
-    )

@@ -63,6 +63,13 @@ class KeyedKind(StoreKind):
     def make_stored_spec(self, record: StoreRecord, spec: Spec) -> Spec:
         return KeyedSettings.from_json(record.settings).make_stored_spec(spec.fingerprint)
 
+    def may_be_packed(self, record: StoreRecord, spec: Spec) -> bool:
+        """Returns True: it has no entries yet."""
+        return True
+
+    def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
+        """Adds nothing: it has no entries."""
+
     def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:
         """Opens a store. Raises CapacityError if there is no room for the marks of use, and CorruptDataError."""
         folder, spec = stores.root.store_folder(record.name), stores.specs.get(record.fingerprint, record.order)

@@ -290,7 +290,8 @@ class Killed:
     def __init__(self, world: World, path: Path) -> None:
         self._path = path
         self._worker = world.worker
-        shutil.copytree(world.root.path, path, ignore=shutil.ignore_patterns("lock.mdb"))
+        # What is deleted goes in a thread, at any moment.
+        shutil.copytree(world.root.path, path, ignore=shutil.ignore_patterns("lock.mdb", ".deleted-*"))
 
     def look(self, run: Loop, kind: Kind, client_id: bytes) -> tuple[object, bool]:
         """Returns what the next server shows after it has repaired the root, and whether it would answer a retry."""
