@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.datasets.worker_pool import get_worker_pool
-from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.content import INDEX_KEY
 
 BLOCK_ROWS = 1024

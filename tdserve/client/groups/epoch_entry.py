@@ -11,9 +11,9 @@ from tdserve.base.errors import TDServeError
 from tdserve.base.ids import check_store_name
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.groups.epoch import GroupEpoch
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.network_interface import find_offered_address
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.rules.group_rule import check_backend
 from tdserve.transport.group_nccl import check_available

@@ -20,8 +20,8 @@ from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.tensordict_calls import TensorDictCalls, keep_keys, to_local
 from tdserve.client.handles.view import StoreView, unwrap_leaf
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.structure_text import format_repr
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import EVERYTHING, encode

@@ -11,8 +11,8 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.local_reads import MAX_CLONED_BYTES
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.opened import MappedStore
 from tdserve.data.values import ReadBlock, read_block

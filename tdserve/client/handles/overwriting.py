@@ -9,7 +9,7 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.handles.coerce import Manner, coerce_value
-from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.content import select_spec
 from tdserve.messages.selection.items import split_index

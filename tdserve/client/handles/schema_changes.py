@@ -10,9 +10,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import Manner, coerce_value, is_none, is_unset_field
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.write import write
 from tdserve.structure import codec

@@ -16,8 +16,8 @@ from tdserve.client.handles.mapped_leaves import map_store, read_small_leaf
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.schema_changes import alter, capture_addition, merge_captures
 from tdserve.client.session.by_address import ByAddress
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.selection import Selection, encode

@@ -21,10 +21,10 @@ from tdserve.client.handles.key_paths import check_path
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
 from tdserve.client.session.by_address import ByAddress, OfProcess
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.stored_entries import MAX_LISTED
 from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key

@@ -10,8 +10,8 @@ from tensordict import TensorDict, is_tensor_collection
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_store_name
 from tdserve.client.kv.records import wrap_tensor
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like

@@ -15,9 +15,9 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, RequestError, TDServeError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.structure.capture import Captured

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import may_expect
 from tdserve.client.transfers.download import post, post_announced, receive_answer
 from tdserve.client.transfers.read import finish_posted, finish_read

@@ -15,11 +15,11 @@ from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.local.local_reads import NOTHING_ADDED, copy_rows, copy_selection
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values

@@ -11,7 +11,7 @@ from multiprocessing.util import Finalize
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from tdserve.client.session.calls import Recipe, SessionClient
+from tdserve.client.session.session_client import Recipe, SessionClient
 
 _Value = TypeVar("_Value")
 _Self = TypeVar("_Self", bound="ByAddress")

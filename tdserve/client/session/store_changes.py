@@ -6,9 +6,9 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.ids import check_store_name
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec

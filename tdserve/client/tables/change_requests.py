@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes

@@ -10,9 +10,9 @@ import torch
 
 from tdserve.base.errors import TDServeError, TransportError
 from tdserve.client.local.local_claim import LocalClaim
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2

@@ -16,11 +16,11 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, RequestError, TDServeError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
 from tdserve.client.tables.table_counts import LastCounts

@@ -6,8 +6,8 @@ from typing import Any
 
 from tdserve.base.errors import NotSupportedError, StoreExistsError
 from tdserve.base.ids import check_store_name
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription, check_storage
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings

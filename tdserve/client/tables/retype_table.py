@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.errors import StoreExistsError, StoreNotFoundError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.structure import codec
 from tdserve.structure.capture import capture

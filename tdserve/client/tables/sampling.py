@@ -15,10 +15,10 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
 from tdserve.client.transfers.download import Posted, post
 from tdserve.client.transfers.read import finish_posted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 

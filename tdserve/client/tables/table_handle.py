@@ -27,12 +27,12 @@ from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_mem
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress, OfProcess
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, change, to_generations, to_row_numbers
 from tdserve.client.tables.destack import destack

@@ -21,8 +21,8 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.content.devices import to_device
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
 from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY

@@ -24,7 +24,7 @@ from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_stores import show_stored, with_live_leaves
-from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tensordicts.memmap_arguments import (
     check_device,
     check_mode,

@@ -11,10 +11,10 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotLocalError, SpecMismatchError, StoreExistsError, StructureChangedError
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.description import check_storage
 from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.session.timeouts import compute_answer_timeout_s

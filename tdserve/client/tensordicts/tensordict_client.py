@@ -14,7 +14,7 @@ from tdserve.client.content.read_content import Destination, drop_extra
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.session.by_address import OfProcess
-from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.loading import Loading, ShownStores
 from tdserve.client.tensordicts.memmap_arguments import check_no_archive, check_no_files

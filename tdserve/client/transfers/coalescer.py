@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, TDServeError, TransferAbortedError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.session.session_client import SessionClient
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""

@@ -14,9 +14,9 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.client.transfers.download import Posted, abort_transfer, receive_answer
 from tdserve.data.values import ReadBlock

@@ -18,10 +18,10 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import make_tag

@@ -10,7 +10,7 @@ import torch
 from tdserve.base.errors import CorruptDataError, TransferAbortedError, WrongStateError
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.session.calls import SessionClient
+from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.content import write_layout
 from tdserve.store.version_mappings import make_leaf_views
 from tdserve.store.versions import VersionFile, list_leaf_places

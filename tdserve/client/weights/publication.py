@@ -13,9 +13,9 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.rules.weights import check_metadata

@@ -23,9 +23,9 @@ from tdserve.base.integers import LARGEST, check_version
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
 from tdserve.client.weights.deltas import HeldVersions, PartialVersion

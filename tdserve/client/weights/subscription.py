@@ -8,8 +8,8 @@ from threading import Lock
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.weights.pulls import Pulls, Wanted, Weights
 
 STEP_S = 5.0

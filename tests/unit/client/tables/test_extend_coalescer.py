@@ -16,8 +16,8 @@ import tdserve
 from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
-from tdserve.client.session.calls import MAX_BACKGROUND_THREADS
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.write import write_early

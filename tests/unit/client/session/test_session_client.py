@@ -14,8 +14,8 @@ from tdserve.base.errors import (
     PeerLostError,
     StoreNotFoundError,
 )
-from tdserve.client.session.calls import SessionClient
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 
 
 def test_client_when_the_transport_needs_a_device_and_has_none_then_refused() -> None:

@@ -1,4 +1,4 @@
-"""A call of a client: a request number, a deadline, and as many sessions as it needs."""
+"""The client that handles and calls hold: each call has a request number, a deadline, and the sessions it needs."""
 
 from __future__ import annotations
 
