@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     TransportError,
     WriterFailedError,
 )
-from tdserve.client.session import calls
+from tdserve.client.session import session_client
 from tdserve.client.tables import row_sender, writer
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.writer import ReplayWriter
@@ -306,7 +306,7 @@ def test_writer_when_the_client_is_closed_before_it_then_its_rows_are_stored(
 def test_writer_when_the_client_is_closed_and_there_is_no_room_then_writer_failed_by_closed_error(
     server: tdserve.Server, client: tdserve.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "CLOSE_FLUSH_S", 0.2)
+    monkeypatch.setattr(session_client, "CLOSE_FLUSH_S", 0.2)
     queue = client.create_queue("full", like=row(0), max_size=2)
     with server.client() as other:
         subject = ReplayWriter(other.queue("full"), batch=1, flush_s=None)
