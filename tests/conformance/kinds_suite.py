@@ -5,6 +5,7 @@ A class gives fixture ``connect`` and inherits the rest, as of ``service_suite``
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 import pytest
@@ -23,14 +24,17 @@ class KindsSuite(Suite):
 
     Attributes:
         kinds: Those that are tried, by name.
+        in_full_only: Those of them that are left to a full run.
     """
 
     kinds: ClassVar[dict[str, Kind]] = KINDS
+    in_full_only: ClassVar[Collection[str]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """The test for each kind."""
         if "kind" in metafunc.fixturenames:
-            metafunc.parametrize("kind", list(self.kinds))
+            marks = {name: [pytest.mark.full] for name in self.in_full_only}
+            metafunc.parametrize("kind", [pytest.param(name, marks=marks.get(name, ())) for name in self.kinds])
 
     def test_kind_when_every_operation_is_tried_then_equal_or_refused_by_name(
         self, client: tdserve.Client, name: str, kind: str
