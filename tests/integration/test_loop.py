@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,11 +24,21 @@ SIZES = [
 """Numbers of rows, with the seconds of CPU that a callback of the loop may take."""
 
 
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[WatchedServer]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
     """A server whose event loop is measured."""
-    with WatchedServer(tmp_path / "root", tmp_path) as server:
+    folder = tmp_path_factory.mktemp("watched")
+    with WatchedServer(folder / "root", folder) as server:
         yield server
+
+
+@pytest.fixture
+def watched(running: WatchedServer) -> Iterator[WatchedServer]:
+    """The same server, without stores of other tests."""
+    yield running
+    with running.client(transport="gloo", timeout_s=110.0) as client:
+        for name in client.stores():
+            client.delete(name)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
