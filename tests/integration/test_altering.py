@@ -207,7 +207,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
         try:
             handle = client[name]
             begins.wait(60.0)
-            for number in range(1, 16):
+            for number in range(1, 9):
                 handle.update({"z": full(number, 40), ("n", "z"): full(number), "t": f"text {number}"})
                 if number % 2:
                     other_number = 100 + number

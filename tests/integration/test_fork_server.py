@@ -42,10 +42,7 @@ def fork_server_of(server_pid: int) -> int:
     return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_row_is_lost(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_row_is_lost(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", num_workers=2, worker_timeout_s=3.0) as server,
         server.client(transport="gloo", timeout_s=60.0) as client,
@@ -56,7 +53,7 @@ def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_ro
             replay.extend(TensorDict({"number": torch.tensor([value]), "large": torch.ones(1, 20_000)}, [1]))
 
         writer = Writer(write)
-        for _ in range(2):
+        for number in (signal.SIGKILL, signal.SIGSTOP):
             writer.goes_on()
             before = fork_server_of(server.pid)
             os.kill(before, number)

@@ -48,35 +48,36 @@ def files_of(server: tdserve.Server, name: str) -> list[str]:
     return sorted(path.name for path in (Path(server.config.root) / "stores" / name / "versions").iterdir())
 
 
+@pytest.mark.parametrize("last", [15, pytest.param(50, marks=pytest.mark.full)])
 def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_goes_back_and_the_disk_holds_k(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, last: int
 ) -> None:
-    last, num_readers = 50, 32
+    num_readers, name = 32, f"w{last}"
     followers = [
         nursery.start(
-            "follow", server.address, "w", last, transport="shm" if number % 2 else "gloo", copy=bool(number % 4 < 2)
+            "follow", server.address, name, last, transport="shm" if number % 2 else "gloo", copy=bool(number % 4 < 2)
         )
         for number in range(num_readers)
     ]
     for number, follower in enumerate(followers):
         assert follower.line() == f"connected {'shm' if number % 2 else 'gloo'}"
-    assert client.publish("w", rows(1, NUM_ROWS)) == 1
+    assert client.publish(name, rows(1, NUM_ROWS)) == 1
     for follower in followers:
         assert follower.line() == "begins with 1"
     for number in range(2, last + 1):
-        assert client.publish("w", rows(number, NUM_ROWS)) == number
+        assert client.publish(name, rows(number, NUM_ROWS)) == number
     for follower in followers:
         word, *versions = follower.line().split()
         assert (word, versions[0], versions[-1]) == ("seen", "1", str(last))
         assert follower.line() == "ended 0"
     wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the readers' sessions")
-    kept = ["49.safetensors", "50.safetensors"]
+    kept = [f"{last - 1}.safetensors", f"{last}.safetensors"]
 
     def version_files() -> list[str]:
-        return [name for name in files_of(server, "w") if name.endswith(".safetensors")]
+        return [file for file in files_of(server, name) if file.endswith(".safetensors")]
 
     wait_for(lambda: version_files() == kept, "the end of reads of older versions")
-    assert len(files_of(server, "w")) <= 2 * KEEP + 1
+    assert len(files_of(server, name)) <= 2 * KEEP + 1
 
 
 def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_version_before_stays(
