@@ -22,10 +22,11 @@ class Target:
     """A target of a figure.
 
     ``at least`` and ``below`` bound the figure in its own unit, or its detail with the name ``detail``. ``of floor`` is
-    the least ratio to the floor with the name ``floor``, or to the first floor where that is empty.
+    the least ratio to the floor with the name ``floor``, or to the first floor where that is empty. ``tail`` bounds the
+    p99 of a figure of time: how many times the median of that floor it may take.
     """
 
-    kind: Literal["at least", "below", "of floor"]
+    kind: Literal["at least", "below", "of floor", "tail"]
     bound: float
     floor: str = ""
     detail: str = ""
@@ -78,6 +79,8 @@ class Figure:
     def meets(self, target: Target) -> bool:
         """Returns whether one of the targets is reached."""
         floor = self.find_floor(target)
+        if floor is not None and target.kind == "tail":
+            return self.op_p99_ms * PER_SECOND[self.unit] / 1e3 <= target.bound * floor.median
         if floor is not None:
             return floor.ratio >= target.bound
         value = self.details[target.detail] if target.detail else self.median
@@ -85,7 +88,7 @@ class Figure:
 
     def find_floor(self, target: Target) -> FloorFigure | None:
         """Returns the floor that a target means; ``None`` for a target that bounds the figure itself."""
-        if target.kind != "of floor":
+        if target.kind not in ("of floor", "tail"):
             return None
         return next(floor for floor in self.floors if target.floor in ("", floor.name))
 

@@ -25,6 +25,7 @@ LOCAL_GATHER = "local gather, fresh"
 LOCAL_GATHER_TOUCHED = "local gather, reused"
 LOCAL_INDEXING = "local rows[index]"
 TORCHRL = "TorchRL in process"
+GLOO_AND_GATHER = "asked for, then gathered"
 OVER_GLOO = "tdserve over gloo"
 SAMPLE = "sample"
 

@@ -107,6 +107,17 @@ def make_task(
     return Task(lambda pacing: time_round(operation, pacing, before=before, finish=finish), check)
 
 
+def add_tasks(first: Task, second: Task) -> Task:
+    """Returns a task each of whose operations takes as long as one of either task together."""
+
+    def run_round(pacing: Pacing) -> Round:
+        both = first.run_round(pacing), second.run_round(pacing)
+        op_s = tuple(map(sum, zip(*(each.op_s for each in both), strict=False)))
+        return Round(op_s, sum(op_s))
+
+    return Task(run_round)
+
+
 def make_pipeline(start: Callable[[], Future[Any]], window: int, check: Callable[[Any], None] | None = None) -> Task:
     """Returns the task of operations of which ``window`` are under way. A round ends when all are done.
 

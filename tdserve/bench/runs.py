@@ -31,6 +31,8 @@ from tdserve.bench.workloads.weight_trees import measure_weights
 FLOORS = "floors"
 """What every run measures before its workloads."""
 
+ROUND_TRIP = "gloo round trip"
+
 
 def run(options: BenchOptions, console: Console | None = None) -> int:
     """Measures and reports.
@@ -105,12 +107,13 @@ def _measure_floors(stage: Stage) -> Generator[Case]:
     """Measures the machine by itself. The workloads measure their own floors again, beside what they judge."""
     nbytes, link = stage.sizes.memcpy_nbytes, stage.link
     copied = Scale("GB/s", to_gigabytes(nbytes))
-    yield Case("memcpy into touched pages", copied, make_memcpy(nbytes))
-    yield Case("memcpy into fresh pages", copied, make_fresh_memcpy(nbytes))
+    yield Case("memcpy into touched pages", copied, make_memcpy(nbytes), counts_cpu=False)
+    yield Case("memcpy into fresh pages", copied, make_fresh_memcpy(nbytes), counts_cpu=False)
     for size in (1,) if stage.options.quick else (64, 1):
         scale, stream = Scale("GB/s", to_gigabytes(size * MIB)), link.make_floor(back=size * MIB)
-        yield Case(f"gloo stream, {size} MiB messages", scale, stream)
-    yield Case("gloo round trip", Scale("us"), link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES))
+        yield Case(f"gloo stream, {size} MiB messages", scale, stream, counts_cpu=False)
+    round_trip = link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES)
+    yield Case(ROUND_TRIP, Scale("us"), round_trip, counts_cpu=False)
 
 
 WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {

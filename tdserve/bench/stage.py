@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import NotSupportedError
 from tdserve.bench.bench_options import FULL, QUICK, WIRES, BenchOptions, WorkloadSizes
+from tdserve.bench.cpu_times import Processes, count_cpu
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
@@ -38,6 +39,7 @@ class Case:
         floors: What it is compared with, by name.
         pacing: The length of a round; by default the usual one.
         max_rounds: The most rounds that it takes.
+        counts_cpu: Whether the figure shows the CPU that an operation costs.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Case:
     floors: Mapping[str, Task] = field(default_factory=dict)
     pacing: Pacing | None = None
     max_rounds: int = sys.maxsize
+    counts_cpu: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Stage:
         wire: The transport under test, as both ends agreed on it: with ``auto`` that is known only now. It decides
             which floors are measured and which targets are meant.
         address: The server's address, for further clients.
-        server_pid: The process id of the server's control process.
+        servers: The ids of the server's processes, by the part that they play.
         link: To the process of the gloo floor.
         folder: For local memory-mapped tensordicts, on the server's file system.
         options: What the run was asked for.
@@ -67,7 +70,7 @@ class Stage:
     client: Client
     wire: TransportName
     address: str
-    server_pid: int
+    servers: Processes
     link: FloorLink
     folder: Path
     options: BenchOptions
@@ -77,7 +80,8 @@ class Stage:
         """Runs a subject and its floors in turn and returns their figure."""
         num_rounds = min(self.options.num_rounds, case.max_rounds)
         pacing = case.pacing or Pacing(self.sizes.round_s)
-        floors = alternate({**case.floors, SUBJECT: case.subject}, num_rounds, pacing)
+        subject_task = count_cpu(case.subject, self.servers) if case.counts_cpu else case.subject
+        floors = alternate({**case.floors, SUBJECT: subject_task}, num_rounds, pacing)
         subject, targets = floors.pop(SUBJECT), find_targets(self.wire, workload, case.name)
         return make_figure(workload, case.name, case.scale, subject=subject, floors=floors, targets=targets)
 
@@ -113,4 +117,5 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
             reason = f"only {' and '.join(WIRES)} have floors"
             raise NotSupportedError(feature=f"a benchmark over {wire!r}", reason=reason)
         sizes = QUICK if options.quick else FULL
-        yield Stage(client, wire, server.address, server.pid, link, folder, options, sizes)
+        servers = {"control": [server.pid], "workers": [worker["pid"] for worker in client.stats()["workers"]]}
+        yield Stage(client, wire, server.address, servers, link, folder, options, sizes)

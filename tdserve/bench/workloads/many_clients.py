@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe, open_children
+from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
@@ -39,8 +40,6 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
     """Measures calls per second, each client waiting for its own, and the CPU of all processes for a call."""
     num_doublings = (stage.options.num_clients or stage.sizes.num_clients).bit_length()
     pacing = Pacing(stage.sizes.clients_s / stage.options.num_rounds)
-    workers = [worker["pid"] for worker in stage.client.stats()["workers"]]
-    servers = {"control": [stage.server_pid], "workers": workers}
     with (
         open_filled(stage, STORE, make_transitions(POOL_ROWS), stage.sizes.replay_rows),
         open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.wire, STORE) as children,
@@ -51,12 +50,12 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
             for num in (1 << power for power in range(len(roles) - 1, num_doublings)):
                 clients = {child: roles[number % len(roles)] for number, child in enumerate(children[:num])}
                 _ask_all(clients, clients.values())
-                task = Task(partial(run_together, clients, servers))
+                task = Task(partial(run_together, clients, stage.servers))
                 yield Case(f"{name}, {num} client{'s'[: num - 1]}", Scale("calls/s"), task, pacing=pacing)
                 _ask_all(clients, [None] * num)
 
 
-def run_together(clients: Mapping[Child, str], servers: Mapping[str, Sequence[int]], pacing: Pacing) -> Round:
+def run_together(clients: Mapping[Child, str], servers: Processes, pacing: Pacing) -> Round:
     """Lets clients work at the same time. Their last samples are checked when the clock has stopped.
 
     Args:
@@ -64,11 +63,11 @@ def run_together(clients: Mapping[Child, str], servers: Mapping[str, Sequence[in
         servers: The ids of the server's processes, by the part that they play.
         pacing: How long.
     """
-    pids = {**servers, "client": [client.pid for client in clients]}
-    before_s, started = _read_cpu_s(pids), time.perf_counter()
+    processes = {**servers, CLIENT: [client.pid for client in clients]}
+    before_s, started = read_cpu_s(processes), time.perf_counter()
     rounds: list[Round] = _ask_all(clients, [pacing] * len(clients))
     elapsed_s = time.perf_counter() - started
-    cpu_s = {part: after_s - before_s[part] for part, after_s in _read_cpu_s(pids).items()}
+    cpu_s = {part: after_s - before_s[part] for part, after_s in read_cpu_s(processes).items()}
     for client in clients:
         client.recv()
     op_s = tuple(seconds for each in rounds for seconds in each.op_s)
@@ -94,7 +93,7 @@ def describe_cpu(cpu_us: Mapping[str, float], available: Mapping[str, int]) -> d
     spent_us = {**cpu_us, "cores": sum(cpu_us.values())}
     rates = {part: num * 1e6 / spent_us[part] for part, num in available.items() if spent_us[part] >= LEAST_CPU_US}
     return {
-        **{f"{part} CPU": spent for part, spent in cpu_us.items()},
+        **name_cpu(cpu_us),
         **{f"calculated: {part}": rate for part, rate in rates.items()},
     }
 
@@ -104,14 +103,6 @@ def _ask_all(clients: Iterable[Child], orders: Iterable[object]) -> list[Round]:
     for client, order in zip(clients, orders, strict=True):
         client.send(order)
     return [client.recv() for client in clients]
-
-
-def _read_cpu_s(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Returns the seconds of CPU that processes have had, by part.
-
-    Each process has a clock of that, whose number the kernel derives from the process id. /proc has only hundredths.
-    """
-    return {part: sum(time.clock_gettime(~pid << 3 | 2) for pid in found) for part, found in pids.items()}
 
 
 def work_as_client(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:

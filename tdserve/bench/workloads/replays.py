@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from tdserve.bench.figures import Scale
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import (
+    GLOO_AND_GATHER,
     LOCAL_GATHER,
     LOCAL_GATHER_TOUCHED,
     LOCAL_INDEXING,
@@ -29,7 +30,7 @@ from tdserve.bench.floors import (
     MappedRows,
     make_memcpy,
 )
-from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
+from tdserve.bench.measure import Pacing, Round, Task, add_tasks, make_task, time_round
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer, has_torchrl
 from tdserve.bench.workload_data import Pool, check_equal, make_pixels, make_transitions
@@ -39,6 +40,9 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.prioritized import Prioritized
 
 SAMPLE_ROWS = 256
+LEARNER_ROWS = 128
+"""The rows of a step of a DQN learner, which waits for no answer to its new priorities."""
+
 SAMPLE_WINDOWS = (1, NUM_BATCHES_UNDER_WAY)
 
 TRANSITIONS_POOL_ROWS = 4_096
@@ -105,6 +109,12 @@ def measure_prioritized(stage: Stage) -> Generator[Case]:
         yield Case(f"{name}, and update", rate, subject, {"uniform": floor})
         batch = replay.sample(SAMPLE_ROWS)
         yield Case(f"update {SAMPLE_ROWS} priorities", Scale("us"), make_task(lambda: update(batch)))
+        priorities = torch.rand(LEARNER_ROWS)
+
+        def learn() -> None:
+            replay.update_priority(replay.sample(LEARNER_ROWS), priorities, return_early=True)
+
+        yield Case(f"sample {LEARNER_ROWS} and update", Scale("us"), make_task(learn))
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,12 @@ class Rows:
             }
         elif window == 1:
             asked = link.make_floor(out=REQUEST_NBYTES, back=nbytes)
-            floors = {"gloo, asked for": asked, LOCAL_MEMMAP: mapped.gather(num_rows)}
+            gather = mapped.select(num_rows, is_fresh=True)
+            floors = {
+                "gloo, asked for": asked,
+                GLOO_AND_GATHER: add_tasks(asked, gather),
+                LOCAL_MEMMAP: mapped.gather(num_rows),
+            }
         else:
             floors = {"gloo stream": link.make_floor(back=nbytes), LOCAL_MEMMAP: mapped.gather(num_rows)}
         subject = make_samples(self.replay, num_rows, window, self.pool.check)

@@ -46,6 +46,9 @@ def test_figure_when_made_in_any_unit_then_the_ratio_compares_it_with_the_floor(
         (Target("of floor", 0.26), False),
         (Target("of floor", 0.9, "second"), True),
         (Target("of floor", 1.1, "second"), False),
+        (Target("tail", 4.0), True),
+        (Target("tail", 3.9), False),
+        (Target("tail", 1.0, "second"), True),
     ],
 )
 def test_target_when_compared_then_bounds_the_value_or_the_ratio_to_the_floor_that_it_means(

@@ -92,7 +92,7 @@ def test_table_when_it_goes_into_a_pipe_then_every_column_is_there_and_no_line_i
 def test_table_when_figures_have_details_then_each_has_a_column_and_rates_of_calls_have_bars_to_scale() -> None:
     rounds = {
         "read, 1 client": Round((0.01,), 0.01, details={"control CPU": 12.0}),
-        "read, 2 clients": Round((0.02,), 0.02, details={"samples/s": 5.0, "control CPU": 1_234.0}),
+        "read, 2 clients": Round((0.02,), 0.02, details={"calculated: cores": 5.0, "control CPU": 1_234.0}),
         "write, 1 client": Round((1.0,), 1.0),
     }
     scale = Scale("calls/s")

@@ -49,7 +49,7 @@ def test_clients_when_they_run_together_then_all_their_calls_are_counted_and_the
             for client, role in clients.items():
                 client.recv()
                 client.ask(role)
-            done = run_together(clients, {"control": [stage.server_pid], "workers": []}, Pacing(0.1))
+            done = run_together(clients, {"control": stage.servers["control"], "workers": []}, Pacing(0.1))
             for client in clients:
                 client.ask(None)
         num_extends = replay.info()["inserts"] // EXTEND_ROWS - 1

@@ -12,6 +12,7 @@ NAMES = [
     "sample 256, 8 under way",
     "sample 256, 8 under way, and update",
     "update 256 priorities",
+    "sample 128 and update",
 ]
 
 
@@ -19,6 +20,6 @@ def test_prioritized_when_measured_then_stands_beside_uniform_and_no_store_is_le
     figures = list(measure(stage, "prioritized"))
     assert [figure.name for figure in figures] == NAMES
     assert all(figure.median > 0 for figure in figures)
-    assert [[floor.name for floor in figure.floors] for figure in figures] == [["uniform"]] * 3 + [[]]
-    assert [[target.bound for target in figure.targets] for figure in figures] == [[0.7], [0.7], [], []]
+    assert [[floor.name for floor in figure.floors] for figure in figures] == [["uniform"]] * 3 + [[]] * 2
+    assert [[target.bound for target in figure.targets] for figure in figures] == [[0.7], [0.7], [], [], []]
     assert not {"uniform", "prioritized"} & set(stage.client.stores())

@@ -1,0 +1,46 @@
+"""The CPU that processes spend, and what a call costs of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tdserve.bench.measure import Pacing, Round, Task
+
+CLIENT = "client"
+"""The part that this process, or those that it has started for the purpose, play."""
+
+Processes = Mapping[str, Sequence[int]]
+"""Ids of processes, by the part that they play."""
+
+
+def read_cpu_s(processes: Processes) -> dict[str, float]:
+    """Returns the seconds of CPU that processes have had, by part.
+
+    Each process has a clock of that, whose number the kernel derives from the process id. /proc has only hundredths.
+    """
+    return {part: sum(time.clock_gettime(~pid << 3 | 2) for pid in pids) for part, pids in processes.items()}
+
+
+def name_cpu(cpu_us: Mapping[str, float]) -> dict[str, float]:
+    """Returns the details of a round that show the microseconds of CPU for a call, by part."""
+    return {f"{part} CPU": spent_us for part, spent_us in cpu_us.items()}
+
+
+def count_cpu(task: Task, servers: Processes) -> Task:
+    """Returns the same task, whose rounds show the CPU of the server's processes and of this one for an operation.
+
+    A round that shows that itself, since it has other processes work, stays as it is.
+    """
+    processes = {**servers, CLIENT: [os.getpid()]}
+
+    def run_round(pacing: Pacing) -> Round:
+        before_s = read_cpu_s(processes)
+        done = task.run_round(pacing)
+        spent_us = {part: (s - before_s[part]) * 1e6 / len(done.op_s) for part, s in read_cpu_s(processes).items()}
+        details = name_cpu(spent_us)
+        return done if details.keys() & done.details.keys() else replace(done, details={**done.details, **details})
+
+    return Task(run_round, task.check)
