@@ -219,9 +219,20 @@ class TransportSuite:
         wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before[0] + 10, "the end of their sockets")
         wait_for(lambda: threading.active_count() <= before[1], "the end of their threads")
 
-    @pytest.mark.parametrize("source", ["flat", "leaves", "indexed", "run", "scattered"])
-    @pytest.mark.parametrize("sink", ["flat", "leaves", "run", "scattered"])
-    @pytest.mark.parametrize("is_posted", [False, True], ids=["windowed", "posted"])
+    @pytest.mark.parametrize(
+        ("source", "sink", "is_posted"),
+        [
+            # The wire does not show which they are: each meets one of the other end, in a full run all of them.
+            pytest.param(
+                *(source, sink, is_posted),
+                id=f"{source}-{sink}-{'posted' if is_posted else 'windowed'}",
+                marks=[] if (source_place + sink_place + is_posted) % 4 == 0 else [pytest.mark.full],
+            )
+            for source_place, source in enumerate(["flat", "leaves", "indexed", "run", "scattered"])
+            for sink_place, sink in enumerate(["flat", "leaves", "run", "scattered"])
+            for is_posted in (False, True)
+        ],
+    )
     def test_layout_when_sent_then_every_leaf_arrives(
         self, ends: Ends, source: str, sink: str, is_posted: bool
     ) -> None:
