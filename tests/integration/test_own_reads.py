@@ -15,7 +15,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.conftest import FreshServer
 from tests.integration.local_roles import is_claiming
 from tests.processes import state_of, wait_for
 
@@ -44,6 +43,13 @@ def read_numbers(rows: TensorDict) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """A server whose control process these tests stop, with no client but theirs."""
+    with tdserve.Server(tmp_path_factory.mktemp("other"), port=0) as started:
+        yield started
+
+
 @contextmanager
 def stopped(server: tdserve.Server) -> Iterator[None]:
     """Stops the control process, and no other, during the block."""
@@ -59,23 +65,22 @@ def stopped(server: tdserve.Server) -> Iterator[None]:
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 24, CAPACITY])
 def test_reads_when_control_stands_still_then_go_on(
-    fresh_server: FreshServer, transport: str, num_rows: int, text: bool
+    other_server: tdserve.Server, transport: str, num_rows: int, text: bool
 ) -> None:
-    server = fresh_server()
-    with server.client(transport=transport) as client:
-        replay = client.create_replay("r", make_rows(0, text=text)[0], CAPACITY)
+    with other_server.client(transport=transport) as client:
+        replay = client.create_replay(f"{transport} {num_rows} {text}", make_rows(0, text=text)[0], CAPACITY)
         replay.extend(make_rows(*range(CAPACITY), text=text))
         numbers = list(range(num_rows))
 
         def goes_alone() -> bool:
             replay.sample(num_rows)  # by which control lets this reader read the table, and opens channels
-            with stopped(server), suppress(tdserve.DeadlineExceededError):
+            with stopped(other_server), suppress(tdserve.DeadlineExceededError):
                 return len(replay.sample(num_rows, timeout_s=0.5)) > 0
             return False
 
         wait_for(goes_alone, "a sample without control")
         before = replay.info()["samples"]
-        with stopped(server):
+        with stopped(other_server):
             for _ in range(5):
                 assert set(read_numbers(replay.sample(num_rows))) <= set(range(CAPACITY))
                 assert read_numbers(replay[numbers[::-1]]) == numbers[::-1]
@@ -190,22 +195,22 @@ def test_reads_when_writers_overwrite_all_the_time_then_every_row_is_whole(
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("text", [False, True])
 def test_get_by_name_when_control_stands_still_then_goes_on(
-    fresh_server: FreshServer, transport: str, text: bool
+    other_server: tdserve.Server, transport: str, text: bool
 ) -> None:
-    server = fresh_server()
-    with server.client(transport=transport, timeout_s=1.0) as client:
-        client.init_remote(make_rows(1, 2, text=text), "s")
+    name = f"{transport} {text}"
+    with other_server.client(transport=transport, timeout_s=1.0) as client:
+        client.init_remote(make_rows(1, 2, text=text), name)
 
         def goes_alone() -> bool:
-            client.from_remote_init("s")
-            with stopped(server), suppress(tdserve.DeadlineExceededError):
-                return read_numbers(client.from_remote_init("s")) == [1, 2]
+            client.from_remote_init(name)
+            with stopped(other_server), suppress(tdserve.DeadlineExceededError):
+                return read_numbers(client.from_remote_init(name)) == [1, 2]
             return False
 
         wait_for(goes_alone, "a read without control")
-        client.send(make_rows(3, 4, text=text), "s")
-        with stopped(server):
-            assert read_numbers(client.from_remote_init("s")) == [3, 4]
+        client.send(make_rows(3, 4, text=text), name)
+        with stopped(other_server):
+            assert read_numbers(client.from_remote_init(name)) == [3, 4]
 
 
 def test_get_by_name_when_the_store_was_made_again_then_as_it_is_now(client: tdserve.Client, name: str) -> None:
