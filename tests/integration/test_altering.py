@@ -175,6 +175,16 @@ def check_whole(td: TensorDict) -> None:
     assert bool((td["x"] == td["n", "y"].unsqueeze(-1)).all())
 
 
+@pytest.mark.parametrize(
+    ("client", "other"),
+    [
+        ("gloo", "shm"),
+        ("shm", "gloo"),
+        pytest.param("gloo", "gloo", marks=pytest.mark.full),
+        pytest.param("shm", "shm", marks=pytest.mark.full),
+    ],
+    indirect=True,
+)
 def test_read_when_keys_come_and_go_then_always_of_one_structure(
     client: tdserve.Client, other: tdserve.Client, server: tdserve.Server, name: str
 ) -> None:

@@ -62,7 +62,7 @@ def test_puts_when_the_server_is_killed_again_and_again_then_whole_in_order_and_
         versions.extend(kv.put(KEYS, torch.full((len(KEYS), 100), number)))
 
     writer = Writer(put)
-    for _ in range(3):
+    for _ in range(2):
         writer.goes_on()
         STRIKES[struck](crashing)
         acknowledged = writer.acknowledged[-1]

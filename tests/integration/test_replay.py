@@ -268,10 +268,8 @@ def test_process_when_it_ends_with_everything_open_then_it_ends_cleanly(
     empty = f"e{name}"[:100]
     create(client, empty, 10, size=LARGE)
     command = [sys.executable, "-c", LEAVER, server.address, name, empty, client.transport]
-    leaving = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
-    for process in leaving:
-        assert process.communicate(timeout=60) == (b"torch.Size([16])\n", b"")
-        assert process.returncode == 0
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (b"torch.Size([16])\n", b"", 0)
     client.delete(empty)
 
 

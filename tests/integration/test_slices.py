@@ -179,7 +179,7 @@ def test_slices_when_short_ones_count_then_whole_short_trajectories_come_too(cli
 def test_slices_when_the_ring_moves_on_meanwhile_then_every_slice_is_whole(
     server: tdserve.Server, client: tdserve.Client, name: str, with_iterator: bool
 ) -> None:
-    length, capacity, num_steps = 8, 400, 400
+    length, capacity, num_steps = 8, 400, 160
     replay = client.create_replay(name, rows((0, 0))[0], capacity, sampler=tdserve.Slices(slice_len=length))
     replay.extend(rows(*((9, step) for step in range(capacity))), writer=9)
 
