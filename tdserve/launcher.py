@@ -159,9 +159,10 @@ class Server:
     def _await_ready(self, process: subprocess.Popen[str], timeout_s: float) -> str:
         deadline = time.monotonic() + timeout_s
         stdout = cast(TextIO, process.stdout)
+        waiting = select.poll()  # select takes no descriptor above 1023
+        waiting.register(stdout, select.POLLIN)
         while True:
-            readable, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 raise DeadlineExceededError(what=f"the start of a server on {self.config.root}", timeout_s=timeout_s)
             line = stdout.readline()
             if line.startswith(READY_PREFIX):

@@ -167,7 +167,9 @@ def _await_end(pid: int) -> None:
     except OSError:
         return
     with os.fdopen(fd) as ended:
-        select.select([ended], [], [], END_TIMEOUT_S)
+        waiting = select.poll()  # select takes no descriptor above 1023
+        waiting.register(ended, select.POLLIN)
+        waiting.poll(END_TIMEOUT_S * 1e3)
 
 
 def _give_back(memory: Bytes, mark: int, pid: int) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,28 @@ def test_server_when_it_was_killed_then_can_be_started_again_and_leaves_no_pipe_
         assert not server.is_alive
         server.start()
         assert len(os.listdir("/proc/self/fd")) == num_files
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Leaves only descriptors above 1,023 to a test."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < 1024:
+        opened.append(os.dup(opened[0]))
+    yield
+    for fd in opened:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_start_when_very_many_files_are_open_then_starts_all_the_same(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server, server.client() as client:
+        assert client.stores() == []
 
 
 def test_start_when_the_root_is_in_use_then_its_error_arrives_and_no_process_stays(tmp_path: Path) -> None:
