@@ -115,7 +115,7 @@ def write_unsynced(client: tdserve.Client, remote: tdserve.Client) -> None:
     client["rows"][5:10] = TensorDict({"x": rows(100, 5)["x"]}, [5])
     client["whole"].set("x", rows(100)["x"])
     client["blank"][3] = TensorDict({"x": rows(100, 1)["x"][0]}, [])
-    client.memmap(TensorDict({"x": torch.zeros(ITEMS)}, []), "later")
+    client.memmap(TensorDict({"x": torch.zeros(10 * ITEMS)}, []), "later")  # too large for the catalog
     client.delete("deleted")
     assert client["small and used"]["x"].tolist() == [0, 1, 2]
     entries = client.kv("entries")
