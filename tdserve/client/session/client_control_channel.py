@@ -102,7 +102,8 @@ class ClientControlChannel:
             TransportError: The channel is lost.
         """
         mail, label = self._mail, _LABELS[_Route.CONTROL]
-        is_mail = mail is not None and message.ByteSize() <= MAIL_BYTES
+        # Control answers what is asked about stores while a worker hangs.
+        is_mail = mail is not None and message.ByteSize() <= MAIL_BYTES and not message.HasField("catalog")
         if message.HasField("extend"):
             route = self._choose_route(message, is_mail=is_mail)
             self._extends[message.request] = _SentExtend(message.extend.store, route)
