@@ -218,14 +218,15 @@ def use_read_only(say: Say, address: str, uid: int) -> None:
         prioritized.update_priority(torch.arange(NUM_ROWS), torch.full((NUM_ROWS,), 0.0))
         prioritized.update_priority(torch.tensor([3]), torch.tensor([1.0]))
         say("updated", *sorted(set(prioritized.sample(50)["index"].tolist())))
+        large = TensorDict({"x": torch.zeros(1 << 16)}, [])  # the catalog keeps smaller ones
         writes: list[Callable[[], object]] = [
             lambda: replay.extend(rows(9)),
             lambda: replay.extend(rows(9), return_early=True).result(TIMEOUT_S),
             lambda: replay.set_at_("body", torch.zeros(1).double(), torch.tensor([0])),
             lambda: store.set_at_("body", torch.zeros(1).double(), 0),
             lambda: client.send(rows(9), "td"),
-            lambda: client.init_remote(rows(9), "new"),
-            lambda: client.memmap(rows(9), "new"),
+            lambda: client.init_remote(large, "new"),
+            lambda: client.memmap(large, "new"),
             lambda: client.publish("w", rows(9)),
             lambda: client.publish("new", rows(9)),
         ]

@@ -103,6 +103,7 @@ def test_client_when_it_may_not_write_the_files_then_it_reads_and_writes_nothing
     client.create_replay("r", row(), 3 * NUM_ROWS).extend(rows(BEFORE))
     client.create_replay("p", row(), NUM_ROWS, sampler=tdserve.Prioritized(alpha=1.0)).extend(rows(BEFORE))
     client.init_remote(rows(BEFORE), "td")
+    assert "first" in client["td"].keys()  # noqa: SIM118 (which makes its files)
     client.publish("w", rows(BEFORE))
 
     def content() -> dict[str, bytes]:
