@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import numpy as np
@@ -24,3 +25,9 @@ def count_bytes(*roots: object) -> int:
             if isinstance(each, np.ndarray):  # which the garbage collector does not look into
                 todo.append(each.base)
     return num_bytes
+
+
+def read_private_bytes(pid: int) -> int:
+    """Returns the memory of a process that no file backs."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))

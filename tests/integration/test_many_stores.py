@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.memory import read_private_bytes
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -54,6 +55,21 @@ def test_stores_when_there_are_very_many_then_few_stay_mapped_and_all_are_kept(t
             client.delete(name)
         assert client.stores() == names[:100]
         wait_for(lambda: sorted(path.name for path in folder.iterdir()) == names[:100] or None, "removed files")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_memory_when_there_are_a_hundred_thousand_stores_then_each_takes_five_kilobytes_at_most(tmp_path: Path) -> None:
+    num_stores = 100_000
+    with tdserve.Server(tmp_path, sync_interval_s=0) as server, server.client(transport="shm") as client:
+        client.init_remote(make_item(0), "s0")
+        before_bytes = read_private_bytes(server.pid)
+        for number in range(1, num_stores):
+            client.init_remote(make_item(number), f"s{number}")
+        assert read_private_bytes(server.pid) - before_bytes < 5000 * num_stores
+    with tdserve.Server(tmp_path) as server, server.client(transport="shm") as client:
+        assert len(client.stores()) == num_stores
+        assert client.from_remote_init("s99999")["x"].tolist() == [99_999] * 8
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])

@@ -10,6 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tests.memory import read_private_bytes
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -25,12 +26,6 @@ def rows(num_rows: int, num_characters: int) -> TensorDict:
     return td.set("text", NonTensorStack(*["y" * num_characters] * num_rows))
 
 
-def resident_kib(pid: int) -> int:
-    """Returns the private memory that a process uses."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
 def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_limit(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server,
@@ -38,7 +33,7 @@ def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_lim
     ):
         queue = client.create_queue("queue", rows(1, 1)[0], 8)
         queue.extend(rows(8, 1))
-        before = resident_kib(server.pid)
+        before_bytes = read_private_bytes(server.pid)
         row, handles = rows(1, VALUE_BYTES), [client.queue("queue") for _ in range(6)]
         futures = [handle.extend(row, return_early=True, timeout_s=3.0) for _ in range(60) for handle in handles]
         errors = [future.exception(30.0) for future in futures]
@@ -47,7 +42,7 @@ def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_lim
         assert refused
         assert refused[0].fields["limit"] in (LIMIT_BYTES, LIMIT_BYTES // 2)  # of all, or of one session
         # Each that waits would be held as it came and taken apart, 43 MB in all. Buffers of gRPC alone come to 6 to 14.
-        assert resident_kib(server.pid) - before < 24 * LIMIT_BYTES // 1024
+        assert read_private_bytes(server.pid) - before_bytes < 24 * LIMIT_BYTES
         assert len(queue) == 8
 
 
