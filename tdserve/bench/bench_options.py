@@ -21,7 +21,7 @@ WORKLOAD_NAMES = (
     "clients",
 )
 
-WIRES = ("gloo", "shm")
+TRANSPORTS = ("gloo", "shm")
 """The transports that have floors and targets of their own."""
 
 MIB = 1 << 20

@@ -56,9 +56,9 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
     figures: list[Figure] = []
     num_failed = 0
     with _end_on_sigterm(), open_stage(options) as stage:
-        machine = {**describe_machine(stage.folder), "transport": stage.wire}
+        machine = {**describe_machine(stage.folder), "transport": stage.transport}
         show_machine(console, machine)
-        if stage.wire == "shm" and not has_torchrl():
+        if stage.transport == "shm" and not has_torchrl():
             console.print(MISSING, style="yellow", markup=False)
         for name in (FLOORS, *options.workloads):
             found: list[Figure] = []

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import NotSupportedError
-from tdserve.bench.bench_options import FULL, QUICK, WIRES, BenchOptions, WorkloadSizes
+from tdserve.bench.bench_options import FULL, QUICK, TRANSPORTS, BenchOptions, WorkloadSizes
 from tdserve.bench.cpu_times import Processes, count_cpu
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
@@ -57,7 +57,7 @@ class Stage:
 
     Attributes:
         client: Connected with the transport under test.
-        wire: The transport under test, as both ends agreed on it: with ``auto`` that is known only now. It decides
+        transport: The transport under test, as both ends agreed on it: with ``auto`` that is known only now. It decides
             which floors are measured and which targets are meant.
         address: The server's address, for further clients.
         servers: The ids of the server's processes, by the part that they play.
@@ -68,7 +68,7 @@ class Stage:
     """
 
     client: Client
-    wire: TransportName
+    transport: TransportName
     address: str
     servers: Processes
     link: FloorLink
@@ -82,7 +82,7 @@ class Stage:
         pacing = case.pacing or Pacing(self.sizes.round_s)
         subject_task = count_cpu(case.subject, self.servers) if case.counts_cpu else case.subject
         floors = alternate({**case.floors, SUBJECT: subject_task}, num_rounds, pacing)
-        subject, targets = floors.pop(SUBJECT), find_targets(self.wire, workload, case.name)
+        subject, targets = floors.pop(SUBJECT), find_targets(self.transport, workload, case.name)
         return make_figure(workload, case.name, case.scale, subject=subject, floors=floors, targets=targets)
 
     @contextmanager
@@ -112,10 +112,10 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
         server = stack.enter_context(Server(folder / SERVER_ROOT))
         client = stack.enter_context(connect(server.address, transport=options.transport))
-        wire = check_transport(client.stats()["transport"])
-        if wire not in WIRES:
-            reason = f"only {' and '.join(WIRES)} have floors"
-            raise NotSupportedError(feature=f"a benchmark over {wire!r}", reason=reason)
+        transport = check_transport(client.stats()["transport"])
+        if transport not in TRANSPORTS:
+            reason = f"only {' and '.join(TRANSPORTS)} have floors"
+            raise NotSupportedError(feature=f"a benchmark over {transport!r}", reason=reason)
         sizes = QUICK if options.quick else FULL
         servers = {"control": [server.pid], "workers": [worker["pid"] for worker in client.stats()["workers"]]}
-        yield Stage(client, wire, server.address, servers, link, folder, options, sizes)
+        yield Stage(client, transport, server.address, servers, link, folder, options, sizes)

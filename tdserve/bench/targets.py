@@ -74,9 +74,7 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
 """Transport, figure and target. ``*`` stands for any text; a bound is in the unit of the figure (see ``Target``)."""
 
 
-def find_targets(wire: str, workload: str, name: str) -> list[Target]:
+def find_targets(transport: str, workload: str, name: str) -> list[Target]:
     """Returns what the plan asks of a figure over this transport."""
     figure = f"{workload}: {name}"
-    return [
-        target for transport, pattern, target in TARGETS if transport in ("*", wire) and fnmatchcase(figure, pattern)
-    ]
+    return [target for of, pattern, target in TARGETS if of in ("*", transport) and fnmatchcase(figure, pattern)]

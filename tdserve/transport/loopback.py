@@ -58,46 +58,46 @@ class _LoopbackWork:
         self.is_done = False
 
     def wait(self, timeout_s: float) -> None:
-        wire = self._channel.wire
+        state = self._channel.state
         end = time.monotonic() + timeout_s
-        with wire.changed:
+        with state.changed:
             while not self.is_done:
-                if wire.lost is not None:
-                    raise PeerLostError(peer=self._channel.peer, reason=wire.lost)
+                if state.lost is not None:
+                    raise PeerLostError(peer=self._channel.peer, reason=state.lost)
                 remaining_s = end - time.monotonic()
                 if remaining_s <= 0:
-                    wire.close("a transfer took too long")
+                    state.close("a transfer took too long")
                     raise DeadlineExceededError(what="a loopback transfer", timeout_s=timeout_s)
-                wire.changed.wait(remaining_s)
+                state.changed.wait(remaining_s)
 
 
 class LoopbackChannel:
     """One end of a channel within a process; ``make_pair`` makes both. See ``tdserve.transport.channel.Channel``.
 
     Args:
-        wire: The state that it shares with the other end.
+        state: The state that it shares with the other end.
         rank: 0 or 1.
         peer: Name of the other end, for errors.
     """
 
     transport = "loopback"
 
-    def __init__(self, wire: _LoopbackState, rank: int, *, peer: str) -> None:
-        self.wire = wire
+    def __init__(self, state: _LoopbackState, rank: int, *, peer: str) -> None:
+        self.state = state
         self.peer = peer
         self._rank = rank
 
     @classmethod
     def make_pair(cls) -> tuple[LoopbackChannel, LoopbackChannel]:
         """Returns two connected ends."""
-        wire = _LoopbackState()
-        return cls(wire, 0, peer="end 1 of the loopback"), cls(wire, 1, peer="end 0 of the loopback")
+        state = _LoopbackState()
+        return cls(state, 0, peer="end 1 of the loopback"), cls(state, 1, peer="end 0 of the loopback")
 
     def send(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:
-        return self._post(self.wire.sends, self._rank, tag, buffer)
+        return self._post(self.state.sends, self._rank, tag, buffer)
 
     def recv(self, buffer: torch.Tensor, tag: int) -> _LoopbackWork:
-        return self._post(self.wire.recvs, 1 - self._rank, tag, buffer)
+        return self._post(self.state.recvs, 1 - self._rank, tag, buffer)
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
         """Waits for one after the other."""
@@ -110,8 +110,8 @@ class LoopbackChannel:
 
     def close(self) -> None:
         """Closes both ends; what was sent and not received is lost."""
-        with self.wire.changed:
-            self.wire.close("the channel was closed")
+        with self.state.changed:
+            self.state.close("the channel was closed")
 
     def _post(
         self, queues: dict[tuple[int, int], _Queue], direction: int, tag: int, buffer: torch.Tensor
@@ -122,9 +122,9 @@ class LoopbackChannel:
             kind = f"{buffer.dtype}{list(buffer.shape)}"
             raise LocalProtocolError(reason=f"a channel moves contiguous uint8 tensors of one dimension, not {kind}")
         work = _LoopbackWork(self, buffer)
-        with self.wire.changed:
-            if self.wire.lost is not None:
-                raise PeerLostError(peer=self.peer, reason=self.wire.lost)
+        with self.state.changed:
+            if self.state.lost is not None:
+                raise PeerLostError(peer=self.peer, reason=self.state.lost)
             queues[direction, tag].append(work)
-            self.wire.meet(direction, tag)
+            self.state.meet(direction, tag)
         return work

@@ -147,7 +147,7 @@ def _measure_histories(stage: Stage, histories: list[History], pacing: Pacing) -
     check = partial(check_histories, histories=histories, what="chat histories")
 
     def make_floors(*, is_read: bool) -> dict[str, Task]:
-        if stage.wire == "shm":
+        if stage.transport == "shm":
             return {MEMCPY: make_memcpy(nbytes, source_nbytes=whole, ring_nbytes=whole)}
         return {"gloo stream": stage.link.make_floor(**{"back" if is_read else "out": nbytes})}
 

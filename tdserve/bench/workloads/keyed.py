@@ -53,7 +53,7 @@ def _measure_single(stage: Stage, keys: list[str], content: torch.Tensor) -> Gen
         return kv.put(keys[number], content[number], return_early=return_early)
 
     floors = {}
-    if stage.wire == "gloo":
+    if stage.transport == "gloo":
         floors["gloo round trip"] = stage.link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES)
     yield Case(f"get one scalar of {num_keys:,}", Scale("us"), make_task(get, check), floors)
     yield Case("put one scalar", Scale("us"), make_task(put), floors)

@@ -42,7 +42,7 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
     pacing = Pacing(stage.sizes.clients_s / stage.options.num_rounds)
     with (
         open_filled(stage, STORE, make_transitions(POOL_ROWS), stage.sizes.replay_rows),
-        open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.wire, STORE) as children,
+        open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.transport, STORE) as children,
     ):
         for child in children:
             child.recv()  # until none of them starts any more

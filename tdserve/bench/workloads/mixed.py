@@ -33,7 +33,7 @@ def measure_mixed(stage: Stage) -> Generator[Case]:
     written: deque[Round] = deque()
     with ExitStack() as stack:
         replay = stack.enter_context(stage.open_replay(STORE, pool.rows[0], stage.sizes.replay_rows))
-        writers = stack.enter_context(open_children(NUM_WRITERS, write_rows, stage.address, stage.wire, STORE))
+        writers = stack.enter_context(open_children(NUM_WRITERS, write_rows, stage.address, stage.transport, STORE))
         for writer in writers:
             writer.recv()  # it has written
 

@@ -220,12 +220,12 @@ def open_rows(
     pool, over_gloo, torchrl = make_pool(num_pool_rows), None, None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(dir=stage.folder)))
-        if stage.wire == "shm" and has_torchrl():
+        if stage.transport == "shm" and has_torchrl():
             torchrl = TorchRLBuffer(make_pool, num_pool_rows, capacity, folder / "torchrl")
             stack.enter_context(closing(torchrl))
         mapped = MappedRows(pool, capacity, folder / "mapped")
         replay = stack.enter_context(open_filled(stage, name, pool, capacity))
-        if stage.wire == "shm":
+        if stage.transport == "shm":
             over_gloo = stack.enter_context(connect(stage.address, transport="gloo")).replay(name)
         if torchrl is not None:
             torchrl.recv()  # until it is full

@@ -58,7 +58,7 @@ def _get_one(stage: Stage, items: TensorDict, local: TensorDict) -> Case:
             raise CorruptDataError(path=f"item k{number}", expected=str(float(number)), actual=str(value))
 
     floors = {LOCAL_MEMMAP: make_task(lambda: torch.clone(local[f"k{next(numbers)}"]))}
-    if stage.wire == "gloo":
+    if stage.transport == "gloo":
         floors = {"gloo round trip": stage.link.make_floor(out=REQUEST_NBYTES, back=REQUEST_NBYTES), **floors}
     return Case(f"get one scalar of {num_items:,}", Scale("us"), make_task(get, check), floors)
 
@@ -71,7 +71,7 @@ def _exchange(stage: Stage) -> Generator[Case]:
     content = cycle(contents)
     nbytes = contents[0].bytes()
     read_floor, write_floor = (
-        {"gloo round trip": stage.link.make_floor(out=out, back=back)} if stage.wire == "gloo" else {}
+        {"gloo round trip": stage.link.make_floor(out=out, back=back)} if stage.transport == "gloo" else {}
         for out, back in ((REQUEST_NBYTES, nbytes), (nbytes, REQUEST_NBYTES))
     )
 

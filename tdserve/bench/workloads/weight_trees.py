@@ -54,7 +54,7 @@ WATCH_TIMEOUT_S = 60.0
 
 def measure_weights(stage: Stage) -> Generator[Case]:
     """Measures a tree of few large tensors, a tree of many small ones, and a policy of usual size."""
-    with closing(Child(follow_versions, stage.address, stage.wire)) as follower:
+    with closing(Child(follow_versions, stage.address, stage.transport)) as follower:
         follower.recv()  # it is connected
         for shape in (stage.sizes.big_tree, stage.sizes.many_tree):
             tree = WeightsTree(stage, shape)
@@ -63,14 +63,14 @@ def measure_weights(stage: Stage) -> Generator[Case]:
             for _ in range(VERSIONS_KEPT + 1):
                 tree.publish()
             yield tree.make_case("publish, recycled", tree.publishes, tree.make_floors())
-            if stage.wire == "shm" and shape == stage.sizes.big_tree:
+            if stage.transport == "shm" and shape == stage.sizes.big_tree:
                 yield tree.publish_after_pause()
             if shape == stage.sizes.many_tree:
                 yield from tree.publish_new(stage.sizes.num_other_tensors)
             yield tree.read_into()
             pulls = make_task(tree.pull, tree.check, before=tree.renew)
             yield tree.make_case("latest()", pulls, tree.make_floors(is_read=True, is_fresh=True))
-            if stage.wire == "shm":  # the version's own memory, nothing copied
+            if stage.transport == "shm":  # the version's own memory, nothing copied
                 maps = make_task(partial(tree.pull, copy=False), tree.check)
                 yield tree.make_case("latest(copy=False)", maps, {}, scale=Scale("ms"))
             elif shape == stage.sizes.big_tree:
@@ -79,7 +79,7 @@ def measure_weights(stage: Stage) -> Generator[Case]:
             stage.client.delete(tree.name)
     policy = WeightsTree(stage, POLICY_SHAPE)
     floors = policy.make_floors()
-    if stage.wire == "gloo":
+    if stage.transport == "gloo":
         del floors[MEMCPY]
     # when the call returns, everybody sees the version
     yield policy.make_case("publish until visible", policy.publishes, floors, scale=Scale("ms"))
@@ -115,7 +115,7 @@ class WeightsTree:
 
     def renew(self) -> None:
         """Publishes a version that has no tensor in common with the one before: all of it travels to its readers."""
-        if self.stage.wire == "gloo":
+        if self.stage.transport == "gloo":
             self.change()
             self.publish()
 
@@ -135,7 +135,7 @@ class WeightsTree:
         """
         nbytes, floors = self.nbytes, {}
         is_large = nbytes > MESSAGE_NBYTES
-        if self.stage.wire == "gloo":
+        if self.stage.transport == "gloo":
             out, back = (REQUEST_NBYTES, nbytes) if is_read else (nbytes, REQUEST_NBYTES)
             make_floor = partial(self.stage.link.make_floor, out=out, back=back)
             floors["gloo, one message"] = make_floor()
@@ -258,7 +258,7 @@ class WeightsTree:
             follower.recv()
 
         link, nbytes = self.stage.link, self.nbytes
-        if self.stage.wire == "shm":
+        if self.stage.transport == "shm":
             floors = {MEMCPY: make_memcpy(nbytes)}
         else:
             floors = {"gloo, there and back": link.make_floor(out=nbytes, back=nbytes)}

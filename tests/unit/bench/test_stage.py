@@ -22,7 +22,7 @@ def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp
     def work() -> None:
         with open_stage(BenchOptions(quick=True, parent=tmp_path)) as stage:
             assert stage.client.stores() == []
-            assert stage.wire == "gloo"
+            assert stage.transport == "gloo"
             assert children() - before
             raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ CPU_BOUNDS = [Target("below", 80.0, detail="control CPU"), Target("below", 200.0
 
 
 @pytest.mark.parametrize(
-    ("wire", "workload", "name", "targets"),
+    ("transport", "workload", "name", "targets"),
     [
         ("gloo", "pixels", "sample 256, one by one", [Target("of floor", 0.7)]),
         ("shm", "pixels", "sample 256, one by one", SAMPLED),
@@ -36,6 +36,6 @@ CPU_BOUNDS = [Target("below", 80.0, detail="control CPU"), Target("below", 200.0
     ],
 )
 def test_targets_when_looked_up_then_are_those_of_the_transport_and_of_the_figure(
-    wire: str, workload: str, name: str, targets: list[Target]
+    transport: str, workload: str, name: str, targets: list[Target]
 ) -> None:
-    assert find_targets(wire, workload, name) == targets
+    assert find_targets(transport, workload, name) == targets

@@ -97,13 +97,13 @@ def test_move_when_memory_is_direct_and_nothing_else_is_announced_then_all_is_po
             timeout_s=5.0,
             fills_last_after_sends=False,
         )
-        wait_for_posted(ours.wire.sends, 20)
+        wait_for_posted(ours.state.sends, 20)
         recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)
         assert torch.equal(content, received)
         sink = FlatEnd(torch.zeros_like(content))
         receiving = thread.submit(recv_messages, theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=5.0)
-        wait_for_posted(ours.wire.recvs, 20)
+        wait_for_posted(ours.state.recvs, 20)
         ours.wait_all(start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool()), 5.0)
         receiving.result(5.0)
 
@@ -119,7 +119,7 @@ def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_fo
             send_messages, ours, 0, *arguments, pool=BufferPool(), timeout_s=5.0, fills_last_after_sends=False
         )
         for messages in (layout.messages[:1], layout.messages[1:]):
-            wait_for_posted(ours.wire.sends, FILLED_UNDER_WAY)
+            wait_for_posted(ours.state.sends, FILLED_UNDER_WAY)
             recv_messages(theirs, 0, messages, LeafEnd(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)
     assert all(map(torch.equal, leaves, received))
@@ -133,9 +133,9 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
     with ThreadPoolExecutor(1) as thread:
         arguments = layout.messages, LeafEnd(received)
         receiving = thread.submit(recv_messages, theirs, 0, *arguments, pool=BufferPool(), timeout_s=5.0)
-        wait_for_posted(ours.wire.recvs, RECEIVES_UNDER_WAY)
+        wait_for_posted(ours.state.recvs, RECEIVES_UNDER_WAY)
         ours.wait_all(start_send(ours, 0, layout.messages[:1], LeafEnd(leaves), BufferPool()), 5.0)
-        wait_for_posted(ours.wire.recvs, RECEIVES_UNDER_WAY)  # one more
+        wait_for_posted(ours.state.recvs, RECEIVES_UNDER_WAY)  # one more
         assert torch.equal(received[0], leaves[0])
         ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafEnd(leaves), BufferPool()), 5.0)
         receiving.result(5.0)

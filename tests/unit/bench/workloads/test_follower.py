@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 def test_follower_when_a_version_is_published_then_has_it_and_checks_its_content(stage: Stage) -> None:
     tree = workload_data.make_weights(3, 12_000)
     workload_data.stamp(tree, 7)
-    with closing(Child(follow_versions, stage.address, stage.wire)) as follower:
+    with closing(Child(follow_versions, stage.address, stage.transport)) as follower:
         follower.recv()
         follower.send(("watch", "watched", None))
         stage.client.publish("watched", tree)
