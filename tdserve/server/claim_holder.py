@@ -6,37 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from tdserve.rules.replay.claim_pacing import ClaimPacing
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.table import Table
-
-FIRST_OFFER_EXTENDS = 4
-"""Extends of one table by a worker's clients before the worker is offered a claim."""
-
-MAX_PAUSE = 4096
-"""Most extends between two offers, where others end claims before they are worth it."""
-
-MIN_EXTENDS = 8
-"""A claim was worth it if so many extends used it."""
-
-
-@dataclass
-class ClaimPacing:
-    """Decides when a data worker is offered another claim on a table."""
-
-    _pause: int = FIRST_OFFER_EXTENDS
-    _num_left: int = FIRST_OFFER_EXTENDS
-
-    def count_extend(self) -> bool:
-        """Counts an extend without a claim, and returns whether it is time to offer one."""
-        self._num_left -= 1
-        return self._num_left <= 0
-
-    def on_ended(self, num_extends: int) -> None:
-        """Takes note of a claim that has ended after so many extends."""
-        if num_extends >= MIN_EXTENDS:
-            self._pause, self._num_left = FIRST_OFFER_EXTENDS, 1
-        else:
-            self._pause = self._num_left = min(2 * self._pause, MAX_PAUSE)
 
 
 @dataclass

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
 from typing import NamedTuple
 
 import torch
 
-from tdserve.base.errors import TDServeError, TransportError
+from tdserve.base.errors import LocalProtocolError, TDServeError, TransportError
 from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
+from tdserve.rules.replay.claim_pacing import MIN_EXTENDS, ClaimPacing
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
 from tdserve.v1 import control_pb2
-
-FIRST_CLAIM_EXTENDS = 4
-"""Extends of a handle before it counts as a writer that keeps writing."""
-
-MAX_PAUSE = 4096
-"""Most extends between two requests for a claim, where other writers end claims before they are worth it."""
-
-MIN_EXTENDS = 8
-"""A claim was worth it if it was used this often."""
 
 AHEAD = 32
 """Extends that a writer may be ahead of the server."""
@@ -32,6 +26,21 @@ AHEAD = 32
 AHEAD_ROWS = 1 << 14
 """Rows that these extends may have together: the server commits at once what it finds, which takes milliseconds. An
 extend of more than half as many is requested by itself."""
+
+
+class _ClaimStage(Enum):
+    IMPOSSIBLE = "impossible"  # the table allows no claims, or this process cannot use them
+    NONE = "without a claim"  # the server is asked for rows, and each extend counts until the next request for a claim
+    REQUESTED = "requested"
+    CLAIMED = "claimed"
+
+
+_NEXT_STAGES = {
+    _ClaimStage.IMPOSSIBLE: (),
+    _ClaimStage.NONE: (_ClaimStage.REQUESTED,),
+    _ClaimStage.REQUESTED: (_ClaimStage.NONE, _ClaimStage.CLAIMED, _ClaimStage.IMPOSSIBLE),
+    _ClaimStage.CLAIMED: (_ClaimStage.NONE,),
+}
 
 
 @dataclass
@@ -64,10 +73,6 @@ class ClaimPolicy:
         client: Whose extends they are.
         target: The table.
         settings: Its rules. A table that decides more about an extend than its row numbers allows no claims.
-
-    Attributes:
-        is_awaiting_claim: Whether the answer to a claim request is awaited. An extend sent before it arrives would end
-            the claim.
     """
 
     def __init__(self, client: SessionClient, target: WriteTarget, settings: Settings) -> None:
@@ -75,11 +80,15 @@ class ClaimPolicy:
         self._target = target
         spec = target.stored
         has_tensors_only = spec is not None and bool(spec.tensors) and not spec.values
-        self._is_possible = settings.is_plain_ring and has_tensors_only
+        self._lock = Lock()
+        self._stage = _ClaimStage.NONE if settings.is_plain_ring and has_tensors_only else _ClaimStage.IMPOSSIBLE
         self._claim: LocalClaim | None = None
-        self._num_left = FIRST_CLAIM_EXTENDS  # extends until the next request for a claim
-        self._pause = FIRST_CLAIM_EXTENDS
-        self.is_awaiting_claim = False
+        self._pacing = ClaimPacing()
+
+    @property
+    def is_awaiting_claim(self) -> bool:
+        """Whether the answer to a claim request is awaited. An extend sent before it arrives would end the claim."""
+        return self._stage is _ClaimStage.REQUESTED
 
     def extend(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations into claimed rows, without asking the server.
@@ -94,15 +103,15 @@ class ClaimPolicy:
         try:
             rows = claim.extend(number, captured)
         except TransportError:
-            self._claim = None
+            self._drop(claim)
             return UnknownOutcome(number)
         except BaseException:
-            self._claim = None
+            self._drop(claim)
             self._client.requests.end(number)
             raise
         self._client.requests.end(number)
         if rows is None:
-            self._end(claim)
+            self._drop(claim, has_ended=True)
             return None
         return torch.from_numpy(rows)
 
@@ -111,40 +120,51 @@ class ClaimPolicy:
         return min(AHEAD * num_rows, AHEAD_ROWS) if self._may_claim(num_rows) else 0
 
     def _may_claim(self, num_rows: int) -> bool:
-        return self._is_possible and 2 * num_rows <= AHEAD_ROWS
+        return self._stage is not _ClaimStage.IMPOSSIBLE and 2 * num_rows <= AHEAD_ROWS
 
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
         """Returns the claim request to send with an extend of so many rows; None to send none."""
-        if not self._may_claim(num_rows) or self._claim is not None or self.is_awaiting_claim:
-            return None
         mover = self._client.mover
-        if mover is None or not mover.takes_claims:
+        if mover is None or not mover.takes_claims or not self._may_claim(num_rows):
             return None
-        self._num_left -= 1
-        if self._num_left > 0:
-            return None
-        self.is_awaiting_claim = True
+        with self._lock:
+            if self._stage is not _ClaimStage.NONE or not self._pacing.count_extend():
+                return None
+            self._enter(_ClaimStage.REQUESTED)
         return ClaimRequest(self.compute_wish(num_rows))
 
     def take_answer(self, claim_request: ClaimRequest, done: control_pb2.Done | None) -> None:
         """Receives the answer to an extend that requested a claim; None if it failed."""
         session, stored = claim_request.session, self._target.stored
-        self._num_left = self._pause
         if done is None or session is None or stored is None or not done.HasField("claim"):
-            self._pause = min(2 * self._pause, MAX_PAUSE)
-        else:
-            try:
-                self._claim = session.mover.open_claim(self._target.store, stored, done.claim)
-            except TransportError:
-                pass  # the session is over
-            except TDServeError:  # the server reclaims it when it is asked for rows
-                self._is_possible = False
-        self.is_awaiting_claim = False
+            with self._lock:
+                self._pacing.on_refused()
+                self._enter(_ClaimStage.NONE)
+            return
+        claim, stage = None, _ClaimStage.NONE
+        try:
+            claim, stage = session.mover.open_claim(self._target.store, stored, done.claim), _ClaimStage.CLAIMED
+        except TransportError:
+            pass  # the session is over
+        except TDServeError:  # the server reclaims it when it is asked for rows
+            stage = _ClaimStage.IMPOSSIBLE
+        with self._lock:
+            self._pacing.on_granted()
+            self._claim = claim  # first: who sees the new stage must see it
+            self._enter(stage)
 
-    def _end(self, claim: LocalClaim) -> None:
-        self._claim = None
-        if claim.is_exhausted or claim.num_extends >= MIN_EXTENDS:
-            self._pause = FIRST_CLAIM_EXTENDS
-        else:
-            self._pause = min(2 * self._pause, MAX_PAUSE)
-        self._num_left = 1 if claim.is_exhausted else self._pause
+    def _drop(self, claim: LocalClaim, *, has_ended: bool = False) -> None:
+        """Uses a claim no more, because it has ended, or was lost."""
+        with self._lock:
+            if self._claim is not claim:  # another thread was faster
+                return
+            self._claim = None
+            self._enter(_ClaimStage.NONE)
+            if has_ended:
+                was_worth_it = claim.is_exhausted or claim.num_extends >= MIN_EXTENDS
+                self._pacing.on_ended(was_worth_it=was_worth_it, is_next_due=claim.is_exhausted)
+
+    def _enter(self, stage: _ClaimStage) -> None:
+        if stage not in _NEXT_STAGES[self._stage]:
+            raise LocalProtocolError(reason=f"a claim that is {self._stage.value} cannot become {stage.value}")
+        self._stage = stage

@@ -20,6 +20,7 @@ from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtoco
 from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, LOCAL_TRANSPORT
+from tdserve.rules.replay.claim_pacing import MIN_EXTENDS
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.claim_holder import ClaimHolder
@@ -235,7 +236,8 @@ class TableClaims:
         self._store.waiters.wake()
         if self.holder is not None:
             self.holder.claims.pop(self._record.uid)
-            self.holder.pace(self._table).on_ended(self._record.num_taken)
+            was_worth_it = self._record.num_taken >= MIN_EXTENDS
+            self.holder.pace(self._table).on_ended(was_worth_it=was_worth_it, is_next_due=was_worth_it)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:

@@ -10,14 +10,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.outgoing import WriteTarget
-from tdserve.client.tables.claim_policy import (
-    AHEAD,
-    AHEAD_ROWS,
-    FIRST_CLAIM_EXTENDS,
-    MIN_EXTENDS,
-    ClaimPolicy,
-    ClaimRequest,
-)
+from tdserve.client.tables.claim_policy import AHEAD, AHEAD_ROWS, ClaimPolicy, ClaimRequest
+from tdserve.rules.replay.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -147,3 +141,16 @@ def test_answer_when_the_server_offers_nothing_then_asked_for_as_before(
     policy.take_answer(claim_request, control_pb2.Done())
     assert not policy.is_awaiting_claim
     assert policy.extend(capture(rows(1))) is None
+
+
+def test_answer_when_the_claim_cannot_be_used_then_no_other_is_requested(
+    local_client: tdserve.Client, remote_client: tdserve.Client, name: str
+) -> None:
+    policy = make_policy(local_client, make(local_client, name))
+    *_, claim_request = (policy.make_claim_request(1) for _ in range(FIRST_CLAIM_EXTENDS))
+    assert claim_request is not None
+    claim_request.session = remote_client.session(Deadline.after(20.0))  # maps no files
+    policy.take_answer(claim_request, control_pb2.Done(claim=control_pb2.Claim()))
+    assert not policy.is_awaiting_claim
+    assert [policy.make_claim_request(1) for _ in range(2 * FIRST_CLAIM_EXTENDS)] == [None] * 2 * FIRST_CLAIM_EXTENDS
+    assert policy.compute_wish(1) == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tdserve.messages.row_numbers import decode_rows
+from tdserve.rules.replay.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
 from tdserve.rules.replay.order import Fifo
-from tdserve.server.claim_holder import FIRST_OFFER_EXTENDS, MIN_EXTENDS, ClaimHolder, ClaimPacing
+from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.tables.claiming import Claiming
@@ -45,7 +46,7 @@ def session(world: World, holder: ClaimHolder) -> ClientSession:
 
 def offer(claiming: Claiming, session: ClientSession, store: OpenedStore) -> control_pb2.Claim:
     """Returns the claim that the worker is offered after some extends."""
-    for _ in range(FIRST_OFFER_EXTENDS - 1):
+    for _ in range(FIRST_CLAIM_EXTENDS - 1):
         assert claiming.offer(session, store, wish(store)) is None
     claim = claiming.offer(session, store, wish(store))
     assert claim is not None
@@ -164,13 +165,3 @@ def test_offer_when_the_worker_has_rows_left_then_none_and_when_too_few_the_next
     claiming.end_used_up(session, store, 1)
     assert file.is_over
     assert claiming.offer(session, store, wish(store)) is not None, "it was of use"
-
-
-def test_pacing_when_claims_end_early_then_fewer_are_offered() -> None:
-    pacing = ClaimPacing()
-    for num_pauses in range(1, 4):
-        pacing.on_ended(MIN_EXTENDS - 1)
-        offers = [pacing.count_extend() for _ in range(FIRST_OFFER_EXTENDS * 2**num_pauses)]
-        assert offers == [False] * (len(offers) - 1) + [True]
-    pacing.on_ended(MIN_EXTENDS)
-    assert pacing.count_extend()
