@@ -90,7 +90,7 @@ class AdmissionBudget:
         return self.admit(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES) if must_wait else nullcontext()
 
     def count_during(self, holder: Holder, nbytes: int) -> _Counted:
-        """Returns the context in which bytes count that can no longer be refused."""
+        """Counts bytes that cannot be refused any more; a context manager."""
         return _Counted(self, holder, nbytes)
 
     def count(self, holder: Holder, nbytes: int) -> None:

@@ -77,7 +77,10 @@ class UnfinishedWrites:
         return waiting
 
     def find_overwritten(self, uid: str, spec: Spec) -> NDArray[np.int64]:
-        """Returns a store's live rows whose overwriting is on record and not done: although odd, they are not free."""
+        """Returns live rows with a recorded overwrite that has not finished.
+
+        Their generation is odd, but no writer may take them.
+        """
         content = self._db.get("pending", JOURNAL + uid.encode())
         found = [] if content is None else [Journal.from_bytes(content).selection.compute_row_set(spec.batch_size)]
         found += [overwrite.rows for overwrite in Overwrite.load(self._db, uid)]

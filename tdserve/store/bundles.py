@@ -93,7 +93,7 @@ class Bundles:
         txn.put(make_name(path) + _MEMBER, bundle.name, db=self._paths)
 
     def delete(self, txn: lmdb.Transaction, bundle: Bundle, tails: Sequence[bytes]) -> None:
-        """Deletes the bundles of rows that have all these values under the paths' own names."""
+        """Deletes the bundles of rows whose values have all been written again under the names of their own paths."""
         for tail in tails:
             txn.delete(bundle.name + tail, db=self._values)
 

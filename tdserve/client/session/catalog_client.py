@@ -88,7 +88,7 @@ class CatalogClient:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it was made by the parent of this process, in which it does not work."""
+        """Whether a fork inherited this client; it works only in the process that made it."""
         return os.getpid() != self._pid
 
     def stores(self, prefix: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The kinds of stores by name: whoever has a store's record finds here what its kind does."""
+"""The registry of store kinds, by name."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Made:
         return make_values_path(str(self.folder / "staged"))
 
     def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
-        """Returns the reference to it for orders to a worker."""
+        """Returns the reference by which orders name this folder."""
         if self.added is None:
             return worker_pb2.StoreRef()
         fingerprint = self.added.fingerprint
