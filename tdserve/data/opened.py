@@ -217,7 +217,7 @@ KEPT_FRACTION = 0.75
 class OpenStores:
     """The cache of mapped stores. Threads: safe; the first thread that needs a store opens it.
 
-    If there are too many, those that were not asked for the longest are dropped; who uses one keeps it mapped.
+    If there are too many, those not asked for the longest are dropped. A caller that uses one keeps it mapped.
 
     Args:
         writes_values: As in MappedStore.

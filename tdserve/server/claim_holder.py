@@ -13,7 +13,7 @@ from tdserve.rules.replay.table import Table
 
 @dataclass
 class ClaimHolder:
-    """Whoever claims rows of tables.
+    """The data worker or local client that claims rows of tables.
 
     Attributes:
         lock_name: Names it among all, also of earlier runs of the server. A local client holds the lock of this name

@@ -32,7 +32,7 @@ def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: 
     if number == signal.SIGKILL and was_killed:
         cause = "this server killed it, since it was silent or did not leave in time"
     elif number == signal.SIGKILL:
-        cause = "the kernel ran out of memory" if num_oom_kills else "somebody killed it; the kernel had memory left"
+        cause = "the kernel ran out of memory" if num_oom_kills else "another process killed it; there was memory left"
     else:
         cause = _CAUSES.get(number, "")
     return ": ".join(filter(None, (_name_signal(number), cause)))

@@ -2,7 +2,7 @@
 
 The control process does not fork itself: it has threads, and has imported nothing that a worker needs. The end of a
 worker is proved by a pipe whose other end only that worker holds: the kernel closes it when the last thread of the
-worker has released its memory, so that nothing it did goes on. This holds whoever ended the worker, and whether or not
+worker has released its memory, so that nothing it did goes on. This holds whatever ended the worker, and whether or not
 its parent lives.
 """
 
@@ -45,7 +45,7 @@ class WorkerProcess:
 
     Args:
         fork_server: Process that forks it.
-        connection: This process's end of the socket to it; whoever takes it over closes it.
+        connection: This process's end of the socket to it; its next owner closes it.
         life_fd: Pipe whose other end it holds; closed here when it is gone.
 
     Attributes:

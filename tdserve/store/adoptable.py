@@ -61,8 +61,8 @@ class FoundFolder:
 
 
 def open_folder(path: str) -> int:
-    """Opens a user's folder, and follows no symlink on the way: whoever may write a folder above may have put one there
-    since the path was checked.
+    """Opens a user's folder, and follows no symlink on the way: a user who may write a folder above may have put one
+    there since the path was checked.
 
     Args:
         path: Absolute, without symlinks.

@@ -1,7 +1,7 @@
 """Marks of use: a byte for each of many groups of keys, in a file that all readers of a store have mapped.
 
-A reader sets the mark of a key; whoever looks for entries that are not used takes it away. Keys whose hashes agree
-share a mark, and marks get lost if both happen at once: good enough for an approximation.
+A reader sets the mark of a key; eviction, which looks for entries that are not used, takes it away. Keys whose hashes
+agree share a mark, and marks get lost if both happen at once: good enough for an approximation.
 """
 
 from __future__ import annotations

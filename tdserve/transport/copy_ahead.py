@@ -73,7 +73,7 @@ class _Filler(Thread):
                 if self._is_over:
                     return
                 self._results.put(fill(self._source, message, self._pool))
-        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever asks next gets it)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the next caller gets it)
             self._results.put(error)
 
     def iter_results(self) -> Generator[_Filled, None, None]:

@@ -121,7 +121,7 @@ def test_serve_when_it_lives_through_something_then_logs_it_with_time_and_level(
     assert levels == ("INFO", "WARNING", "INFO", "INFO")
     assert messages[0].startswith(f"serves {tmp_path} at {server.address}, version ")
     assert ", stores: 0, data workers: 1, process " in messages[0]
-    assert "SIGKILL: somebody killed it" in messages[1]
+    assert "SIGKILL: another process killed it" in messages[1]
     assert messages[2:] == ("stops; requests under way may take another 10 s", "stopped")
 
 

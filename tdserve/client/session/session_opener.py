@@ -78,7 +78,7 @@ class Opening:
     def _run(self) -> None:
         try:
             session = self._open_session(self._deadline)
-        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever waits gets it)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the waiting caller gets it)
             self._end(None, error)
         else:
             self._end(session, None)

@@ -219,7 +219,7 @@ def _fetch_until_closed(order: _Order) -> None:
                 progress.record_progress()
             order.closed.wait(progress.backoff_s)
             progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
-        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever iterates gets it)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
             _put(order, error)
             return
 

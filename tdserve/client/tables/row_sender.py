@@ -322,7 +322,7 @@ class RowSender:
             while batch is not None:
                 self._send(batch)
                 batch = self._take_next_batch()
-        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever appends gets it)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the next append raises it)
             with self._lock:
                 self._fail(error)
 
@@ -382,7 +382,7 @@ class RowSender:
         fault: BaseException | None = None
         try:
             self._table.info()
-        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: whoever appends gets it)
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the next append raises it)
             fault = error
         with self._lock:
             self._probed_s = time.monotonic()

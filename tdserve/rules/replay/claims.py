@@ -53,7 +53,7 @@ class Claims(Protocol):
         """
 
     def listen(self) -> None:
-        """Makes the writer report every extend, because somebody waits for the table."""
+        """Makes the writer report every extend, because a call waits for the table."""
 
     def check_committed(self) -> None:
         """Raises CapacityError if filled rows could not be made live at the last attempt."""

@@ -62,7 +62,7 @@ class ConditionalSelectors:
         staleness: Versions of the rows, if the table has a policy.
 
     Attributes:
-        dropped: Selectors that are not needed any more: whoever made them superfluous frees them.
+        dropped: Selectors that are not needed any more: the caller frees them.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class TableState:
             times = self.columns.times_sampled
             times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
         self._enter(live[np.argsort(self.columns.sequence[live], kind="stable")])
-        self.shared.note_committed(self.shared.read_mark())  # what was filled before is found by whoever opens it
+        self.shared.note_committed(self.shared.read_mark())  # what was filled before is found when it is opened
         self._permit_readers()
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class TableState:
             self.shared.note_committed(mark)
 
     def listen(self) -> None:
-        """Makes these writers report every extend, because somebody waits for the table."""
+        """Makes these writers report every extend, because a call waits for the table."""
         for claims in tuple(self.claims):
             claims.listen()
 

@@ -54,7 +54,7 @@ class ProcessWatch:
 
     def remove_unused(self) -> None:
         """Removes the files of locks that are neither held nor watched; call it while no session is open."""
-        with suppress(FileNotFoundError):  # somebody removed the root while its server ran
+        with suppress(FileNotFoundError):  # the root was removed while its server ran
             for name in os.listdir(self._folder):
                 if name not in self._waiting:
                     self.is_gone(name)

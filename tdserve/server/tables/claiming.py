@@ -60,8 +60,8 @@ class Claiming:
     def offer(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
-        """Returns a claim for whoever fills the rows of a client that has just extended a table; None if the next
-        extends ask for rows as this one did."""
+        """Returns a claim for the process that fills the rows of a client that has just extended a table: its data
+        worker, or a local client itself. None if the next extends ask for rows as this one did."""
         holder = session.mover.claim_holder
         if holder is None or session.ended.is_set() or not self._may_be_claimed(store):
             return None

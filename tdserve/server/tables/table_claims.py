@@ -339,7 +339,7 @@ class TableClaims:
         return self._record.client_id != ANY_CLIENT
 
     def listen(self) -> None:
-        """Makes the writer report every record, because somebody waits for the table."""
+        """Makes the writer report every record, because a call waits for the table."""
         self._request_messages()
         self.catch_up()
 

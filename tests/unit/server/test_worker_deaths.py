@@ -15,7 +15,7 @@ from tdserve.server.worker_deaths import explain_death
         (None, 0, "with the process that forks data workers"),
         (EXIT_NO_DESCRIPTORS, 0, "it had no file descriptors left"),
         (-signal.SIGKILL, 1, "SIGKILL: the kernel ran out of memory"),
-        (-signal.SIGKILL, 0, "SIGKILL: somebody killed it; the kernel had memory left"),
+        (-signal.SIGKILL, 0, "SIGKILL: another process killed it; there was memory left"),
         (-signal.SIGABRT, 0, "SIGABRT: gloo failed"),
         (-signal.SIGBUS, 0, "SIGBUS: a page of a mapped file is missing"),
         (-signal.SIGHUP, 0, "SIGHUP"),
