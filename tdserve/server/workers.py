@@ -15,6 +15,7 @@ from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.claim_writers import WorkerWriter
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception
 from tdserve.server.worker_deaths import explain_death
@@ -237,8 +238,8 @@ class DataWorker:
         def kill() -> None:
             self._killing = asyncio.ensure_future(process.kill())
 
-        lock_name = f"worker-{self.number}-{secrets.token_hex(8)}"
-        return ClaimHolder(lock_name, client_id=b"", on_broken=kill)
+        writer = WorkerWriter(f"worker-{self.number}-{secrets.token_hex(8)}")
+        return ClaimHolder(writer, on_broken=kill)
 
     async def _watch(self, process: WorkerProcess) -> None:
         """Kills a process that gives no sign of life: it may be stopped, or hang, and its clients wait for it."""

@@ -18,6 +18,7 @@ from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.claim_writers import LocalWriter
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
@@ -54,7 +55,7 @@ class PermitMover(Mover):
 
     def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
         self.lock_name = client.lock_name
-        self._claim_holder = ClaimHolder(client.lock_name, session.client_id, session.ended.set)
+        self._claim_holder = ClaimHolder(LocalWriter(client.lock_name, session.client_id), session.ended.set)
         self._session = session
         self._client = client
         self._stores = context.stores

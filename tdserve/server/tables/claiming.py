@@ -21,7 +21,7 @@ from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
-from tdserve.server.tables.table_claims import ANY_CLIENT, ClaimContext, TableClaims
+from tdserve.server.tables.table_claims import ClaimContext, TableClaims
 from tdserve.store.claim_file import FOLDER, ClaimFile, has_fences
 from tdserve.v1 import control_pb2
 
@@ -83,10 +83,8 @@ class Claiming:
         num_allowed = table.num_claimable(window) if window else 0
         if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
             return None
-        client_id = holder.client_id or ANY_CLIENT
-        record = ClaimRecord(
-            store.record.uid, holder.lock_name, client_id, next(self._nums), table.ring.cursor, num_allowed
-        )
+        uid, writer = store.record.uid, holder.writer
+        record = ClaimRecord(uid, writer.lock_name, writer.client_id, next(self._nums), table.ring.cursor, num_allowed)
         path = _make_path(store, record)
         try:
             file = ClaimFile.create(path, num_allowed)
@@ -96,7 +94,7 @@ class Claiming:
         record.save(self._stores.db)
         promised = table.ring.promise(num_allowed) if is_block else None
         claims = TableClaims(self._context, store, file, record, holder=holder, window=window, promised=promised)
-        holder.claims[store.record.uid] = claims
+        holder.claims[uid] = claims
         claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
         claim.structure, claim.path = store.record.structure, str(path.relative_to(self._stores.root.path))
         return claim
@@ -111,7 +109,7 @@ class Claiming:
     def _count_writers(self, holder: ClaimHolder, table: Table) -> int:
         """Notes that a writer is offered a claim; returns how many have been lately, or have one."""
         writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
-        writers.append(holder.writer_id)
+        writers.append(holder.writer.writer_id)
         return len({*writers, *(each.writer_id for each in table.claims)})
 
     def on_claimed(self, claimed: control_pb2.Claimed, holder: ClaimHolder | None) -> None:

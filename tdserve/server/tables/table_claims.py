@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
-from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.messages.row_numbers import NO_ROWS, Rows
-from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT, LOCAL_TRANSPORT
 from tdserve.rules.replay.claim_pacing import MIN_EXTENDS
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.claim_writers import make_claim_writer
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
@@ -31,12 +30,8 @@ from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
 from tdserve.server.tables.commits import commit_rows
 from tdserve.store.claim_file import MAX_RECORDS, ClaimedRows, ClaimFile
-from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
-
-ANY_CLIENT = bytes(CLIENT_ID_BYTES)
-"""Stands for the client id in the claim of a worker, which writes for many clients."""
 
 
 class _ClaimState(Enum):
@@ -108,6 +103,7 @@ class TableClaims:
         self._file = file
         self._record = record
         self.holder = holder
+        self._writer = make_claim_writer(record.lock_name, record.client_id)
         self._window = window
         self.is_block = promised is not None
         self.promised = NO_ROWS if promised is None else promised
@@ -183,12 +179,12 @@ class TableClaims:
 
     def may_hold(self, client_id: bytes) -> bool:
         """Returns whether an extend of this client may be among the rows."""
-        return self._record.client_id in (client_id, ANY_CLIENT)
+        return self._writer.may_write_for(client_id)
 
     @property
     def writer_id(self) -> bytes:
         """Id of the writer, also across its sessions."""
-        return self._record.client_id if self._is_local else self._record.lock_name.encode()
+        return self._writer.writer_id
 
     @property
     def num(self) -> int:
@@ -263,7 +259,7 @@ class TableClaims:
             extend = self._file.record(number)
             if extend.num_rows < 1 or not self.may_hold(extend.client_id):
                 raise RemoteProtocolError(expected="a record of rows that this writer has filled", received=f"{extend}")
-            if not self._is_local and not self._answers.is_expected(extend.client_id, extend.request):
+            if self._writer.is_overtaken(extend, self._answers):
                 self._commit(extends, number)
                 self._give_up(extend, number + 1)
                 extends, num_rows = [], 0
@@ -280,8 +276,7 @@ class TableClaims:
         once, whether or not its answer arrives.
 
         Args:
-            extends: The records. Of those of a local client only the last one is ever retried, and finds its answer
-                here.
+            extends: The records.
             num_taken: Number of records taken so far, these included.
         """
         if not extends:
@@ -299,16 +294,17 @@ class TableClaims:
             self._store,
             reservation,
             PLAIN_ARRIVAL,
-            extends[-1:] if self._is_local else extends,
-            instead_of=self._last_request if self._is_local else None,
+            self._writer.select_retried(extends),
+            instead_of=self._writer.find_outdated(self._last_request),
             also=record.save,
         )
-        self._count_received(num_rows)
+        content = self._writer.describe_content(num_rows * self._row_nbytes)
+        self._traffic.count_received(self._writer.transport, content)
         self._last_request = extends[-1].request
         self._finish_oldest(record)
 
     def _give_up(self, extend: ClaimedRows, num_taken: int) -> None:
-        """Frees the rows of an extend whose retry was faster: its session was lost, and the worker did not know yet."""
+        """Frees the rows of an extend whose retry was faster."""
         reservation = self._get_claimed(extend.num_rows)
         record = self._record.take(extend.num_rows, num_taken=num_taken)
         record.save(self._stores.db)
@@ -326,17 +322,6 @@ class TableClaims:
         self._pending.popleft()
         self._record = record
         self._file.take(record.num_taken, record.num_allowed)
-
-    def _count_received(self, num_rows: int) -> None:
-        """Counts one transfer, as for coalesced extends."""
-        content = control_pb2.Content()
-        if not self._is_local:
-            content.message_nbytes.append(num_rows * self._row_nbytes)
-        self._traffic.count_received(LOCAL_TRANSPORT if self._is_local else AT_ONCE_TRANSPORT, content)
-
-    @property
-    def _is_local(self) -> bool:
-        return self._record.client_id != ANY_CLIENT
 
     def listen(self) -> None:
         """Makes the writer report every record, because a call waits for the table."""

@@ -8,6 +8,7 @@ from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
 from tdserve.rules.replay.order import Fifo
 from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.claim_writers import LocalWriter, WorkerWriter
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.tables.claiming import Claiming
@@ -34,7 +35,7 @@ def broken() -> list[str]:
 
 @pytest.fixture
 def holder(broken: list[str]) -> ClaimHolder:
-    return ClaimHolder("worker-0-abc", b"", lambda: broken.append("worker"))
+    return ClaimHolder(WorkerWriter("worker-0-abc"), lambda: broken.append("worker"))
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_claimed_when_the_worker_abandons_then_over(claiming: Claiming, store: O
     assert file.claim(1) is not None
     said = control_pb2.Claimed(uid=store.record.uid, num=1, abandons=True)
     claiming.on_claimed(control_pb2.Claimed(uid="another", num=1, abandons=True), None)
-    claiming.on_claimed(said, ClaimHolder("lock", ONE, lambda: None))
+    claiming.on_claimed(said, ClaimHolder(LocalWriter("lock", ONE), lambda: None))
     assert not file.is_over, "neither of these is its claim"
     claiming.on_claimed(said, None)
     assert (file.is_over, num_reserved(store)) == (True, 0)
