@@ -4,19 +4,81 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.turns import drop_references
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _NUM_JOINED = 128
 """Parts that are joined at a time: thousands at once take milliseconds."""
+
+
+class RowsInParts:
+    """Reserves the rows of a long extend in parts. Between ``begin`` and ``end`` no other writer gets rows.
+
+    Args:
+        table: Their table.
+        num_rows: Their number.
+
+    Attributes:
+        num_missing: Rows that are not reserved yet.
+    """
+
+    def __init__(self, table: Table, num_rows: int) -> None:
+        self._table = table
+        self.num_missing = num_rows
+        self._joined: list[Reservation] = []
+        self._newest: list[Reservation] = []  # parts that follow them
+
+    def begin(self) -> Self | None:
+        """Begins, if the writer may have all rows now; returns None if it must wait. Errors as of ``Table.reserve``."""
+        return self if self._table.begin_reserving(self.num_missing) else None
+
+    def reserve_next(self) -> Reservation | None:
+        """Reserves the next part; returns None while others hold or fill too many rows."""
+        part = self._table.reserve_part(min(self.num_missing, self._table.step_rows))
+        if part is not None:
+            self._newest.append(part)
+            self.num_missing -= len(part)
+        return part
+
+    async def join_newest(self) -> None:
+        """Joins the newest parts, if there are many or no others follow."""
+        if len(self._newest) == _NUM_JOINED or not self.num_missing:
+            rows = await asyncio.to_thread(_get_rows, self._newest)
+            self._joined.append(self._table.ring.join(self._newest, rows))
+            self._newest = []
+
+    async def join(self) -> Reservation:
+        """Returns all rows as one reservation, encoded."""
+        must_sort = not self._table.settings.remover.is_ring
+        rows = await asyncio.to_thread(_get_rows, self._joined, must_sort=must_sort)
+        last_references = [self._joined]
+        joined = self._table.ring.join(self._joined, rows)
+        self._joined = [joined]
+        drop_references(last_references, num_rows=len(joined))
+        await asyncio.to_thread(lambda: joined.encoded)
+        return joined
+
+    def abort(self) -> None:
+        """Frees what was reserved; ``end`` must follow."""
+        for part in (*self._joined, *self._newest):
+            self._table.abort(part)
+
+    def end(self) -> None:
+        """Lets other writers have rows again."""
+        self._table.end_reserving()
 
 
 async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
@@ -28,49 +90,26 @@ async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int
         DeadlineExceededError: They were not free in time.
     """
     table = store.get_table()
-    line = ("extend", num_rows)
-
-    def explain() -> str:
-        return table.explain_extend(num_rows)
-
+    line, explain = ("extend", num_rows), partial(table.explain_extend, num_rows)
     if num_rows <= table.step_rows:
         return await session.wait(
             store.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.abort
         )
     await inline_tasks.ensure_task()
-    await session.wait(
-        store.waiters,
-        lambda: table.begin_reserving(num_rows) or None,
-        deadline,
-        explain,
-        line=line,
-        give_back=lambda _: table.end_reserving(),
-    )
-    parts: list[Reservation] = []
-    newest: list[Reservation] = []
-    missing = num_rows
+    rows = RowsInParts(table, num_rows)
+    await session.wait(store.waiters, rows.begin, deadline, explain, line=line, give_back=RowsInParts.end)
     try:
-        while missing:
-            attempt = partial(table.reserve_part, min(missing, table.step_rows))
-            newest.append(await session.wait(store.waiters, attempt, deadline, explain, give_back=table.abort))
-            missing -= len(newest[-1])
-            if len(newest) == _NUM_JOINED or not missing:
-                parts.append(table.ring.join(newest, await asyncio.to_thread(_get_rows, newest)))
-                newest = []
+        while rows.num_missing:
+            await session.wait(store.waiters, rows.reserve_next, deadline, explain)
+            await rows.join_newest()
             await asyncio.sleep(0)
-        rows = await asyncio.to_thread(_get_rows, parts, must_sort=not table.settings.remover.is_ring)
-        joined, last_references = table.ring.join(parts, rows), [parts]
-        parts = [joined]
-        drop_references(last_references, num_rows=num_rows)
-        await asyncio.to_thread(lambda: joined.encoded)
+        return await rows.join()
     except BaseException:
-        for part in (*parts, *newest):
-            table.abort(part)
+        rows.abort()
         raise
     finally:
-        table.end_reserving()
+        rows.end()
         store.waiters.wake()
-    return parts[0]
 
 
 def _get_rows(parts: list[Reservation], *, must_sort: bool = False) -> Rows:

@@ -15,6 +15,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.tables.reserving import RowsInParts
 from tdserve.server.tables.rule_keys import name_group_column
 from tdserve.v1 import control_pb2
 from tests.unit.rules.replay.tables import write
@@ -86,6 +87,35 @@ def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows
     rows = decode_rows(run(extend(world, store, NUM_ROWS, request=2)).indices)
     assert sorted(rows.tolist()) == table.list_live_rows().tolist()
     assert len(table) == NUM_ROWS
+
+
+def test_begin_when_another_writer_reserves_in_parts_then_only_after_its_end(store: OpenedStore) -> None:
+    table = store.get_table()
+    first, second = RowsInParts(table, 100), RowsInParts(table, 50)
+    assert first.begin() is first
+    assert second.begin() is None
+    assert table.reserve(1) is None
+    first.end()
+    assert second.begin() is second
+
+
+def test_reserve_next_when_it_is_aborted_then_the_rows_are_free_but_the_turn_goes_on(
+    run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table, "step_rows", 64)
+    table = store.get_table()
+    rows = RowsInParts(table, 100)
+    assert rows.begin() is not None
+    lengths = []
+    while rows.num_missing:
+        part = rows.reserve_next()
+        assert part is not None
+        lengths.append(len(part))
+    assert lengths == [64, 36]
+    run(rows.join_newest())
+    assert len(run(rows.join())) == table.ring.num_reserved == 100
+    rows.abort()
+    assert (table.ring.num_reserved, table.reserve(1)) == (0, None)
 
 
 def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, store: OpenedStore) -> None:
