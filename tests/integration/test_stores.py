@@ -163,6 +163,7 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
 def test_delete_when_done_then_no_worker_keeps_the_space(client: tdserve.Client, name: str) -> None:
     td = frames(3)
     td["text"] = "a value, which the server writes also for a client that writes tensors itself"
+    td["large"] = torch.zeros(3, 100_000)  # a store of less than a MiB is freed a little later
     client.memmap(td, name)
     stats = client.stats()
     pids = [worker["pid"] for worker in stats["workers"]]
