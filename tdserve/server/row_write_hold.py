@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,9 +208,9 @@ async def wait_for_others(session: ClientSession, store: OpenedStore, rows: RowS
         DeadlineExceededError: Another write still has some, for example that of a stopped local client.
     """
     if store.writes:
-        await session.wait(
+        await session.wait_until(
             store.waiters,
-            lambda: is_free(store, rows) or None,
+            partial(is_free, store, rows),
             deadline,
             lambda: f"the end of another write to rows of {store.name!r}",
         )

@@ -89,9 +89,9 @@ class KeyedEntries:
                 try:
                     return await session.mover.get_entries(request, store, asked)
                 except KeyNotFoundError:
-                    await session.wait(
+                    await session.wait_until(
                         store.waiters,
-                        lambda: True if watch.is_notified else None,
+                        lambda: watch.is_notified,
                         deadline,
                         lambda: f"entries {_show_keys(asked.keys)} of keyed store {store.name!r}",
                     )

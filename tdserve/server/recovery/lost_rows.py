@@ -155,6 +155,11 @@ class LostRows:
         """Returns the lock names of the writers that may still write into these rows."""
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
+    def is_grace_over(self, rows: RowSet, until_s: float) -> bool:
+        """Returns whether there is no reason to wait until ``until_s`` any more: these rows have no writers left, or
+        ``may_heal_until_s`` has changed."""
+        return self.may_heal_until_s != until_s or not self.find_writers(rows)
+
     def replace_written(self, rows: RowSet, keys: Sequence[Path]) -> dict[bytes, bytes | None]:
         """Removes rows that were written again; returns the changes to make on record, by key; None deletes."""
         kept: list[Overwrite] = []

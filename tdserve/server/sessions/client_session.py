@@ -251,6 +251,12 @@ class ClientSession:
         with self.mark_waiting():
             return await waiters.wait_for(attempt, deadline, what, line=line, give_back=give_back)
 
+    async def wait_until(
+        self, waiters: Waiters, condition: Callable[[], bool], deadline: Deadline, what: Callable[[], str]
+    ) -> None:
+        """Waits until a condition holds, which others may have changed again by then; otherwise like ``wait``."""
+        await self.wait(waiters, lambda: condition() or None, deadline, what)
+
     @contextmanager
     def mark_waiting(self) -> Iterator[None]:
         """Runs a block that a cancellation or the end of the session interrupts: nothing has been begun in it."""

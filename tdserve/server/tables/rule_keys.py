@@ -127,9 +127,9 @@ async def _end_claims(store: OpenedStore, session: ClientSession) -> Table:
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
     while (table := store.get_table()).claims:
         table.take_back_claims()
-        await session.wait(
+        await session.wait_until(
             store.waiters,
-            lambda: None if store.get_table().claims else True,
+            lambda: not store.get_table().claims,
             deadline,
             lambda: f"a writer that is filling rows of {store.name!r}",
         )

@@ -189,9 +189,9 @@ class Alterations:
                 remaining_s = deadline.remaining_s
                 hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
                 with suppress(DeadlineExceededError):
-                    await session.wait(
+                    await session.wait_until(
                         store.waiters,
-                        lambda: None if store.writes else True,
+                        lambda: not store.writes,
                         Deadline.after(hold_s),
                         lambda: f"the end of writes to {store.name!r}",
                     )

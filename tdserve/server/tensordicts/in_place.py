@@ -98,9 +98,9 @@ class InPlace:
             DeadlineExceededError: Such a process still exists.
         """
         if store.lost:
-            await session.wait(
+            await session.wait_until(
                 store.waiters,
-                lambda: None if self._unfinished_writes.may_be_written(store, rows) else True,
+                lambda: not self._unfinished_writes.may_be_written(store, rows),
                 deadline,
                 lambda: f"the end of the process that stopped while it overwrote rows of {store.name!r}",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
@@ -44,9 +45,9 @@ class Reads:
         if asked.HasField("newer_than"):
             if deadline.timeout_s == 0 and store.content_version <= asked.newer_than:
                 return control_pb2.Done(nothing_newer=True)
-            await session.wait(
+            await session.wait_until(
                 store.waiters,
-                lambda: store if store.content_version > asked.newer_than else None,
+                lambda: store.content_version > asked.newer_than,
                 deadline,
                 lambda: f"content of {store.name!r} newer than version {asked.newer_than}",
             )
@@ -74,11 +75,9 @@ class Reads:
                 return
             remaining_s = deadline.remaining_s
             with suppress(DeadlineExceededError):
-                await session.wait(
+                await session.wait_until(
                     store.waiters,
-                    lambda until_s=until_s: (  # type: ignore[misc]
-                        True if store.lost.may_heal_until_s != until_s or not store.lost.find_writers(rows) else None
-                    ),
+                    partial(store.lost.is_grace_over, rows, until_s),
                     Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
                     lambda: f"another write to rows of {store.name!r}",
                 )

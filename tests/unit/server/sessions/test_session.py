@@ -116,6 +116,20 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
     assert (small.compute_inline_limit(4), small.compute_inline_limit(5)) == (100, 100)
 
 
+def test_wait_until_when_the_condition_holds_later_then_it_is_asked_after_each_change(world: World, run: Loop) -> None:
+    async def scenario() -> int:
+        session, waiters, answers = world.session(), Waiters(), [True, False, False]
+        waiting = asyncio.ensure_future(session.wait_until(waiters, answers.pop, Deadline.never, lambda: "a change"))
+        while answers:
+            assert not waiting.done()
+            waiters.wake()
+            await asyncio.sleep(0)
+        await waiting
+        return len(answers)
+
+    assert run(scenario()) == 0
+
+
 @pytest.mark.parametrize("way", ["cancel", "finish"])
 def test_wait_when_cut_short_then_cancelled_but_what_moves_goes_on(world: World, run: Loop, way: str) -> None:
     async def scenario() -> tuple[list[str], bool]:
