@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 SERVER = 0
 """Stands for the server instead of the number of a session."""
@@ -64,6 +65,14 @@ class _RelayLink:
     has_failed: bool = False  # as its puller reports
 
 
+class _Holding(IntEnum):
+    """What a relay has of a version; it only gets more, and one that fails leaves its tree."""
+
+    NOTHING = 0
+    FIRST_PART = 1  # it can serve others
+    WHOLE = 2  # and needs its own source no more
+
+
 @dataclass(eq=False)
 class _Relay:
     """A puller that keeps a version."""
@@ -72,8 +81,7 @@ class _Relay:
     link: int
     source: int
     depth: int
-    is_ready: bool = False
-    is_whole: bool = False
+    holding: _Holding = _Holding.NOTHING
     is_trusted: bool = True
     links: set[int] = field(default_factory=set)
     unreached: set[int] = field(default_factory=set)  # pullers that could not connect to it
@@ -188,7 +196,7 @@ class Fanout:
         found = self._links.get(link)
         relay = found.tree.relays.get(session) if found is not None else None
         if relay is not None and relay.link == link:
-            relay.is_ready = True
+            relay.holding = max(relay.holding, _Holding.FIRST_PART)
 
     def note_sent(self, link: int) -> None:
         """Notes that a relay sends nothing more over a link: it has room for another puller, whatever this one
@@ -214,8 +222,9 @@ class Fanout:
                 source.unreached.clear()
                 self._unconnected.pop(found.puller, None)
         if relay is not None and relay.link == link:
-            relay.is_ready = relay.is_whole = is_whole
-            if not is_whole:  # it drops what it has, and pullers that get it from there notice
+            if is_whole:
+                relay.holding = _Holding.WHOLE
+            else:  # it drops what it has, and pullers that get it from there notice
                 del tree.relays[found.puller]
 
     def note_failure(self, puller: int, link: int, *, was_connected: bool) -> None:
@@ -322,7 +331,7 @@ class Fanout:
         """Returns whether a relay will eventually have room for this puller."""
         if relay.session == puller or (relay.session, puller) in self._apart:
             return False
-        while not relay.is_whole:  # a version cannot go back to the puller that it comes from
+        while relay.holding is not _Holding.WHOLE:  # a version cannot go back to the puller that it comes from
             if relay.source == puller:
                 return False
             above = tree.relays.get(relay.source)
@@ -332,7 +341,11 @@ class Fanout:
         return True
 
     def _can_serve(self, tree: _RelayTree, relay: _Relay, puller: int) -> bool:
-        return relay.is_ready and len(relay.links) < self.limit and self._may_serve(tree, relay, puller)
+        return (
+            relay.holding >= _Holding.FIRST_PART
+            and len(relay.links) < self.limit
+            and self._may_serve(tree, relay, puller)
+        )
 
 
 def _iter_living(tree: _RelayTree) -> Iterator[_Relay]:
