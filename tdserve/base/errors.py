@@ -353,8 +353,13 @@ class TransferAbortedError(TransportError):
     """One end of a transfer aborted it. A destination that was being filled is undefined."""
 
     code = "ABORTED"
-    template = "transfer {transfer} was aborted: {reason}"
+    template = "the transfer was aborted: {reason}"
     defaults = {"transfer": 0, "reason": ""}
+
+    def _message(self) -> str:
+        number = self.fields["transfer"]
+        template = self.template.replace("the transfer", f"transfer {number}", 1) if number else self.template
+        return template.format(**self.fields)
 
 
 class ProtocolError(TDServeError):

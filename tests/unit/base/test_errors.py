@@ -63,6 +63,11 @@ def test_locked_when_a_part_or_all_of_it_is_then_said_so() -> None:
     assert "store 's' is locked as a whole: " in str(errors.LockedError(store="s"))
 
 
+def test_aborted_when_the_transfer_has_no_number_then_none_is_shown() -> None:
+    assert str(errors.TransferAbortedError(transfer=7, reason="it ended")) == "transfer 7 was aborted: it ended"
+    assert str(errors.TransferAbortedError(reason="it ended")) == "the transfer was aborted: it ended"
+
+
 @every_class
 def test_message_when_no_field_is_given_then_still_renders(cls: type[TDServeError]) -> None:
     assert str(cls()) == cls.template.format(**cls.defaults)
