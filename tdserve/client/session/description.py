@@ -143,8 +143,10 @@ class StoreDescription:
     def tree(self) -> str:
         """Returns the structure as a tree with a line for each entry; of a replay that of one row."""
         rows = f"{self.num_rows} of {self.capacity} rows" if self.capacity else f"{self.num_rows} rows"
-        what = f"one row, {rows}" if self.capacity else rows
-        return structure_text.format_tree(f"{self.name} ({self.kind}, {what}, {self.nbytes} bytes)", self.spec.root)
+        what = "; structure of a row" if self.capacity else ""
+        return structure_text.format_tree(
+            f"{self.name} ({self.kind}, {rows}, {self.nbytes} bytes{what})", self.spec.root
+        )
 
     def composite(self) -> Any:
         """Returns the structure as a ``torchrl.data.Composite``.

@@ -75,6 +75,8 @@ def test_description_when_a_table_has_a_policy_then_has_the_lags_of_its_rows() -
 def test_description_when_printed_then_its_tree() -> None:
     found = from_message(MESSAGE)
     assert str(found) == found.tree()
+    table = control_pb2.StoreDescription(spec=MESSAGE.spec, name="r", kind=control_pb2.STORE_KIND_REPLAY, capacity=9)
+    assert from_message(table).tree().startswith("r (replay, 0 of 9 rows, 0 bytes; structure of a row): TensorDict[4]")
     assert found.tree().splitlines() == [
         "x (weights, 4 rows, 32 bytes): TensorDict[4]",
         "├─ a: float32[4, 2]",
