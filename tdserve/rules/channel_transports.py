@@ -115,7 +115,7 @@ def check_available(transport: str) -> None:
     """Raises NotSupportedError for a transport that this end does not have, although the other may."""
     available = ("auto", LOCAL_TRANSPORT, *CHANNEL_TRANSPORTS)
     if transport not in available:
-        raise NotSupportedError(feature=f"transport {transport!r}", reason=f"there is {', '.join(available)}")
+        raise NotSupportedError(feature=f"transport {transport!r}", reason=f"choose one of {', '.join(available)}")
 
 
 def choose_channel(asked: str, ends: SessionEnds) -> ChannelChoice:

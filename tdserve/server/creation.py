@@ -63,7 +63,7 @@ class Creation:
         if kind is None:
             raise InvalidRequestError(argument="kind", reason=f"{request.kind} is not a kind of store")
         if not request.HasField("spec"):
-            raise InvalidSpecError(store=name, reason="there is none")
+            raise InvalidSpecError(store=name, reason="the request has no structure")
         spec = codec.decode(request.spec)
         return kind.make_record(request, spec, self._stores), spec
 

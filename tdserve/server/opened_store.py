@@ -156,7 +156,7 @@ class OpenedStore:
     def make_kind_error(self, wanted: str) -> WrongStateError:
         """Returns the error for a call that asks for another kind of store."""
         return WrongStateError(
-            state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call for a {wanted} store"
+            state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call that needs a {wanted} store"
         )
 
     def make_older_store_error(self) -> SpecMismatchError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.base.errors import NotSupportedError, StoreExistsError
+from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError
 from tdserve.base.ids import check_store_name
 from tdserve.client.session.description import StoreDescription, check_storage
 from tdserve.client.session.session_client import SessionClient
@@ -29,6 +29,8 @@ def create_table(
 ) -> StoreDescription:
     """Creates a table of rows like ``like``; arguments and errors as of ``Client.create_replay``."""
     settings.check(capacity)
+    if like is None:
+        raise InvalidRequestError(argument="like", reason="None is not a tensordict")
     captured = to_structure_capture(
         capture(like, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
     )

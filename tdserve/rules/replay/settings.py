@@ -58,7 +58,7 @@ class Settings:
             value = getattr(self, part)
             if type(value) not in classes.values():
                 known = ", ".join(cls.__name__ for cls in classes.values())
-                raise NotSupportedError(feature=f"{part} {value!r}", reason=f"there is {known}")
+                raise NotSupportedError(feature=f"{part} {value!r}", reason=f"choose one of {known}")
         unknown = [key for key in self.sampler.adds if key not in ADDED_DTYPES]
         if unknown:
             reason = f"it adds {unknown[0]!r} to samples, which can have {', '.join(ADDED_DTYPES)}"

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict, UnbatchedTensor
 
 import tdserve
-from tdserve.base.errors import KeyNotFoundError, NotSupportedError, StoreExistsError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, StoreExistsError
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.rules.replay.settings import Settings
@@ -43,6 +43,8 @@ def test_create_table_when_a_leaf_cannot_be_of_rows_then_refused_and_nothing_is_
     shared = TensorDict({"a": torch.zeros(2), "u": unbatched(torch.zeros(3))}, [])
     with pytest.raises(NotSupportedError, match="UnbatchedTensor at key 'u'"):
         create_table(client, name, shared, 5, Settings(), NEW, None)
+    with pytest.raises(InvalidRequestError, match="like: None is not a tensordict"):
+        create_table(client, name, None, 5, Settings(), NEW, None)
     by_step = Settings(sampler=tdserve.Slices(4, trajectory_key="episode"))
     with pytest.raises(KeyNotFoundError, match="episode"):
         create_table(client, name, ROW, 5, by_step, NEW, None)
