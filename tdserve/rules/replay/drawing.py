@@ -51,15 +51,15 @@ class Drawing:
         *,
         num_batches: int,
         rng: np.random.Generator,
-        begun: int = 0,
-        total: int = 0,
+        num_drawn: int = 0,
+        num_total: int = 0,
     ) -> Draw | None:
         """Draws batches in turn, or a part of one, see :meth:`Selector.draw`; returns ``None``, and changes nothing, if
         not all of them can be drawn."""
         draws: list[Draw] = []
         for _ in range(num_batches):
             try:
-                found = self._draw(selector, num_rows, rng, begun=begun, total=total or num_rows)
+                found = self._draw(selector, num_rows, rng, num_drawn=num_drawn, num_total=num_total or num_rows)
             except InvalidRequestError:
                 if not draws:
                     raise
@@ -72,7 +72,7 @@ class Drawing:
         return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _join_spent(draws))
 
     def draw_distinct(
-        self, selector: Selector, num_rows: int, *, rng: np.random.Generator, total: int = 0
+        self, selector: Selector, num_rows: int, *, rng: np.random.Generator, num_total: int = 0
     ) -> Draw | None:
         """Draws different rows, whatever the sampler, and removes them from the selector; returns ``None``, and changes
         nothing, if there are too few.
@@ -81,19 +81,19 @@ class Drawing:
             selector: Draws them.
             num_rows: How many.
             rng: Source of randomness.
-            total: Rows that are still needed, these included; if there are fewer, none are drawn.
+            num_total: Rows that are still needed, these included; if there are fewer, none are drawn.
         """
         pieces: list[Drawn] = []
-        missing, total = num_rows, max(total, num_rows)
+        missing, num_total = num_rows, max(num_total, num_rows)
         while missing:
-            drawn = selector.draw(missing, rng=rng, total=total) if len(selector) >= total else None
+            drawn = selector.draw(missing, rng=rng, num_total=num_total) if len(selector) >= num_total else None
             if drawn is None:
                 selector.add(_join_rows(pieces))
                 return None
             places = np.sort(np.unique(drawn.rows, return_index=True)[1])
             kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
             selector.remove(kept.rows)
-            total -= len(kept.rows)
+            num_total -= len(kept.rows)
             pieces.append(kept)
             missing -= len(kept.rows)
         return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), NO_ROWS)
@@ -106,16 +106,16 @@ class Drawing:
             self._selectors.enter(spent)
 
     def _draw(
-        self, selector: Selector, num_rows: int, rng: np.random.Generator, *, begun: int, total: int
+        self, selector: Selector, num_rows: int, rng: np.random.Generator, *, num_drawn: int, num_total: int
     ) -> Draw | None:
         if not self._max_times:
-            drawn = selector.draw(num_rows, rng=rng, begun=begun, total=total)
+            drawn = selector.draw(num_rows, rng=rng, num_drawn=num_drawn, num_total=num_total)
             return None if drawn is None else Draw(self._count(drawn), NO_ROWS)
         pieces: list[Drawn] = []
         spent: list[Rows] = []
         missing = num_rows
         while missing:
-            drawn = selector.draw(missing, rng=rng, begun=begun, total=total) if len(selector) else None
+            drawn = selector.draw(missing, rng=rng, num_drawn=num_drawn, num_total=num_total) if len(selector) else None
             if drawn is None:
                 self.undo(_join_rows(pieces), np.concatenate(spent) if spent else NO_ROWS)
                 return None
@@ -123,7 +123,7 @@ class Drawing:
             kept = Drawn(drawn.rows[allowed], {key: column[allowed] for key, column in drawn.columns.items()})
             pieces.append(self._count(kept))
             missing -= len(kept.rows)
-            begun += len(kept.rows)
+            num_drawn += len(kept.rows)
             chosen = sort_unique(drawn.rows)
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._selectors.leave(over)

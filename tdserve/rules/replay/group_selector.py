@@ -126,25 +126,25 @@ class GroupSelector(Selector):
             del self._group_of_id.find_part(value)[value]
         self._unused.extend(empty.tolist())
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Chooses ``num_rows / group_size`` different groups; None if fewer are complete.
 
         Raises:
             InvalidRequestError: The sample's rows are not a multiple of ``group_size``, or above the capacity. Nothing
                 was changed.
         """
-        total = total or num_rows
-        num_groups, rest = divmod(total, self._size)
+        num_total = num_total or num_rows
+        num_groups, rest = divmod(num_total, self._size)
         if rest:
             raise InvalidRequestError(
-                argument="num_rows", reason=f"{total} rows are not a whole number of groups of {self._size}"
+                argument="num_rows", reason=f"{num_total} rows are not a whole number of groups of {self._size}"
             )
-        if total > len(self._group_ids):
-            reason = f"{total} rows of different groups never fit into a capacity of {len(self._group_ids)}"
+        if num_total > len(self._group_ids):
+            reason = f"{num_total} rows of different groups never fit into a capacity of {len(self._group_ids)}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         if num_groups > len(self._complete):
             return None
-        groups = self._complete.draw_others(rng, num_rows // self._size, begun=begun // self._size)
+        groups = self._complete.draw_others(rng, num_rows // self._size, num_drawn=num_drawn // self._size)
         return Drawn(self._find_oldest(groups), {})
 
     def _find_number(self, ids: NDArray[np.int64]) -> Rows:

@@ -97,23 +97,23 @@ class LiveRows:
         """Draws rows uniformly and independently, so a row may occur twice. There must be a member."""
         return self._members[rng.integers(0, self._num, num_rows)]
 
-    def draw_others(self, rng: np.random.Generator, num_rows: int, *, begun: int) -> Rows:
-        """Draws different rows uniformly, none of them drawn by the ``begun`` draws of this kind before it, if no
-        others were made in between; members may have come and gone. There must be ``begun + num_rows`` members.
+    def draw_others(self, rng: np.random.Generator, num_rows: int, *, num_drawn: int) -> Rows:
+        """Draws different rows uniformly, none of them drawn by the ``num_drawn`` draws of this kind before it, if no
+        others were made in between; members may have come and gone. There must be ``num_drawn + num_rows`` members.
 
         Rows that were drawn so lie in front. They are nowhere else: a row that goes is replaced by the last one.
         """
-        end = begun + num_rows
-        places = begun + rng.choice(self._num - begun, num_rows, replace=False)
+        end = num_drawn + num_rows
+        places = num_drawn + rng.choice(self._num - num_drawn, num_rows, replace=False)
         drawn: Rows = self._members[places]
-        ahead = self._members[begun:end].copy()
+        ahead = self._members[num_drawn:end].copy()
         self._place[drawn] = _ABSENT
         staying = ahead[self._place[ahead] != _ABSENT]
         gaps = places[places >= end]
         self._members[gaps] = staying
         self._place[staying] = gaps
-        self._members[begun:end] = drawn
-        self._place[drawn] = np.arange(begun, end)
+        self._members[num_drawn:end] = drawn
+        self._place[drawn] = np.arange(num_drawn, end)
         return drawn
 
     def contains(self, rows: Rows | slice) -> NDArray[np.bool_]:

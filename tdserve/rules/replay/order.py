@@ -84,20 +84,20 @@ class OrderSelector(Selector):
         """Removes those rows that are members."""
         self._rows.remove(rows)
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns the first rows in this order; None if there are fewer.
 
         Raises:
             InvalidRequestError: The sample has more rows than the capacity.
         """
-        total = max(total, num_rows)
-        if total > self._capacity:
-            reason = f"{total} different rows never fit into a capacity of {self._capacity}"
+        num_total = max(num_total, num_rows)
+        if num_total > self._capacity:
+            reason = f"{num_total} different rows never fit into a capacity of {self._capacity}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
-        if total - begun > len(self):
+        if num_total - num_drawn > len(self):
             return None
         read = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest
-        rows = read(num_rows, beyond=self._last if begun else None)
+        rows = read(num_rows, beyond=self._last if num_drawn else None)
         if len(rows) < num_rows:
             return None
         self._last = int(self._sequence[rows[-1]]) if num_rows else 0

@@ -101,7 +101,7 @@ class PrioritizedSelector(Selector):
         rows = rows[self._is_member[rows]]
         self._tree.set(rows, self._compute_weights(rows))
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if no row has a weight above 0."""
         whole = self._tree.total
         if not whole:

@@ -31,8 +31,8 @@ class Sampler(ABC):
         adds: Keys that a sample has beside its rows, see :class:`Drawn`. A new one gets its dtype in ``ADDED_DTYPES``,
             stands in ``RESERVED_KEYS`` if readers see it (both in :mod:`tdserve.messages.content`), and is described in
             §5.3 of the protocol book.
-        is_independent: Whether each row is drawn on its own, so that several batches may be drawn as one. A batch of a
-            sampler that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
+        is_independent: Whether one draw may serve several samples: each row is drawn on its own. A batch of a sampler
+            that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
         draws_any_row: Whether every live row has the same probability, whatever was drawn before. Then a reader may
             draw rows by itself.
         is_ordered: Whether the order of a sample's rows matters. Such a sampler can also order a queue.
@@ -162,6 +162,6 @@ class UniformSelector(Selector):
         """Removes those rows that are members."""
         self._live.remove(self._live.select_members(rows))
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns rows, each drawn on its own; None if there are none."""
         return Drawn(self._live.draw(rng, num_rows), {}) if self._live else None

@@ -83,7 +83,7 @@ class Selector(ABC):
         return None
 
     @abstractmethod
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Chooses ``num_rows`` rows, at least 1; None if that has to wait for other rows.
 
         A large sample is drawn a part at a time. Rows may come and go in between; if its rows must differ from each
@@ -92,8 +92,8 @@ class Selector(ABC):
         Args:
             num_rows: Rows of this part.
             rng: Source of randomness.
-            begun: Rows that the parts before it have.
-            total: Rows of the whole sample; 0: this is all of it.
+            num_drawn: Rows that were drawn for the parts before it.
+            num_total: Rows of the whole sample; 0: this is all of it.
 
         Raises:
             InvalidRequestError: No state of this table could ever give so many. Nothing was changed.

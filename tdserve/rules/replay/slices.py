@@ -258,13 +258,13 @@ class SliceSelector(Selector):
         self._num_members -= len(rows)
         self._lose_starts(rows)
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Chooses slices; None if none begins anywhere. ``slice_end`` is true on the last row of each.
 
         Raises:
             InvalidRequestError: As for :meth:`Slices.compute_length`. Nothing was changed.
         """
-        length = self._setting.compute_length(total or num_rows, self._capacity)
+        length = self._setting.compute_length(num_total or num_rows, self._capacity)
         return self.draw_slices(num_rows // length, length, rng=rng)
 
     def draw_slices(self, num_slices: int, length: int, *, rng: np.random.Generator) -> Drawn | None:

@@ -227,14 +227,14 @@ class Table(TableState):
     def _draw_part(
         self, terms: SampleTerms, num_missing: int, max_drawn: int, *, rng: np.random.Generator
     ) -> SamplePlan | None:
-        num_rows, num_batches, begun = self._choose_next_part(terms, num_missing, max_drawn)
+        num_rows, num_batches, num_drawn = self._choose_next_part(terms, num_missing, max_drawn)
         selector, lease = self.selectors.get(terms.conditions), terms.lease
         if lease is None:
             draw = self._drawing.draw(
-                selector, num_rows, num_batches=num_batches, rng=rng, begun=begun, total=terms.batch_rows
+                selector, num_rows, num_batches=num_batches, rng=rng, num_drawn=num_drawn, num_total=terms.batch_rows
             )
         else:
-            draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, total=num_missing)
+            draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, num_total=num_missing)
         if draw is None:
             return None
         rows = draw.drawn.rows
@@ -457,11 +457,11 @@ class Table(TableState):
     def _choose_next_part(self, terms: SampleTerms, num_missing: int, max_drawn: int) -> tuple[int, int, int]:
         """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the
         batch were drawn before."""
-        batch_rows, begun = terms.batch_rows, -num_missing % terms.batch_rows
-        if not begun and batch_rows <= max_drawn:
+        batch_rows, num_drawn = terms.batch_rows, -num_missing % terms.batch_rows
+        if not num_drawn and batch_rows <= max_drawn:
             return batch_rows, min(max_drawn, num_missing) // batch_rows, 0
         unit = terms.conditions.group_size or self.settings.sampler.compute_unit(batch_rows, self.ring.capacity)
-        return min(max(max_drawn // unit, 1) * unit, batch_rows - begun), 1, begun
+        return min(max(max_drawn // unit, 1) * unit, batch_rows - num_drawn), 1, num_drawn
 
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:
         if num_rows > self.ring.capacity:

@@ -99,7 +99,7 @@ class EpochSelector(Selector):
         self._num = self._move_last(rows, self._num)
         self._place[rows] = _ABSENT
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns the next rows of the epoch; None if there are no rows at all.
 
         Raises:
@@ -107,9 +107,9 @@ class EpochSelector(Selector):
         """
         if not self._num:
             return None
-        if not begun:
-            if (total := max(total, num_rows)) > self._num:
-                reason = f"{total} rows without replacement are more than the {self._num} that may be drawn"
+        if not num_drawn:
+            if (num_total := max(num_total, num_rows)) > self._num:
+                reason = f"{num_total} rows without replacement are more than the {self._num} that may be drawn"
                 raise InvalidRequestError(argument="num_rows", reason=reason)
             self._front, self._next_front = 0, self._num_due
         num_left = self._num_due - self._front

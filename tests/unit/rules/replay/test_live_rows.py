@@ -126,12 +126,12 @@ def test_draw_others_when_members_come_and_go_in_between_then_none_twice_and_eac
     for _ in range(4000):
         live = LiveRows(12)
         live.add(np.arange(10))
-        drawn = live.draw_others(rng, 3, begun=0)
+        drawn = live.draw_others(rng, 3, num_drawn=0)
         live.remove(np.array([drawn[0], (drawn[0] + 1) % 10]))
         live.add(np.array([10, 11]))
         left = set(live.get_rows().tolist())
-        drawn = np.append(drawn, live.draw_others(rng, 2, begun=3))
-        drawn = np.append(drawn, live.draw_others(rng, 2, begun=5))
+        drawn = np.append(drawn, live.draw_others(rng, 2, num_drawn=3))
+        drawn = np.append(drawn, live.draw_others(rng, 2, num_drawn=5))
         assert len(set(drawn.tolist())) == 7
         assert set(live.get_rows().tolist()) == left
         counts += np.bincount(drawn[:3], minlength=12)

@@ -58,7 +58,7 @@ class EverySelector(Selector):
         """Drops rows."""
         self._rows.difference_update(rows.tolist())
 
-    def draw(self, num_rows: int, *, rng: np.random.Generator, begun: int = 0, total: int = 0) -> Drawn | None:
+    def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """The lowest of every ``step`` rows; None while there are too few."""
         rows = np.asarray(sorted(self._rows)[:: self._step][:num_rows], np.int64)
         return Drawn(rows, {"priority": self._columns.priority[rows]}) if len(rows) == num_rows else None

@@ -179,7 +179,7 @@ def test_draw_when_a_sample_comes_in_parts_then_none_twice_over_the_end_of_an_ep
             if seed % 2:
                 selector.remove(rng.choice(20, 1))
                 selector.add(np.array([19 + begun // 3]))
-            part = selector.draw(3, rng=rng, begun=begun, total=15)
+            part = selector.draw(3, rng=rng, num_drawn=begun, num_total=15)
             assert part is not None
             drawn.append(part.rows)
         rows = np.concatenate(drawn)
@@ -188,9 +188,9 @@ def test_draw_when_a_sample_comes_in_parts_then_none_twice_over_the_end_of_an_ep
 
 def test_draw_when_rows_go_between_its_parts_then_none_where_too_few_are_left() -> None:
     selector, rng = _selector(10), np.random.default_rng(0)
-    first = selector.draw(4, rng=rng, total=10)
+    first = selector.draw(4, rng=rng, num_total=10)
     assert first is not None
     selector.remove(np.setdiff1d(np.arange(10), first.rows)[:1])
-    assert selector.draw(6, rng=rng, begun=4, total=10) is None
+    assert selector.draw(6, rng=rng, num_drawn=4, num_total=10) is None
     with pytest.raises(InvalidRequestError, match="10 rows without replacement are more than the 9"):
-        selector.draw(4, rng=rng, total=10)
+        selector.draw(4, rng=rng, num_total=10)
