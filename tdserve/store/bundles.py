@@ -97,7 +97,7 @@ class Bundles:
         for tail in tails:
             txn.delete(bundle.name + tail, db=self._values)
 
-    def let_go(self, txn: lmdb.Transaction, path: KeyPath, going: set[KeyPath] | frozenset[KeyPath]) -> None:
+    def unbundle_path(self, txn: lmdb.Transaction, path: KeyPath, going: set[KeyPath] | frozenset[KeyPath]) -> None:
         """Moves all values of a path out of bundles. Paths in ``going`` will be deleted next in any case."""
         bundle = self.find_bundle(txn, path)
         if bundle is None:

@@ -173,18 +173,18 @@ class Objects:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin(write=True) as txn:
             cursor = txn.cursor(db=self._values)
             for source, target in moves:
-                self._bundles.let_go(txn, source, frozenset())
+                self._bundles.unbundle_path(txn, source, frozenset())
                 found = read_all(cursor, make_name(source))
                 if found:
                     name = make_name(target)
-                    self._bundles.let_go(txn, target, frozenset())
+                    self._bundles.unbundle_path(txn, target, frozenset())
                     clear(cursor, name, with_common=True)
                     cursor.putmulti([(name + tail, value) for tail, value in found])
                     txn.put(name, json.dumps(target).encode(), db=self._paths)
             found_below = self._list_paths_below(txn, cleared_below) if cleared_below else []
             going = frozenset((*cleared, *found_below))
             for path in going:
-                self._bundles.let_go(txn, path, going)
+                self._bundles.unbundle_path(txn, path, going)
                 clear(cursor, make_name(path), with_common=True)
                 txn.delete(make_name(path), db=self._paths)
 
@@ -331,7 +331,7 @@ class Objects:
         tails: dict[int, list[bytes]] = {}  # many paths get values of the same rows
         cleared = set(clears)
         for path in cleared:
-            self._bundles.let_go(txn, path, cleared)
+            self._bundles.unbundle_path(txn, path, cleared)
             clear(cursor, make_name(path))
         replaced: dict[tuple[Bundle, int], set[KeyPath]] = {}
         for path, rows, values in columns:
