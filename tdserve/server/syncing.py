@@ -21,7 +21,7 @@ from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
-from tdserve.server.weights.version_files import let_go
+from tdserve.server.weights.version_files import release_version
 from tdserve.store.files import is_in_memory
 from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
@@ -191,14 +191,14 @@ class Syncing:
         except BaseException as error:
             self._stores.opened.put_back_closed(closed)
             for store, number in held:
-                let_go(store, number)
+                release_version(store, number)
             if isinstance(error, PeerLostError):
                 self._end_process()
             raise
         for store, number in held:
             before, store.synced_version = store.synced_version, number
             if before:
-                let_go(store, before)
+                release_version(store, before)
         for synced in stores:
             if synced.uid not in failures:
                 self._stores.packed.forget_synced(synced.uid)

@@ -14,7 +14,7 @@ from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, Versio
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
-from tdserve.server.weights.version_files import let_go, make_path
+from tdserve.server.weights.version_files import make_path, release_version
 from tdserve.server.weights.version_sender import make_version_ref
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -177,7 +177,7 @@ class WorkerMover(Mover):
         try:
             return await self._versions.send(self._session, request, version)
         finally:
-            let_go(version.store, number)
+            release_version(version.store, number)
 
 
 def _make_order(plan: RowsPlan) -> worker_pb2.Order:

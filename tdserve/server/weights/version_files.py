@@ -25,7 +25,7 @@ def drop(store: OpenedStore, numbers: tuple[int, ...]) -> None:
         discard(make_path(store, number))
 
 
-def let_go(store: OpenedStore, version: int) -> None:
+def release_version(store: OpenedStore, version: int) -> None:
     """Ends ``Versions.acquire``. The file of a version that is neither kept nor read is retired or deleted."""
     versions = store.get_versions()
     drops = versions.release(version)

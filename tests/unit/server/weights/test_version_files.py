@@ -7,7 +7,7 @@ from pathlib import Path
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.weights.version_files import let_go, make_path
+from tdserve.server.weights.version_files import make_path, release_version
 from tdserve.structure.tree import Node, Spec
 
 
@@ -27,9 +27,9 @@ def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more
     first = _publish(store)
     for _ in range(2):
         store.get_versions().acquire(first)
-    let_go(store, first)
+    release_version(store, first)
     assert make_path(store, first).exists()
     _publish(store)
     assert make_path(store, first).exists(), "somebody still needs it"
-    let_go(store, first)
+    release_version(store, first)
     assert not make_path(store, first).exists()
