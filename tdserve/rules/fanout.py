@@ -249,7 +249,7 @@ class Fanout:
             relay.unreached.add(puller)
             relay.is_trusted = relay.is_trusted and len(relay.unreached) < MAX_TRIES
 
-    def lose(self, session: int) -> list[Placement]:
+    def remove_session(self, session: int) -> list[Placement]:
         """Removes a session that has ended.
 
         Returns:

@@ -228,7 +228,7 @@ class Relays:
         """Drops an ended session from the trees; pullers that receive from it are notified at once."""
         member = self._members.pop(number, None)
         for trees in self._list_trees(member):
-            for orphan in trees.fanout.lose(number):
+            for orphan in trees.fanout.remove_session(number):
                 puller = trees.fanout.find_puller(orphan.link)
                 if puller is not None:
                     self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))

@@ -172,8 +172,8 @@ def test_lose_when_a_relay_ends_then_its_pullers_are_named_and_it_gets_no_more()
     fanout = Fanout(1)
     fanout.end(grown(fanout, 1)[1].link, is_whole=True)
     below = placed(fanout, 2)
-    assert fanout.lose(1) == [Placement(below.link, 1)]
-    assert fanout.lose(2) == []
+    assert fanout.remove_session(1) == [Placement(below.link, 1)]
+    assert fanout.remove_session(2) == []
     assert fanout.num_links == 0
     assert placed(fanout, 3).relay == SERVER
 
