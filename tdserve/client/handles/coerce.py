@@ -44,7 +44,7 @@ class Manner(Enum):
     """Which of tensordict's calls writes. This decides what is broadcast and what a nested part accepts."""
 
     ENTRY = "as set() and update(): the shape of the entry itself; a nested part takes what has keys"
-    BEHIND = "as set_(): the batch dimensions must be there, the others are broadcast"
+    BROADCAST_AFTER_BATCH = "as set_(): the batch dimensions must be there, the others are broadcast"
     COPY = "as update_() and Tensor.copy_: broadcast"
     ROWS = "as leaf[index] = value: broadcast; every leaf of a nested part takes a tensor or a number"
 
@@ -288,7 +288,7 @@ class _Fitting:
 
     def _describe_wanted(self, entry: Entry) -> str:
         """Describes an existing entry for errors, and how to replace it by another kind of entry."""
-        is_replacing = self.manner in (Manner.ENTRY, Manner.BEHIND)
+        is_replacing = self.manner in (Manner.ENTRY, Manner.BROADCAST_AFTER_BATCH)
         return describe(entry) + (" (del_() it first to put something else there)" if is_replacing else "")
 
     def _broadcast_to(self, tensor: torch.Tensor, shape: tuple[int, ...], path: Path) -> torch.Tensor | None:
@@ -298,7 +298,8 @@ class _Fitting:
                 tensor = tensor[0]
         elif self.manner is not Manner.COPY:
             node = self.chosen.find(path[:-1])
-            num_dims = len(node.batch_size) if isinstance(node, Node) and self.manner is Manner.BEHIND else len(shape)
+            is_after_batch = self.manner is Manner.BROADCAST_AFTER_BATCH
+            num_dims = len(node.batch_size) if is_after_batch and isinstance(node, Node) else len(shape)
             if tensor.ndim != len(shape) or tuple(tensor.shape[:num_dims]) != shape[:num_dims]:
                 return None
         try:

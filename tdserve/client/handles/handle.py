@@ -247,7 +247,7 @@ class StoreHandle(AlterableHandle):
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""
-        self._store.write_rows(..., value, at=check_path(key), manner=Manner.BEHIND, timeout_s=timeout_s)
+        self._store.write_rows(..., value, at=check_path(key), manner=Manner.BROADCAST_AFTER_BATCH, timeout_s=timeout_s)
         return self
 
     def _prepare_write_of_rows(

@@ -442,7 +442,7 @@ class AlterableHandle(TensorDictCalls):
 
 
 def _choose_manner(inplace: bool) -> Manner:
-    return Manner.BEHIND if inplace else Manner.ENTRY
+    return Manner.BROADCAST_AFTER_BATCH if inplace else Manner.ENTRY
 
 
 def _nest_in(root: Node, path: Path, entry: Node) -> Node:

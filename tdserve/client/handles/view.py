@@ -175,12 +175,12 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
-        manner = Manner.BEHIND if inplace else Manner.ENTRY
+        manner = Manner.BROADCAST_AFTER_BATCH if inplace else Manner.ENTRY
         return self._write_whole(check_path(key), value, manner, timeout_s)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
         """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
-        return self._write_whole(check_path(key), value, Manner.BEHIND, timeout_s)
+        return self._write_whole(check_path(key), value, Manner.BROADCAST_AFTER_BATCH, timeout_s)
 
     def _prepare_write_of_rows(
         self, path: Path, value: Any, index: Any, timeout_s: float | None

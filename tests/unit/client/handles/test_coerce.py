@@ -35,7 +35,7 @@ LEAF = CHOSEN.select([("a",)])
 
 TAKEN: dict[Manner, tuple[list[int], ...]] = {
     Manner.ENTRY: ([3, 2],),
-    Manner.BEHIND: ([3, 2], [3, 1]),
+    Manner.BROADCAST_AFTER_BATCH: ([3, 2], [3, 1]),
     Manner.COPY: ([3, 2], [3, 1], [1, 2], [2], [1], []),
     Manner.ROWS: ([3, 2], [3, 1], [1, 2], [2], [1], [], [1, 3, 2], [1, 1, 2]),
 }
