@@ -6,7 +6,7 @@ from threading import Lock
 
 import numpy as np
 
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.items import is_mask
 from tdserve.messages.selection.selection import Selection

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import ReadStatus, decode_paths, make_status_column, read_layout, select_spec
 from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import Selection, from_message

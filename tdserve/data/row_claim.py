@@ -8,7 +8,7 @@ from threading import Lock
 
 import numpy as np
 
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.row_numbers import Rows
 from tdserve.store.claim_file import ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import ReadStatus, make_status_column, mark_torn
 from tdserve.messages.layout import Layout
 from tdserve.transport.sources_sinks import RowEnd

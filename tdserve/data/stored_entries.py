@@ -9,7 +9,7 @@ import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.base.ids import REQUEST_BYTES
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import EntryTables, FoundEntries

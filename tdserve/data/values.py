@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.selection.selection import from_message

@@ -15,7 +15,7 @@ import numpy as np
 
 from tdserve.base.errors import TDServeError
 from tdserve.control.status import encode_failure
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.store.versions import VersionFile
 from tdserve.v1 import worker_pb2

@@ -18,7 +18,7 @@ from tdserve.base.logs import start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.rules.replay.shared_numbers import get_worker_place
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid

@@ -22,7 +22,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.control.status import encode_failure
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.layout import Message
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.channel import Channel, PerMessage, Work

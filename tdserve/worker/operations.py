@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
 from tdserve.data.values import drop_values, move_values, put_values, read_values

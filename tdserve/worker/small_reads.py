@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from tdserve.base.config import MAIL_BYTES
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from tdserve.base.errors import TDServeError
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.row_claim import RowClaim
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout

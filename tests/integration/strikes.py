@@ -14,7 +14,7 @@ from typing import Any
 
 from tdserve.client.local import local_claim, local_reads
 from tdserve.client.transfers import placing as _placing
-from tdserve.data import opened as _opened
+from tdserve.data import mapped_stores as _mapped_stores
 from tdserve.store.versions import VersionFile
 from tdserve.transport import sources_sinks
 
@@ -23,7 +23,7 @@ BEHIND = 3
 
 claims: Any = local_claim
 placing: Any = _placing
-opened: Any = _opened
+opened: Any = _mapped_stores
 versions: Any = VersionFile
 
 

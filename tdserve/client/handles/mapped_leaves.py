@@ -14,7 +14,7 @@ from tdserve.client.local.local_reads import MAX_CLONED_BYTES
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.values import ReadBlock, read_block
 from tdserve.store.mapping import open_leaves
 from tdserve.structure import codec

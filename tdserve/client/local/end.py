@@ -25,7 +25,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.shared_numbers import NO_READER

@@ -14,7 +14,7 @@ from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import ReadPlan, plan_selection
 from tdserve.data.rows_source import make_rows_source
 from tdserve.data.values import ReadBlock, read_block

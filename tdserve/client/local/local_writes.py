@@ -7,7 +7,7 @@ from typing import Any
 
 from tdserve.client.content.leaves import iter_contents
 from tdserve.client.local.end import LocalEnd
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.places import Places
 from tdserve.messages.content import write_layout
 from tdserve.messages.selection.selection import Selection

@@ -25,7 +25,7 @@ from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import try_decode_values
 from tdserve.client.transfers.upload import SentContent
 from tdserve.control.status import encode_failure
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.stored_entries import decode_entries, find_entries
 from tdserve.messages.content import may_be_packed, read_layout, select_spec, write_layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows

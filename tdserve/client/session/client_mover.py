@@ -15,7 +15,7 @@ from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.selection.selection import Selection
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, SelectionError
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.read_plans import MAX_KEPT_BYTES, MAX_KEPT_PLANS, plan_read
 from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.selection.selection import parse

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdserve.client.content.received import Received, make_views
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.rows_source import make_rows_source
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, make_rows_layout
 from tdserve.messages.layout import Layout

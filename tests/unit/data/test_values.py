@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse

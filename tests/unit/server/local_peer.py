@@ -15,7 +15,7 @@ from tdserve.base.ids import make_client_id
 from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalConnection
 from tdserve.control.servicer import SessionConnection
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import TDServeError
 from tdserve.control.status import decode_failure
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME, Generations

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.control.status import decode_failure
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.store.versions import VersionFile
 from tdserve.structure import codec

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.layout import Layout, Message
 from tdserve.messages.selection.selection import parse

@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import ClosedError, KeyNotFoundError, NotSupportedError, StoreNotFoundError
 from tdserve.client.handles.mapped_leaves import read_small_leaf
 from tdserve.client.local.local_reads import MAX_CLONED_BYTES
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 
 CONTENT: dict[str, Any] = {
     "scalar": torch.tensor(1.5),

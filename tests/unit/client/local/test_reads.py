@@ -22,7 +22,7 @@ from tdserve.client.local.local_reads import (
     copy_selection,
 )
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
-from tdserve.data.opened import MappedStore
+from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_selection
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.messages.selection.selection import parse

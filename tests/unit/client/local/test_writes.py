@@ -12,7 +12,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.client.local import local_writes
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
-from tdserve.data.opened import MappedStore, OpenStores
+from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.store.versions import VersionFile, retire

@@ -14,7 +14,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
-from tdserve.data.opened import OpenStores
+from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.layout import Layout
 from tdserve.store.objects import ObjectColumn, Objects
 from tdserve.v1 import worker_pb2
