@@ -11,6 +11,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
+from tdserve.rules.replay.arguments import to_key_path
 from tdserve.structure.rows import copy_leaves
 from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
 
@@ -72,14 +73,14 @@ class NStep:
                 another key.
         """
         tensors = dict(spec.tensors)
-        following = _check_path(self.next_key, "next_key") or ("next",)
+        following = to_key_path("next_key", self.next_key) or ("next",)
         if not any(path[: len(following)] == following for path in tensors):
             raise _make_refusal("next_key", f"the rows have no tensors at {quote(following)}")
-        reward = _check_path(self.reward_key, "reward_key") or _find_first(
+        reward = to_key_path("reward_key", self.reward_key) or _find_first(
             tensors, ((*following, "reward"), ("reward",))
         )
         _check_reward(tensors.get(reward), reward)
-        done = _check_path(self.done_key, "done_key")
+        done = to_key_path("done_key", self.done_key)
         ends = (done,) if done else _find_default_ends(tensors, following)
         for path in ends:
             _check_end(tensors.get(path), path)
@@ -204,15 +205,6 @@ class NStepWindow:
 
 def _to_exact(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64, device="cpu")
-
-
-def _check_path(key: Key | None, argument: str) -> Path | None:
-    if key is None:
-        return None
-    path = (key,) if isinstance(key, str) else key
-    if not isinstance(path, tuple) or not path or not all(isinstance(part, str) for part in path):
-        raise InvalidRequestError(argument=argument, reason=f"{key!r} is not a key: a string, or a tuple of strings")
-    return path
 
 
 def _find_first(tensors: dict[Path, TensorLeaf], paths: tuple[Path, ...]) -> Path:

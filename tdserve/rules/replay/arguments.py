@@ -1,9 +1,10 @@
-"""Checks of the numbers that callers, peers and disks give for the settings of a table."""
+"""Checks of the numbers and keys that callers, peers and disks give for the settings of a table and its writers."""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -25,3 +26,18 @@ def to_finite_number(argument: str, value: Any) -> float:
     if not math.isfinite(number) or number < 0:
         raise InvalidRequestError(argument=argument, reason=reason)
     return abs(number)  # -0.0 equals 0.0 and has another text
+
+
+def to_key_path(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Returns a key as a path; None if it is not given. JSON has lists for tuples.
+
+    Raises:
+        InvalidRequestError: It is neither a string nor a tuple of strings. Nothing was changed.
+    """
+    if key is None:
+        return None
+    parts = (key,) if isinstance(key, str) else key
+    is_path = isinstance(parts, (tuple, list)) and parts and all(isinstance(part, str) and part for part in parts)
+    if not is_path:
+        raise InvalidRequestError(argument=argument, reason=f"{key!r} is not a key: a string or a tuple of strings")
+    return tuple(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
 from tdserve.messages.row_numbers import PIECE_ROWS, Rows
+from tdserve.rules.replay.arguments import to_key_path
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.live_rows import LiveRows
 from tdserve.rules.replay.sampler import Sampler
@@ -79,7 +80,7 @@ class Slices(Sampler):
         if self.end_key is not None and self.trajectory_key is not None:
             raise InvalidRequestError(argument="end_key", reason="give either end_key or trajectory_key")
         for argument in ("end_key", "trajectory_key"):
-            object.__setattr__(self, argument, _check_key(argument, getattr(self, argument)))
+            object.__setattr__(self, argument, to_key_path(argument, getattr(self, argument)))
         if not isinstance(self.strict_length, bool):
             raise InvalidRequestError(argument="strict_length", reason=f"{self.strict_length!r} is not a bool")
 
@@ -136,15 +137,6 @@ class Slices(Sampler):
         if self.strict_length and length > capacity:
             reason = f"slices of {length} rows never fit into a capacity of {capacity}"
             raise InvalidRequestError(argument=argument, reason=reason)
-
-
-def _check_key(argument: str, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if key is None:
-        return None
-    parts = (key,) if isinstance(key, str) else key
-    if not isinstance(parts, (tuple, list)) or not parts or not all(isinstance(part, str) and part for part in parts):
-        raise InvalidRequestError(argument=argument, reason=f"{key!r} is not a key: a string or a tuple of strings")
-    return tuple(parts)
 
 
 class Search:

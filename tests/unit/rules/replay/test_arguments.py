@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.arguments import to_finite_number
+from tdserve.rules.replay.arguments import to_finite_number, to_key_path
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,15 @@ def test_finite_number_when_given_in_other_types_then_the_same_float(value: Any)
 
 def test_finite_number_when_it_is_minus_zero_then_zero() -> None:
     assert repr(to_finite_number("alpha", -0.0)) == "0.0"
+
+
+@pytest.mark.parametrize(("key", "path"), [(None, None), ("a", ("a",)), (("a", "b"), ("a", "b")), (["a"], ("a",))])
+def test_key_path_when_given_in_any_form_then_a_tuple(key: Any, path: Any) -> None:
+    assert to_key_path("end_key", key) == path
+
+
+@pytest.mark.parametrize("key", ["", (), ("a", ""), ("a", 1), 1])
+def test_key_path_when_it_is_none_then_refused(key: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="not a key") as caught:
+        to_key_path("end_key", key)
+    assert caught.value.argument == "end_key"
