@@ -18,7 +18,19 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongSta
 MAX_WORLD_SIZE = 4096
 """Most members: each has a connection to every other."""
 
-BACKENDS = ("gloo", "nccl")
+
+@dataclass(frozen=True)
+class Backend:
+    """How the content of a group's calls moves.
+
+    Attributes:
+        needs_device: Whether it moves tensors on GPUs, of which each member needs one of its own.
+    """
+
+    needs_device: bool
+
+
+BACKENDS = {"gloo": Backend(needs_device=False), "nccl": Backend(needs_device=True)}
 
 
 def check_backend(name: str) -> str:

@@ -15,7 +15,7 @@ from tdserve.client.session.network_interface import find_offered_address
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.rules.group_rule import check_backend
+from tdserve.rules.group_rule import BACKENDS, check_backend
 from tdserve.transport.group_nccl import check_available
 from tdserve.v1 import control_pb2
 
@@ -38,11 +38,12 @@ class GroupAsk:
 
     def __init__(self, client: SessionClient, name: str, *, backend: str, device: Any, interface: str | None) -> None:
         self.name = check_store_name(name)
-        if backend == "nccl":
-            check_available()
-        self.device: torch.device | None = resolve_device(device or "cuda") if backend == "nccl" else None
-        self._client = client
         self._backend = check_backend(backend)
+        self.device: torch.device | None = None
+        if BACKENDS[backend].needs_device:
+            check_available()
+            self.device = resolve_device(device or "cuda")
+        self._client = client
         self._interface = interface
 
     def join(
