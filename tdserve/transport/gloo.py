@@ -100,7 +100,7 @@ class GlooChannel:
         self._group, self._rendezvous = form_proven(kv_store, rank, 2, host=host, bond=bond, timeout_s=timeout_s)
 
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
-        group = self._open_group()
+        group = self._require_group()
         try:
             works = self._post(group.send, buffer, tag)
             return _GlooWork(self, works, buffer, may_be_cut=buffer.numel() > WHOLE_MESSAGE_BYTES)
@@ -109,7 +109,7 @@ class GlooChannel:
             raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
 
     def recv(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
-        group = self._open_group()
+        group = self._require_group()
         try:
             works = self._post(group.recv, buffer, tag)
             return _GlooWork(self, works[::-1], buffer, may_be_cut=buffer.numel() >= LARGE_MESSAGE_BYTES)
@@ -184,7 +184,7 @@ class GlooChannel:
                 self._ended_by = reason
                 self._is_ended.set()
 
-    def _open_group(self) -> Any:
+    def _require_group(self) -> Any:
         group = self._group
         if group is None:
             raise PeerLostError(peer=self.peer, reason="the channel is closed")

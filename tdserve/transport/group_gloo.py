@@ -109,7 +109,7 @@ class GroupChannel:
         Raises:
             PeerLostError: The channel is closed.
         """
-        group = self._open_group()
+        group = self._require_group()
         try:
             work = group.send([buffer], peer, tag)
         except RuntimeError as error:
@@ -122,7 +122,7 @@ class GroupChannel:
         Raises:
             PeerLostError: The channel is closed.
         """
-        group = self._open_group()
+        group = self._require_group()
         try:
             work = group.recv([buffer], peer, tag)
         except RuntimeError as error:
@@ -170,7 +170,7 @@ class GroupChannel:
             close_pairs(group, self.rank, self.world_size)
         self._threads.close()
 
-    def _open_group(self) -> Any:
+    def _require_group(self) -> Any:
         group = self._group
         if group is None:
             raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's channel is closed")

@@ -133,7 +133,7 @@ class NcclGroupChannel:
 
         def begin() -> None:
             with torch.cuda.stream(stream):
-                works.extend(start(self._open_group(), flat) for flat in flats)
+                works.extend(start(self._require_group(), flat) for flat in flats)
 
         timer = Timer(timeout_s, self.close)
         timer.daemon = True
@@ -147,13 +147,13 @@ class NcclGroupChannel:
 
     def _wait(self, work: Any, end_s: float) -> None:
         while not work.is_completed():
-            self._open_group()
+            self._require_group()
             if time.monotonic() >= end_s:
                 raise DeadlineExceededError(what="a transfer by NCCL")
             time.sleep(POLL_S)
         work.wait()  # raises the failure; the current stream continues after it
 
-    def _open_group(self) -> Any:
+    def _require_group(self) -> Any:
         group = self._group
         if group is None:
             raise PeerLostError(peer=f"group {self._name!r}", reason="this epoch's channel is closed")
