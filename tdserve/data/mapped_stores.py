@@ -158,6 +158,11 @@ class MappedStore:
             tables.update({each: view_rows(leaf) for each, leaf in self.leaves.items()})
         return tables[path]
 
+    @property
+    def value_address_bytes(self) -> int:
+        """Size of the mapping of its values, which takes address space only."""
+        return self.max_object_bytes if self.spec.values else 0
+
     def open_objects(self, *, writable: bool) -> Objects | None:
         """Returns the non-tensor values; None if none was ever written and the caller only reads.
 
@@ -210,6 +215,10 @@ MAX_MAPPED_STORES = 4096
 MAX_MAPPINGS = 16_384
 """Limits of a cache: a quarter of the mappings that a process may have. One store of more leaves may exceed them."""
 
+MAX_VALUE_BYTES = 1 << 45
+"""The same limit for the maps of values: a quarter of the address space of a process. That of a keyed store without
+``max_bytes`` is as large as the disk."""
+
 KEPT_FRACTION = 0.75
 """Fraction of the limits that is kept when one is exceeded, so that most stores are mapped without looking at all."""
 
@@ -224,6 +233,7 @@ class OpenStores:
         is_read_only: Whether tensors are mapped for reading only.
         max_stores: Most stores.
         max_mappings: Most mappings of leaves.
+        max_value_bytes: Most address space of their values.
     """
 
     def __init__(
@@ -233,12 +243,14 @@ class OpenStores:
         is_read_only: bool = False,
         max_stores: int = MAX_MAPPED_STORES,
         max_mappings: int = MAX_MAPPINGS,
+        max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
         self._writes_values = writes_values
         self._is_read_only = is_read_only
         self._max_stores = max_stores
         self._max_mappings = max_mappings
-        self._num_mappings = 0
+        self._max_value_bytes = max_value_bytes
+        self._num_mappings = self._value_bytes = 0
         self._turn = 0
         self._lock = Lock()
         self._stores: dict[str, MappedStore] = {}
@@ -292,26 +304,35 @@ class OpenStores:
             if store is None or store.structure != ref.structure:
                 opened = self._open(ref, spec)
                 self._remove(ref.uid)
-                self._make_room(len(opened.leaves))
+                self._make_room(opened)
                 store = self._stores[ref.uid] = opened
                 self._num_mappings += len(store.leaves)
+                self._value_bytes += store.value_address_bytes
             self._note_use(store)
             return store
 
-    def _make_room(self, num_mappings: int) -> None:
+    def _make_room(self, store: MappedStore) -> None:
         """Drops the stores that were not used for the longest, if there are too many for another one."""
-        if len(self._stores) < self._max_stores and self._num_mappings + num_mappings <= self._max_mappings:
+        if self._has_room(store, 1.0):
             return
         for uid, _ in sorted(self._stores.items(), key=lambda item: item[1].used_at):
-            is_enough = self._num_mappings + num_mappings <= KEPT_FRACTION * self._max_mappings
-            if is_enough and len(self._stores) < KEPT_FRACTION * self._max_stores:
+            if self._has_room(store, KEPT_FRACTION):
                 return
             self._remove(uid)
+
+    def _has_room(self, store: MappedStore, fraction: float) -> bool:
+        """Returns whether another store stays within this fraction of the limits."""
+        return (
+            len(self._stores) < fraction * self._max_stores
+            and self._num_mappings + len(store.leaves) <= fraction * self._max_mappings
+            and self._value_bytes + store.value_address_bytes <= fraction * self._max_value_bytes
+        )
 
     def _remove(self, uid: str) -> MappedStore | None:
         store = self._stores.pop(uid, None)
         if store is not None:
             self._num_mappings -= len(store.leaves)
+            self._value_bytes -= store.value_address_bytes
             if self._readable.get(store.name) is store:
                 del self._readable[store.name]
         return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from contextlib import suppress
 from itertools import count
@@ -70,6 +71,19 @@ def test_memory_when_there_are_a_hundred_thousand_stores_then_each_takes_five_ki
     with tdserve.Server(tmp_path) as server, server.client(transport="shm") as client:
         assert len(client.stores()) == num_stores
         assert client.from_remote_init("s99999")["x"].tolist() == [99_999] * 8
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_put_when_the_maps_of_all_keyed_stores_exceed_the_address_space_then_each_still_works(
+    tmp_path: Path, transport: Any
+) -> None:
+    num_stores = 8 * (1 << 45) // min(max(shutil.disk_usage(tmp_path).total, 1 << 36), 1 << 40)
+    with tdserve.Server(tmp_path) as server, server.client(transport=transport) as client:
+        for number in range(num_stores):
+            client.create_kv(f"kv{number}").put("number", number)
+        for number in range(num_stores):
+            assert client.kv(f"kv{number}")["number"] == number
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])

@@ -270,6 +270,19 @@ def test_get_when_many_are_mapped_then_those_not_used_for_long_are_dropped(
     assert stores.find_readable(first.name) is None
 
 
+def test_get_when_the_maps_of_values_are_too_large_together_then_those_not_used_for_long_are_dropped(
+    tmp_path: FilePath,
+) -> None:
+    td = TensorDict({"x": torch.zeros(2), "text": "value"}, [2])
+    made = [StoredTensorDict(tmp_path / str(number), td, uid=f"{number:032x}") for number in range(4)]
+    for each in made:
+        each.ref.max_object_bytes = 1 << 30
+    stores = OpenStores(writes_values=False, max_value_bytes=3 << 30)
+    for each in made:
+        assert stores.get(each.ref, each.spec).value_address_bytes == 1 << 30
+    assert [stores.find(each.ref.uid) is not None for each in made] == [False, False, True, True]
+
+
 def test_get_when_one_store_has_more_leaves_than_the_limit_then_mapped_alone(tmp_path: FilePath) -> None:
     stores = OpenStores(writes_values=False, max_mappings=4)
     small, large = make_stores(tmp_path / "small", 1)[0], make_stores(tmp_path / "large", 2, num_leaves=5)[1]
