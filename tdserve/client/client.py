@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch import nn
@@ -99,6 +99,9 @@ class Client(TensorDictClient):
 
     def __contains__(self, name: object) -> bool:
         return name in self.catalog
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stores())
 
     def __getitem__(self, name: str) -> Any:
         """Returns the handle of a store, by its kind: StoreHandle, ReplayHandle, QueueHandle or KeyedHandle.

@@ -49,6 +49,7 @@ def test_catalog_when_asked_over_a_session_then_the_same_answers_as_without(
     with server.client(transport=transport) as client:
         client.init_remote(example(), name)
         assert client.has_session
+        assert list(client) == client.stores()
         with CatalogClient(server.address) as without:
             assert client.describe(name) == without.describe(name)
             assert client.keys(name, True, sort=True) == without.keys(name, True, sort=True)

@@ -63,7 +63,7 @@ class CatalogClient:
     Args:
         address: ``host:port``.
         token: Bearer token, if the server requires one.
-        timeout_s: Default of every call that can wait, seconds.
+        timeout_s: Default of every call that can wait, seconds; None is 30.
 
     Attributes:
         client_id: By which the server recognises the client.
@@ -74,9 +74,9 @@ class CatalogClient:
         ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
     """
 
-    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         self.address = _check_address(address)
-        self.timeout_s = check_wait_s(timeout_s)
+        self.timeout_s = check_wait_s(DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
         self.token = _check_token(token)
         self._pid = os.getpid()
         self.is_closed = False
