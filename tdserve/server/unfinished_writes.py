@@ -173,23 +173,34 @@ class UnfinishedWrites:
     def _let_go(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Handles the proof that the writer of lost rows is gone.
 
-        A table's rows go to the next writer. Those of a tensordict store stay lost until they are written again.
+        A table's rows go to the next writer, after the grace. Those of a tensordict store stay lost until they are
+        written again.
         """
         if store.lost.may_heal_until_s > -math.inf:
             self._begin_grace(store)
+        self._drop_after_grace(store, overwrite)
+        store.waiters.wake()
+
+    def _drop_after_grace(self, store: OpenedStore, overwrite: Overwrite) -> None:
+        """Removes the lost rows of an overwrite from their table, unless they are written again in time."""
         lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
-        if store.table is not None and lost is not None:
-            if any(lost.rows.overlaps(others) for others in store.writes):  # another write has them
-                self._process_watch.watch(lost.lock_name, partial(self._let_go, store, lost))
-                return
-            dropping = self._drop(store, lost)
-            if len(lost.rows) <= store.table.step_rows:
-                run_without_turns(dropping)
-            else:
-                task = asyncio.create_task(dropping, name=f"tdserve-dropping-{store.name}")
-                self._dropping.add(task)
-                task.add_done_callback(self._dropping.discard)
-                task.add_done_callback(retrieve_exception)
+        if store.table is None or lost is None or store.waiters.is_deleted:
+            return
+        left_s = min(store.lost.may_heal_until_s - time.monotonic(), RETRY_GRACE_S)
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s, self._drop_after_grace, store, overwrite)
+            return
+        if any(lost.rows.overlaps(others) for others in store.writes):  # another write has them
+            self._process_watch.watch(lost.lock_name, partial(self._let_go, store, lost))
+            return
+        dropping = self._drop(store, lost)
+        if len(lost.rows) <= store.table.step_rows:
+            run_without_turns(dropping)
+        else:
+            task = asyncio.create_task(dropping, name=f"tdserve-dropping-{store.name}")
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+            task.add_done_callback(retrieve_exception)
         store.waiters.wake()
 
     async def _drop(self, store: OpenedStore, lost: Overwrite) -> None:

@@ -165,6 +165,23 @@ def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_i
         assert numbers_in(replay[:]["content"]) == [AFTER] * TOTAL
 
 
+def test_set_at_when_the_server_is_killed_while_its_client_stands_still_then_its_retry_saves_the_rows_of_a_table(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
+    with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
+        replay = client.create_replay("r", nested(0)[0], TOTAL)
+        replay.extend(nested(BEFORE, TOTAL))
+        with nursery.start("write", crashing.server.address, "overwrite", "r", LOST, nested=True, **stop) as writer:
+            writer.wait_stopped()
+            crashing.restart()
+            assert len(replay) == NUM_ROWS, "nobody gets rows that are half written"
+            writer.signal(signal.SIGCONT)
+            assert writer.line() == "connected shm"
+            assert writer.line() == "done stored"  # again, over another session
+        assert numbers_in(replay[:]["content"]) == [LOST] * NUM_ROWS + [BEFORE] * NUM_ROWS
+
+
 def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_them(
     nursery: Nursery, server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -16,6 +16,7 @@ from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.order import Fifo
+from tdserve.server import unfinished_writes
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
@@ -87,8 +88,9 @@ def begin(world: World, peer: LocalPeer, asked: control_pb2.WriteRequest) -> asy
 
 @pytest.mark.parametrize("rounds", [[[1]], [[1], [2]], [[1, 2]]])
 def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_after_a_restart(
-    world: World, run: Loop, rounds: list[list[int]]
+    world: World, run: Loop, rounds: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unfinished_writes, "RETRY_GRACE_S", 0.0)
     table = create(world, run, capacity=4, sampler=Fifo())
     extend(world, run, table, rows(10, 4))
     gone = [row for deleted in rounds for row in deleted]
@@ -114,6 +116,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
         assert again.list_live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
         info = again.info()
         assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
+        world.stores.unfinished_writes.on_open()
         over = asyncio.Event()
         world.process_watch.watch(stopped.lock_name, over.set)
         stopped.let_go()
