@@ -58,6 +58,8 @@ def test_catalog_when_asked_over_a_session_then_the_same_answers_as_without(
                 assert name in catalog
                 assert f"{name}?" not in catalog
                 assert "missing" not in catalog
+                with pytest.raises(tdserve.InvalidRequestError, match="prefix"):
+                    catalog.stores(3)  # type: ignore[arg-type]
                 for ask in (catalog.keys, catalog.describe):
                     with pytest.raises(tdserve.StoreNotFoundError, match="missing"):
                         ask("missing")

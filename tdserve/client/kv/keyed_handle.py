@@ -301,7 +301,7 @@ class KeyedHandle(ByAddress):
             if wait is None:
                 raise make_missing_error(self.name, missing)
             if wait.expired:  # each time it was there when the server had looked, and gone when it was read
-                what = f"entry {show_key(missing)!r} of keyed store {self.name!r}"
+                what = f"a put of entry {show_key(missing)!r} in keyed store {self.name!r}"
                 raise DeadlineExceededError(what=what, timeout_s=wait.timeout_s)
 
     def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:

@@ -93,6 +93,8 @@ class CatalogClient:
 
     def stores(self, prefix: str = "") -> list[str]:
         """Lists the names of all stores, sorted."""
+        if not isinstance(prefix, str):
+            raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         names: list[str] = []
         request = control_pb2.ListStoresRequest(prefix=prefix)
         while True:

@@ -57,7 +57,7 @@ class Settings:
         for part, classes in RULES.items():
             value = getattr(self, part)
             if type(value) not in classes.values():
-                known = ", ".join(cls.__name__ for cls in classes.values())
+                known = ", ".join(f"{cls.__name__}()" for cls in classes.values())
                 raise NotSupportedError(feature=f"{part} {value!r}", reason=f"choose one of {known}")
         unknown = [key for key in self.sampler.adds if key not in ADDED_DTYPES]
         if unknown:

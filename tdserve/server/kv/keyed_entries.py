@@ -93,7 +93,7 @@ class KeyedEntries:
                         store.waiters,
                         lambda: watch.is_notified,
                         deadline,
-                        lambda: f"entries {_show_keys(asked.keys)} of keyed store {store.name!r}",
+                        lambda: f"a put of entries {_show_keys(asked.keys)} in keyed store {store.name!r}",
                     )
 
     async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
