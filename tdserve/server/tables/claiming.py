@@ -51,10 +51,16 @@ class Claiming:
 
     def end_used_up(self, session: ClientSession, store: OpenedStore, num_rows: int) -> None:
         """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it wants
-        now, and next in line."""
+        now, and next in line.
+
+        A local client keeps a block that has enough rows, since it waits for a claim before it extends again. A data
+        worker may not have seen its block yet: its sessions' next extends would come before this one.
+        """
         holder = session.mover.claim_holder
         own = None if holder is None else holder.claims.get(store.record.uid)
-        if own is not None and not (own.is_block and own.num_left >= num_rows):
+        if holder is None or own is None:
+            return
+        if not (holder.is_local and own.is_block and own.num_left >= num_rows):
             own.take_back()
 
     def offer(
@@ -141,9 +147,12 @@ class Claiming:
                 self._wait_for_end(session.mover.lock_name, claims.abandon)
 
     def on_worker_lost(self, holder: ClaimHolder) -> None:
-        """Ends the claims of a worker that is proved gone."""
+        """Ends the claims of a worker that is proved gone; the next one may become a sole writer."""
         for claims in list(holder.claims.values()):
             claims.abandon()
+        for writers in self._writers.values():
+            while holder.writer.writer_id in writers:
+                writers.remove(holder.writer.writer_id)
 
     def restore(self) -> None:
         """Takes up claims after a restart: commits the rows that were filled, and waits for clients that may still fill

@@ -8,6 +8,8 @@ import pytest
 
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.promises import MAX_BEHIND_PART, MAX_PROMISED_PART
+from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.claim_writers import WorkerWriter
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables.claiming import NUM_REMEMBERED, Claiming
@@ -128,6 +130,21 @@ def test_block_when_the_ring_goes_round_then_its_rows_stay_live_until_they_are_c
     assert len(live(store)) == CAPACITY
     again.claim(3)
     assert len(live(store)) == CAPACITY - 3
+
+
+def test_block_when_control_gets_an_extend_of_its_writer_then_that_of_a_worker_ends(
+    world: World, store: OpenedStore, claiming: Claiming, peers: list[LocalPeer], writers: list[Claimant]
+) -> None:
+    holder = world.worker.claim_holder = ClaimHolder(WorkerWriter("worker-0-abc"), lambda: None)
+    session = world.session()
+    while claiming.offer(session, store, wish(store)) is None:
+        pass
+    (claims,) = holder.claims.values()
+    assert claims.is_block
+    claiming.end_used_up(peers[0].session, store, 1)
+    assert not writers[1].file.is_over, "it waits for a claim before it extends again"
+    claiming.end_used_up(session, store, 1)
+    assert holder.claims == {}, "it may not have seen its block yet: the next extend would come first"
 
 
 def test_block_when_others_are_far_ahead_then_it_ends(

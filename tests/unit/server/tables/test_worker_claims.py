@@ -130,6 +130,16 @@ def test_worker_when_it_is_lost_then_what_it_has_recorded_is_stored_and_the_rest
     assert (live(store), num_reserved(store), holder.claims) == ([0, 1], 0, {})
 
 
+def test_offer_when_another_worker_takes_the_place_of_one_that_was_lost_then_it_is_the_sole_writer(
+    world: World, claiming: Claiming, store: OpenedStore, session: ClientSession, holder: ClaimHolder, file: ClaimFile
+) -> None:
+    claiming.on_worker_lost(holder)
+    world.worker.claim_holder = ClaimHolder(WorkerWriter("worker-0-def"), lambda: None)
+    offer(claiming, world.session(), store)
+    (claims,) = world.worker.claim_holder.claims.values()
+    assert not claims.is_block
+
+
 def test_session_when_it_ends_then_the_worker_keeps_its_claim_for_the_others(
     claiming: Claiming, session: ClientSession, file: ClaimFile
 ) -> None:
