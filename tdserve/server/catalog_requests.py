@@ -7,6 +7,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.descriptions import describe, describe_packed
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.v1 import content_pb2, control_pb2
@@ -56,12 +57,16 @@ class CatalogRequests:
             record = await stores.wait_visible(request.name, deadline)
             if record.packed and request.without_spec:  # else its files may be wanted, whose path is in there
                 return describe_packed(stores, record, with_spec=False)
-            store = stores.find_used(request.name)
-            if store is None:
-                await inline_tasks.ensure_task()
-                store = await stores.wait(request.name, deadline)
+            store = await self._open(request.name, deadline)
         store.catch_up()
         return describe(stores, store, with_spec=not request.without_spec)
+
+    async def _open(self, name: str, deadline: Deadline) -> OpenedStore:
+        """Returns a store that exists, opened if need be, which takes a task."""
+        if (store := self._stores.find_used(name)) is not None:
+            return store
+        await inline_tasks.ensure_task()
+        return await self._stores.wait(name, deadline)
 
     def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
         """Returns one page of store names."""
@@ -78,10 +83,7 @@ class CatalogRequests:
         if record.packed:
             spec = stores.specs.get(record.fingerprint, record.order)
         else:
-            store = stores.find_used(request.name)
-            if store is None:
-                await inline_tasks.ensure_task()
-                store = await stores.wait(request.name, Deadline.after(0.0))
+            store = await self._open(request.name, Deadline.after(0.0))
             spec = store.row_spec or store.spec
         key = ("keys", request.include_nested, request.leaves_only, request.sort)
         response: control_pb2.ListKeysResponse | None = spec.memo.get(key)
