@@ -112,10 +112,11 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
         server = stack.enter_context(Server(folder / SERVER_ROOT))
         client = stack.enter_context(connect(server.address, transport=options.transport))
-        transport = check_transport(client.stats()["transport"])
+        stats = client.stats()
+        transport = check_transport(stats["transport"])
         if transport not in TRANSPORTS:
             reason = f"only {' and '.join(TRANSPORTS)} have floors"
             raise NotSupportedError(feature=f"a benchmark over {transport!r}", reason=reason)
         sizes = QUICK if options.quick else FULL
-        servers = {"control": [server.pid], "workers": [worker["pid"] for worker in client.stats()["workers"]]}
+        servers = {"control": [server.pid], "workers": [worker["pid"] for worker in stats["workers"]]}
         yield Stage(client, transport, server.address, servers, link, folder, options, sizes)

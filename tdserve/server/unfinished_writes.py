@@ -201,7 +201,6 @@ class UnfinishedWrites:
             self._dropping.add(task)
             task.add_done_callback(self._dropping.discard)
             task.add_done_callback(retrieve_exception)
-        store.waiters.wake()
 
     async def _drop(self, store: OpenedStore, lost: Overwrite) -> None:
         def forget() -> None:
