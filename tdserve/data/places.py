@@ -21,11 +21,6 @@ class Places:
         self._rows = rows
 
     @classmethod
-    def from_rows(cls, rows: Rows) -> Places:
-        """Makes the places of these rows."""
-        return cls(int(rows[0])) if len(rows) and is_run(rows) else cls(rows=rows)
-
-    @classmethod
     def decode(cls, encoded: bytes) -> Places:
         """Reads the rows of a message."""
         run = find_run(encoded)

@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 
 from tdserve.data.mapped_stores import MappedStore
+from tdserve.data.places import Places
 from tdserve.messages.row_numbers import Rows
 from tdserve.store.claim_file import ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2
@@ -51,12 +52,12 @@ class RowClaim:
         """Returns whether an extend by so many rows would find room now."""
         return not self._is_over and self._store.is_current and self._file.may_claim(num_rows)
 
-    def extend(self, filled: ClaimedRows, fill: Callable[[Rows], None]) -> Rows | None:
+    def extend(self, filled: ClaimedRows, fill: Callable[[Rows, Places], None]) -> Rows | None:
         """Writes rows, and returns their numbers. None if control must be asked for rows, and then the claim is over.
 
         Args:
             filled: The extend.
-            fill: Fills the rows of these numbers.
+            fill: Fills the rows of these numbers, at these places.
 
         Raises:
             TDServeError: As raised by ``fill``, and the rows are not stored; or by ``notify``, and they are. The claim
@@ -69,14 +70,14 @@ class RowClaim:
                 return None
             begin = (self._first_row + first) % self._capacity
             rows = np.arange(begin, begin + num_rows)
-            where: slice | Rows = slice(begin, begin + num_rows)
+            places = Places(begin)
             if begin + num_rows > self._capacity:
                 rows %= self._capacity
-                where = rows
+                places = Places(rows=rows)
             try:
-                self._generations[where] |= 1
+                self._generations[places.get_part(0, num_rows)] |= 1
                 self._file.fence()  # a long copy may bypass the order of stores
-                fill(rows)
+                fill(rows, places)
                 is_awaited = self._file.write(filled)
                 self._shared.mark_filled()
             except BaseException:

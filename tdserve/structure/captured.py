@@ -50,7 +50,7 @@ class Captured(NamedTuple):
     @property
     def is_in_files(self) -> bool:
         """Whether tensors are read from a file when they are written, which may fail halfway."""
-        return any(isinstance(tensor, FileTensor) for tensor in self.tensors.values())
+        return FileTensor in map(type, self.tensors.values())
 
 
 def conform(captured: Captured, expected: Spec) -> Captured:

@@ -14,6 +14,7 @@ import torch
 
 from tdserve.base.errors import TDServeError
 from tdserve.data.mapped_stores import MappedStore, OpenStores
+from tdserve.data.places import Places
 from tdserve.data.row_claim import RowClaim
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
@@ -60,7 +61,7 @@ class WorkerClaim:
         """
         return self.rows.extend(extend, partial(self._fill, self.get_layout(extend.num_rows), content))
 
-    def _fill(self, layout: Layout, content: torch.Tensor, rows: Rows) -> None:
+    def _fill(self, layout: Layout, content: torch.Tensor, rows: Rows, _: Places) -> None:
         drain_joined(content, layout.messages, RowEnd(layout, self.store.get_tables(layout), rows))
 
     def _notify(self, claimed: control_pb2.Claimed) -> None:

@@ -66,8 +66,8 @@ class LocalClaim:
         """Waits until no row is being filled, and lets none be filled any more."""
         self._rows.close()
 
-    def _fill(self, captured: Sequence[Captured], rows: Rows) -> None:
-        fill_rows(self._store, Places.from_rows(rows), captured)
+    def _fill(self, captured: Sequence[Captured], _: Rows, places: Places) -> None:
+        fill_rows(self._store, places, captured)
 
     def _notify(self, claimed: control_pb2.Claimed) -> None:
         """Messages the server. Of an abandoned claim it also learns by the end of the session."""
