@@ -31,7 +31,7 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
 from tdserve.client.weights.publication import Published, publish
-from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name
+from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name, wait_newer
 from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
@@ -404,6 +404,22 @@ class Client(TensorDictClient):
             name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype)
         )
         return self._pulls.pull(wanted, self.deadline(timeout_s))
+
+    def wait_newer(self, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
+        """Waits for a new version of some weights without getting it, and returns its number.
+
+        ``version`` and ``latest`` get the content, ``versions`` the metadata.
+
+        Args:
+            newer_than: Waits for a version above this one; None: for any.
+            timeout_s: With 0 and nothing newer, None is returned.
+
+        Raises:
+            DeadlineExceededError: There was no such version in time.
+            StoreNotFoundError: There is none of this name, with ``timeout_s=0`` and without ``newer_than``.
+            WrongStateError: The store of this name is not one of weights.
+        """
+        return wait_newer(self, Wanted(name, newer_than=newer_than), self.deadline(timeout_s))
 
     def version(
         self,

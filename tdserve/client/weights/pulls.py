@@ -143,6 +143,25 @@ class Pulls:
         return self._client.call(attempt, deadline)
 
 
+def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int | None:
+    """Waits for a version without its content; returns its number, or None as ``Pulls.pull`` does.
+
+    Raises:
+        As ``Client.wait_newer``.
+    """
+    wanted.check()
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> int | None:
+        message = wanted.request(None, 0, deadline)
+        message.without_content = True
+        pending = session.send(request, latest=message)
+        warn = partial(client.catalog.missing_names.warn, wanted.name)
+        answer = pending.wait(compute_answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
+        return None if answer.done.nothing_newer else answer.done.version
+
+    return client.call(attempt, deadline)
+
+
 class _Attempt:
     """One call, including its retries."""
 

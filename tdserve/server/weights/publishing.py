@@ -113,8 +113,8 @@ class Publishing:
     async def send_latest(
         self, session: ClientSession, request: int, asked: control_pb2.LatestRequest
     ) -> control_pb2.Done | None:
-        """Sends a certain version, or the newest, waiting for one if need be. Returns None if the content follows over
-        the channel.
+        """Sends a certain version, or the newest, waiting for one if need be, or only the newest one's number. Returns
+        None if the content follows over the channel.
 
         Raises:
             InvalidRequestError: The requested version is not kept.
@@ -139,6 +139,8 @@ class Publishing:
                 store.waiters, look, deadline, lambda: f"a version of {store.name!r} newer than {newer_than}"
             )
             version = versions.newest or found  # the one found may have been retired before this task resumed
+            if asked.without_content:
+                return control_pb2.Done(version=version.version)
         return await session.mover.get_version(request, VersionToSend(store, version, asked, deadline))
 
     def _has_nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:

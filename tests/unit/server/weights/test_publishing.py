@@ -180,6 +180,12 @@ def test_latest_when_a_version_comes_while_it_waits_then_that(world: World, run:
     assert done.accepted.version == 1
 
 
+def test_latest_when_asked_without_content_then_only_the_number_is_sent(world: World, run: Loop) -> None:
+    publish(world, run, 1)
+    assert latest(world, run, without_content=True) == control_pb2.Done(version=1)
+    assert latest(world, run, without_content=True, newer_than=1).nothing_newer
+
+
 def test_latest_when_a_version_is_named_then_that_or_an_error_that_names_those_that_are_kept(
     world: World, run: Loop
 ) -> None:
