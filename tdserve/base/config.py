@@ -249,6 +249,28 @@ class ClientConfig:
         values["address"] = values["address"] or _find_server_address(environ)
         return cls(**{name: value for name, value in values.items() if value is not None})
 
+    @classmethod
+    def of_program(cls) -> ClientConfig:
+        """Returns settings as ``from_env`` does, for a program, which must not come upon a server by chance.
+
+        Raises:
+            InvalidRequestError: ``TDSERVE_ADDRESS`` is not set, or a variable holds an invalid value.
+        """
+        if _read_variable("address", str, None) is None:
+            reason = "it is not given, and TDSERVE_ADDRESS is not set; one of them must be the server's host:port"
+            raise InvalidRequestError(argument="address", reason=reason)
+        return cls.from_env()
+
+    def find_token(self) -> str | None:
+        """Returns the token, which may be in a file; None if there is none.
+
+        Raises:
+            InvalidRequestError: The file cannot be read, or holds no text.
+        """
+        if self.token is None and self.token_file is not None:
+            return read_token(self.token_file, "TDSERVE_TOKEN_FILE")
+        return self.token
+
 
 @dataclass(frozen=True)
 class TorchrunRank:
@@ -284,6 +306,26 @@ class TorchrunRank:
             master_port=int(variables["MASTER_PORT"]),
             restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
         )
+
+
+def read_token(path: str | os.PathLike[str], argument: str) -> str:
+    """Reads a token from a file and strips white space, because editors end files with a line feed.
+
+    Args:
+        path: Path of the file.
+        argument: The option or variable that named it, for the error message.
+
+    Raises:
+        InvalidRequestError: The file cannot be read, or holds no text.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise InvalidRequestError(argument=argument, reason=f"cannot read {path}: {fault}") from fault
+    if not token:
+        raise InvalidRequestError(argument=argument, reason=f"{path} is empty")
+    return token
 
 
 def read_client_interface() -> str | None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import tdserve
-from tdserve.base.config import ClientConfig, TransportName
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.config import ClientConfig, TransportName, read_token
 from tdserve.client.session.catalog_client import CatalogClient
 
 if TYPE_CHECKING:
@@ -58,9 +57,7 @@ def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:
         InvalidRequestError: The token file cannot be read, or a variable has an invalid value.
     """
     settings = ClientConfig.from_env()
-    token = settings.token if token_file is None else read_token(token_file)
-    if token is None and settings.token_file is not None:
-        token = read_token(Path(settings.token_file), "TDSERVE_TOKEN_FILE")
+    token = settings.find_token() if token_file is None else read_token(token_file, "--token-file")
     return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
 
 
@@ -68,22 +65,3 @@ def open_catalog_client(address: str | None, token_file: Path | None) -> Catalog
     """Opens a client for commands that read no content; it does not import torch."""
     server = make_endpoint(address, token_file)
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
-
-
-def read_token(path: Path, argument: str = "--token-file") -> str:
-    """Reads a token from a file and strips white space, because editors end files with a line feed.
-
-    Args:
-        path: Path of the file.
-        argument: The option or variable that named it, for the error message.
-
-    Raises:
-        InvalidRequestError: The file cannot be read, or holds no text.
-    """
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise InvalidRequestError(argument=argument, reason=f"cannot read {path}: {fault}") from fault
-    if not token:
-        raise InvalidRequestError(argument=argument, reason=f"{path} is empty")
-    return token

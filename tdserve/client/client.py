@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from tdserve.base.config import TransportName
+from tdserve.base.config import ClientConfig, TransportName
 from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
@@ -558,7 +558,7 @@ _OPENERS: dict[str, Callable[[Client, StoreDescription], AnyHandle]] = {"replay"
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *,
     transport: TransportName = "auto",
     token: str | None = None,
@@ -569,11 +569,21 @@ def connect(
 ) -> Client:
     """Connects to a server; see ``Client`` for the arguments.
 
+    Without an address it takes the server that the environment names: ``TDSERVE_ADDRESS``, and ``TDSERVE_TOKEN`` or
+    ``TDSERVE_TOKEN_FILE``, ``TDSERVE_TRANSPORT`` and ``TDSERVE_LOCAL_ROOT`` for arguments that are not given. With an
+    address no variable counts, so that a token is not sent to another server.
+
     Raises:
+        InvalidRequestError: No address is given, and ``TDSERVE_ADDRESS`` is not set; or a variable has an invalid
+            value.
         ConnectError: The server did not answer within ``timeout_s``.
         UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses the
             connection.
     """
+    if address is None:
+        found = ClientConfig.of_program()
+        address, transport = found.address, found.transport if transport == "auto" else transport
+        token, root = found.find_token() if token is None else token, found.local_root if root is None else root
     client = Client(
         address,
         transport=transport,

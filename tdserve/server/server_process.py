@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
-from tdserve.base.config import ServerConfig
+from tdserve.base.config import ServerConfig, read_token
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
@@ -59,7 +59,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
 
 
 async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
-    token = _read_token(config.token_file)
+    token = None if config.token_file is None else read_token(config.token_file, "token_file")
     root = Root.acquire(config.root)
     try:
         recover(root)
@@ -169,19 +169,6 @@ def _stop_event(lifeline_fd: int | None) -> asyncio.Event:
 
         loop.add_reader(lifeline_fd, on_lifeline)
     return stop
-
-
-def _read_token(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            token = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(argument="token_file", reason=f"{path!r} cannot be read: {error}") from error
-    if not token:
-        raise InvalidRequestError(argument="token_file", reason=f"{path!r} is empty")
-    return token
 
 
 def main(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
 
@@ -17,6 +18,7 @@ from tdserve.base.config import (
     build_single_threaded_environment,
     hold_variable,
     parse_bytes,
+    read_token,
     set_variables,
 )
 from tdserve.base.errors import InvalidRequestError
@@ -308,3 +310,21 @@ def test_variable_set_when_blocks_of_threads_overlap_then_it_is_set_in_all_and_a
 
 def test_single_threaded_environment_when_made_then_as_this_one_but_for_threads() -> None:
     assert build_single_threaded_environment() == {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def test_token_when_file_ends_with_a_line_feed_then_it_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    assert read_token(tmp_path / "token", "--token-file") == "secret"
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"", "empty"), (b" \n", "empty"), (b"\xff\xfe", "cannot read")])
+def test_token_when_file_holds_none_then_error_names_the_file(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        read_token(tmp_path / "token", "--token-file")
+    assert str(tmp_path / "token") in caught.value.reason
+
+
+def test_token_when_file_is_missing_then_error_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="missing"):
+        read_token(tmp_path / "missing", "--token-file")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,13 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import ConnectError, InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.base.errors import (
+    ConnectError,
+    InvalidRequestError,
+    InvalidSpecError,
+    UnauthenticatedError,
+    WrongStateError,
+)
 from tdserve.v1 import control_pb2
 
 ROW = TensorDict({"a": torch.zeros(2)}, [])
@@ -20,6 +28,44 @@ def test_connect_when_no_server_runs_then_connect_error_and_nothing_stays() -> N
         address = f"127.0.0.1:{probe.getsockname()[1]}"  # taken, and nobody listens
         with pytest.raises(ConnectError, match=address):
             tdserve.connect(address, timeout_s=0.05)
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Environment variables without any of tdserve's."""
+    for variable in [each for each in os.environ if each.startswith("TDSERVE_")]:
+        monkeypatch.delenv(variable)
+    return monkeypatch
+
+
+def test_connect_when_no_address_is_given_then_variables_name_the_server(
+    tmp_path: Path, variables: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")).start() as server:
+        variables.setenv("TDSERVE_ADDRESS", server.address)
+        with pytest.raises(UnauthenticatedError):
+            tdserve.connect()
+        variables.setenv("TDSERVE_TOKEN", "secret")
+        with tdserve.connect() as client:
+            assert client.address == server.address
+        with pytest.raises(UnauthenticatedError):
+            tdserve.connect(server.address)  # a token is for the server that the same variables name
+        with pytest.raises(UnauthenticatedError):
+            tdserve.connect(token="another one")
+        variables.setenv("TDSERVE_TOKEN", "")
+        variables.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
+        variables.setenv("TDSERVE_TRANSPORT", "gloo")
+        with tdserve.connect() as client:
+            assert client.stats()["transport"] == "gloo"
+        with tdserve.connect(transport="shm") as client:
+            assert client.stats()["transport"] == "shm"
+
+
+def test_connect_when_nothing_names_a_server_then_error_names_both_ways(variables: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError, match="TDSERVE_ADDRESS") as caught:
+        tdserve.connect()
+    assert caught.value.argument == "address"
 
 
 def test_client_when_shown_then_names_its_server(client: tdserve.Client) -> None:
