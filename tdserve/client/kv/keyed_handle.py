@@ -20,6 +20,7 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.pending import Reply
@@ -111,7 +112,7 @@ class KeyedHandle(ByAddress):
         expected = None if if_version is None else _list_versions(if_version, len(encoded))
         is_one = isinstance(keys, str)
         if not encoded:
-            return _make_done([]) if return_early else []
+            return AwaitableFuture.make_done([]) if return_early else []
         part = PutPart(encoded, records, expected, deadline, is_alone=expected is not None)
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
@@ -381,18 +382,11 @@ def _count_up(version: int, is_one: bool, num_keys: int) -> Any:
     return version if is_one else list(range(version, version + num_keys))
 
 
-def _make_done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-def _convert_future(future: Future[int], is_one: bool, num_keys: int) -> Future[Any]:
+def _convert_future(future: AwaitableFuture[int], is_one: bool, num_keys: int) -> AwaitableFuture[Any]:
     """Returns a future of what ``put`` returns."""
     if is_one:
         return future
-    converted: Future[Any] = Future()
-    converted.set_running_or_notify_cancel()
+    converted: AwaitableFuture[Any] = AwaitableFuture.make_running()
 
     def settle(done: Future[int]) -> None:
         error = done.exception()

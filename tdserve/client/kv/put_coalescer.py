@@ -15,6 +15,7 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, RequestError, TDServeError
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -35,13 +36,6 @@ MAX_JOINED_KEYS = 8192
 _RECORDS = "records"
 
 
-def make_running_future() -> Future[int]:
-    """Returns a future that cannot be cancelled: its put is under way, alone or with others in one request."""
-    future: Future[int] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 @dataclass(frozen=True)
 class PutPart:
     """One put.
@@ -59,7 +53,7 @@ class PutPart:
     if_versions: list[int] | None
     deadline: Deadline
     is_alone: bool = False
-    future: Future[int] = field(default_factory=make_running_future)
+    future: AwaitableFuture[int] = field(default_factory=AwaitableFuture.make_running)
 
     @property
     def nbytes(self) -> int:

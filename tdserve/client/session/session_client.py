@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.content.gpu import find_gpu
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
@@ -225,7 +226,7 @@ class SessionClient:
             session.forget(number)
         return getattr(answer.done.catalog, field)
 
-    def later(self, work: Callable[[], _Result]) -> Future[_Result]:
+    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
         """Runs work in one of the client's own threads.
 
         Raises:
@@ -235,12 +236,14 @@ class SessionClient:
             if self._executor is None:
                 # Used after close(), too: work that finds the client closed fails by itself.
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
+            future: AwaitableFuture[_Result] = AwaitableFuture()
             try:
-                return self._executor.submit(work)
+                self._executor.submit(future.run, work)
             except RuntimeError as fault:
                 raise ClosedError(what="the interpreter") from fault
+            return future
 
-    def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | Future[_Result]:
+    def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | AwaitableFuture[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
 

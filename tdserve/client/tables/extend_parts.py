@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from itertools import compress
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.value_blocks import compute_joinable_nbytes
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.messages.long_lists import find_columns
 from tdserve.structure.capture import Captured
 from tdserve.structure.tree import Spec
@@ -37,7 +37,7 @@ class ExtendPart(NamedTuple):
     request: control_pb2.ExtendRequest
     deadline: Deadline
     what: str
-    future: Future[torch.Tensor]
+    future: AwaitableFuture[torch.Tensor]
     is_alone: bool = False
     values_nbytes: int = 0
     number: int | None = None
@@ -55,8 +55,7 @@ class ExtendPart(NamedTuple):
         what = f"an extend of {request.store!r} by {request.num_rows} rows"
         sizes = [compute_joinable_nbytes(each.spec, each.values) for each in captured]
         values_nbytes = sum(size or 0 for size in sizes)
-        future: Future[torch.Tensor] = Future()
-        future.set_running_or_notify_cancel()
+        future: AwaitableFuture[torch.Tensor] = AwaitableFuture.make_running()
         return cls(captured, request, deadline, what, future, None in sizes, values_nbytes, number)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.description import StoreDescription
@@ -179,10 +179,10 @@ class TableHandle(ByAddress):
         deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
-            return _make_done(empty) if return_early else empty
+            return AwaitableFuture.make_done(empty) if return_early else empty
         tried = self._coalescer.claim(captured) if not keys and annotations.is_plain else None
         if isinstance(tried, torch.Tensor):
-            return _make_done(tried) if return_early else tried
+            return AwaitableFuture.make_done(tried) if return_early else tried
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         annotations.add_to(request, self.settings)
@@ -487,9 +487,3 @@ def _list_keys(require: Any) -> list[Any]:
     if not isinstance(require, (str, list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
     return [require] if isinstance(require, str) else list(require)
-
-
-def _make_done(result: torch.Tensor) -> Future[torch.Tensor]:
-    future: Future[torch.Tensor] = Future()
-    future.set_result(result)
-    return future

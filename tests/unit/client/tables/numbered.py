@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -23,4 +23,4 @@ def rows(num_rows: int, first: int = 0) -> TensorDict:
 def part(num_rows: int, **said: Any) -> ExtendPart:
     """Returns an extend by such rows, with these fields of its request."""
     request = control_pb2.ExtendRequest(store="replay", num_rows=num_rows, **said)
-    return ExtendPart((capture(rows(num_rows)),), request, Deadline.never, "an extend", Future())
+    return ExtendPart((capture(rows(num_rows)),), request, Deadline.never, "an extend", AwaitableFuture())

@@ -1,0 +1,62 @@
+"""The future of a call with ``return_early=True``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class AwaitableFuture(Future[_Result]):
+    """A ``concurrent.futures.Future`` that may also be awaited, in any running event loop, by several tasks.
+
+    A task that is cancelled while it awaits stops waiting. The request goes on, and the future still gets its result.
+    If the future itself was cancelled, those who await it get ``concurrent.futures.CancelledError``, which is not taken
+    for the cancellation of their task.
+    """
+
+    @classmethod
+    def make_running(cls) -> AwaitableFuture[_Result]:
+        """Returns a future that cannot be cancelled: its request is under way, alone or with others."""
+        future = cls()
+        future.set_running_or_notify_cancel()
+        return future
+
+    @classmethod
+    def make_done(cls, result: _Result) -> AwaitableFuture[_Result]:
+        """Returns a future that has its result."""
+        future = cls()
+        future.set_result(result)
+        return future
+
+    def run(self, work: Callable[[], _Result]) -> None:
+        """Runs work and takes over its result or error, unless the future was cancelled before."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def __await__(self) -> Generator[Any, None, _Result]:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def call_wake(_: Future[_Result]) -> None:
+                with suppress(RuntimeError):  # a task was cancelled, and its loop has been closed since
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(call_wake)
+            yield from waiter
+        return self.result()
