@@ -83,12 +83,17 @@ _HOMES = {
     "tdserve.rules.replay.without_replacement": ("WithoutReplacement",),
 }
 
+_MODULES = ("aio",)
+"""Modules with names of their own: ``tdserve.aio.connect``."""
+
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 (type checkers read __init__.pyi)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tdserve.{name}")
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'tdserve' has no attribute {name!r}")
@@ -103,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_HOME_OF, *_MODULES})

@@ -20,7 +20,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -41,8 +41,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("examples",),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench"),
-    "rich": ("cli", "examples", "bench"),
-    "click": ("cli", "examples", "bench"),
+    "rich": ("cli", "examples", "bench", "aio"),
+    "click": ("cli", "examples", "bench", "aio"),
     "importlib.import_module": ("", "cli"),
     "pickle": ("values",),
     "cloudpickle": (),

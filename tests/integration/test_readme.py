@@ -41,7 +41,7 @@ def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> N
     scripts = []
     for page in PAGES:
         if code := python_of(page).strip("\n"):
-            script = tmp_path / page.stem / f"{page.stem}.py"
+            script = tmp_path / page.stem / "page.py"  # asyncio.py would hide the module
             script.parent.mkdir()
             script.write_text(python_of(page))
             scripts.append(str(script))

@@ -186,8 +186,11 @@ def test_names_when_type_checkers_read_them_then_are_those_that_are_loaded() -> 
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     declared = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
     loaded = {name: (getattr(tdserve, name).__module__, name) for name in importlib.import_module("tdserve").__all__}
+    modules = {name: getattr(tdserve, str(name)).__name__ for name, (home, _) in declared.items() if home == "tdserve"}
     assert len(imports) == len(stub.body)
-    assert declared == loaded
+    assert modules == {name: f"tdserve.{name}" for name in modules}
+    assert declared == loaded | {name: ("tdserve", name) for name in modules}
+    assert {*declared} <= {*dir(tdserve)}
 
 
 def test_import_when_interpreter_is_fresh_then_does_nothing() -> None:

@@ -1,0 +1,40 @@
+"""tdserve for asyncio: ``tdserve.aio.connect`` gives the client and its handles with coroutines in place of calls.
+
+Every object here wraps a synchronous one, and passes each call on to a thread of its client, so that the event loop
+goes on.
+"""
+
+from __future__ import annotations
+
+from tdserve.aio.async_client import AsyncClient, connect
+from tdserve.aio.async_handles import (
+    AsyncBatches,
+    AsyncEpochBatches,
+    AsyncGroup,
+    AsyncKeyedHandle,
+    AsyncQueueHandle,
+    AsyncReplayHandle,
+    AsyncReplayWriter,
+    AsyncStoreHandle,
+    AsyncStoreView,
+    AsyncSubscription,
+    AsyncTaken,
+    AsyncTakenBatches,
+)
+
+__all__ = [
+    "AsyncBatches",
+    "AsyncClient",
+    "AsyncEpochBatches",
+    "AsyncGroup",
+    "AsyncKeyedHandle",
+    "AsyncQueueHandle",
+    "AsyncReplayHandle",
+    "AsyncReplayWriter",
+    "AsyncStoreHandle",
+    "AsyncStoreView",
+    "AsyncSubscription",
+    "AsyncTaken",
+    "AsyncTakenBatches",
+    "connect",
+]

@@ -1,0 +1,120 @@
+"""Handles, iterators and writers whose methods are coroutines.
+
+A method is written down only for type checkers, or because its result is entered or iterated.
+"""
+
+from __future__ import annotations
+
+from tdserve.aio.async_objects import (
+    AsyncObject,
+    AsyncSequence,
+    AsyncSteps,
+    AsyncTensorDictCalls,
+    make_coroutine,
+    make_opening,
+)
+from tdserve.client.datasets.epoch_batches import EpochBatches
+from tdserve.client.groups.group import Group
+from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.view import StoreView
+from tdserve.client.kv.keyed_handle import KeyedHandle
+from tdserve.client.tables.batches import Batches
+from tdserve.client.tables.queue import QueueHandle
+from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tables.taking import Taken, TakenBatches
+from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.weights.subscription import Subscription
+
+
+class AsyncTaken(AsyncObject, of=Taken):
+    """Rows on lease: acknowledged at a clean end of the block, given back if it raises or is cancelled."""
+
+    has_end = True
+
+
+class AsyncTakenBatches(AsyncSteps, of=TakenBatches):
+    """An iterator over batches on lease."""
+
+
+class AsyncBatches(AsyncSteps, of=Batches):
+    """An iterator over samples that are requested ahead."""
+
+
+class AsyncEpochBatches(AsyncSteps, of=EpochBatches):
+    """An iterator over the batches of an epoch."""
+
+
+class AsyncSubscription(AsyncSteps, of=Subscription):
+    """An iterator over versions of weights."""
+
+
+class AsyncReplayWriter(AsyncObject, of=ReplayWriter, attributes=("name",)):
+    """A writer of single rows."""
+
+    has_end = True
+    append = make_coroutine(ReplayWriter.append)
+    flush = make_coroutine(ReplayWriter.flush)
+    close = make_coroutine(ReplayWriter.close)
+
+
+class AsyncGroup(AsyncObject, of=Group):
+    """A member of a group."""
+
+    has_end = True
+
+
+class AsyncStoreView(AsyncTensorDictCalls, of=StoreView, attributes=("name",)):
+    """A view of a tensordict store."""
+
+    batches = make_opening(StoreView.batches, AsyncEpochBatches)
+
+
+class AsyncStoreHandle(AsyncTensorDictCalls, of=StoreHandle, asks=("is_locked", "saved_path")):
+    """A tensordict store."""
+
+    batches = make_opening(StoreHandle.batches, AsyncEpochBatches)
+    get = make_coroutine(StoreHandle.get)
+    get_at = make_coroutine(StoreHandle.get_at)
+    to_tensordict = make_coroutine(StoreHandle.to_tensordict)
+    lock_ = make_opening(StoreHandle.lock_, AsyncTensorDictCalls)
+    unlock_ = make_opening(StoreHandle.unlock_, AsyncTensorDictCalls)
+
+
+_TABLE = ("name", "capacity", "spec", "settings")
+
+
+class AsyncReplayHandle(AsyncSequence, of=ReplayHandle, attributes=_TABLE):
+    """A replay store."""
+
+    extend = make_coroutine(ReplayHandle.extend)
+    sample = make_coroutine(ReplayHandle.sample)
+    update_priority = make_coroutine(ReplayHandle.update_priority)
+    set_at_ = make_coroutine(ReplayHandle.set_at_)
+    info = make_coroutine(ReplayHandle.info)
+    take = make_opening(ReplayHandle.take, AsyncTaken)
+    batches = make_opening(ReplayHandle.batches, AsyncBatches)
+    writer = make_opening(ReplayHandle.writer, AsyncReplayWriter)  # type: ignore[arg-type]  # its **options might be self=
+
+
+class AsyncQueueHandle(AsyncSequence, of=QueueHandle, attributes=_TABLE):
+    """A queue."""
+
+    extend = make_coroutine(QueueHandle.extend)
+    ack = make_coroutine(QueueHandle.ack)
+    close = make_coroutine(QueueHandle.close)
+    info = make_coroutine(QueueHandle.info)
+    take = make_opening(QueueHandle.take, AsyncTaken)
+    batches = make_opening(QueueHandle.batches, AsyncTakenBatches)
+    writer = make_opening(QueueHandle.writer, AsyncReplayWriter)  # type: ignore[arg-type]  # its **options might be self=
+
+
+class AsyncKeyedHandle(AsyncSequence, of=KeyedHandle, attributes=("name", "settings", "spec")):
+    """A keyed store."""
+
+    put = make_coroutine(KeyedHandle.put)
+    get = make_coroutine(KeyedHandle.get)
+    pop = make_coroutine(KeyedHandle.pop)
+    delete = make_coroutine(KeyedHandle.delete)
+    keys = make_coroutine(KeyedHandle.keys)
+    versions = make_coroutine(KeyedHandle.versions)
+    info = make_coroutine(KeyedHandle.info)

@@ -1,0 +1,220 @@
+"""Objects whose methods are coroutines, made from those of a synchronous class."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial, update_wrapper
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from tensordict import TensorDictBase
+
+from tdserve.aio.async_calls import WRAPPERS, Calls, OpeningCall
+from tdserve.base.errors import TDServeError
+from tdserve.client.session.awaitable_future import AwaitableFuture
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BLOCK = 64
+"""Rows or keys that an iteration over a handle fetches from its thread at once."""
+
+_END = object()
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_Opened = TypeVar("_Opened", bound="AsyncObject")
+
+
+def make_coroutine(
+    method: Callable[Concatenate[Any, _Parameters], _Result],
+) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Result]]:
+    """Makes a coroutine function of a method, with the same arguments."""
+
+    async def call(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        result: _Result = await self._run(
+            partial(getattr(self.sync, method.__name__), *args, **kwargs), method.__name__
+        )
+        return result
+
+    update_wrapper(call, method)
+    return call
+
+
+def make_handle_coroutine(
+    method: Callable[Concatenate[Any, _Parameters], Any], kind: type[_Opened]
+) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Opened]]:
+    """Makes a coroutine function of a method whose result is wrapped.
+
+    Args:
+        kind: In what; for type checkers, since ``Calls.wrap`` goes by the result.
+    """
+    return make_coroutine(method)
+
+
+def make_opening(
+    method: Callable[Concatenate[Any, _Parameters], Any], kind: type[_Opened]
+) -> Callable[Concatenate[Any, _Parameters], OpeningCall[_Opened]]:
+    """Makes a function that returns the ``OpeningCall`` of a method's result.
+
+    Arguments as of ``make_handle_coroutine``.
+    """
+    call: Callable[..., Coroutine[Any, Any, Any]] = make_handle_coroutine(method, kind)
+
+    def begin(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> OpeningCall[_Opened]:
+        return OpeningCall(call(self, *args, **kwargs))
+
+    update_wrapper(begin, method)
+    return begin
+
+
+class AsyncObject:
+    """An object whose calls are coroutines: those of a synchronous object, with the same names and arguments.
+
+    Properties stay properties, unless they ask the server: then they are coroutines without arguments. What Python has
+    no asynchronous form of (``len``, ``in``, assignment and deletion by subscript) has a method with a name:
+    ``info``, ``describe``, ``set``, ``put``, ``delete``. ``sync`` has everything, for other threads.
+
+    Args:
+        wrapped: The synchronous object.
+        calls: The threads of its client.
+
+    Attributes:
+        sync: The synchronous object.
+        has_end: Whether it is closed, or its rows given back, if the task that made it is cancelled before it gets it.
+    """
+
+    has_end: ClassVar[bool] = False
+
+    def __init__(self, wrapped: Any, calls: Calls) -> None:
+        self.sync = wrapped
+        self._calls = calls
+
+    def __init_subclass__(
+        cls, of: type | None = None, attributes: Sequence[str] = (), asks: Sequence[str] = (), hides: type = object
+    ) -> None:
+        """Adds what is not written down.
+
+        Args:
+            of: The class of what it wraps; None for a class that others derive from.
+            attributes: Attributes of its instances.
+            asks: Properties that ask the server.
+            hides: A base of it whose names are left out, unless they are written down or ``attributes``.
+        """
+        super().__init_subclass__()
+        if of is None:
+            return
+        WRAPPERS[of] = cls
+        for name in dir(of):
+            if name.startswith("_") or hasattr(cls, name) or name in dir(hides):
+                continue
+            found = inspect.getattr_static(of, name)
+            if not isinstance(found, property):
+                setattr(cls, name, make_coroutine(getattr(of, name)))
+            elif name in asks:
+                setattr(cls, name, _make_question(name, found.__doc__))
+            else:
+                setattr(cls, name, _make_property(name, found.__doc__))
+        for name in attributes:
+            setattr(cls, name, _make_property(name, None))
+
+    if TYPE_CHECKING:  # for the names that are not written down
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.sync!r}>"
+
+    async def _run(self, call: Callable[[], Any], name: str = "") -> Any:
+        return await self._calls.run(call, is_end=name == "close")
+
+    async def __aenter__(self) -> Any:
+        entered = self.sync.__enter__()  # here: it asks nobody, and a task cannot be cancelled in the middle of it
+        return self if entered is self.sync else entered
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self._calls.run(partial(self.sync.__exit__, *error), is_end=True)
+
+
+def _make_property(name: str, doc: str | None) -> property:
+    def get(self: AsyncObject) -> Any:
+        return getattr(self.sync, name)
+
+    def put(self: AsyncObject, value: Any) -> None:
+        setattr(self.sync, name, value)
+
+    return property(get, put, doc=doc)
+
+
+def _make_question(name: str, doc: str | None) -> Callable[[AsyncObject], Coroutine[Any, Any, Any]]:
+    async def ask(self: AsyncObject) -> Any:
+        return await self._run(lambda: getattr(self.sync, name))
+
+    ask.__name__, ask.__doc__ = name, doc
+    return ask
+
+
+class AsyncSequence(AsyncObject):
+    """One that is read by subscript, ``await handle[3:5]``, and by ``async for``."""
+
+    async def __getitem__(self, index: Any) -> Any:
+        return await self._run(lambda: self.sync[index])
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        found = await self._calls.run(lambda: iter(self.sync))
+        while block := await self._calls.run(lambda: list(islice(found, BLOCK))):
+            for each in block:
+                yield each
+
+
+class AsyncSteps(AsyncObject):
+    """An iterator; one task iterates. A step that is cancelled is not lost: the next one brings what it brings."""
+
+    has_end = True
+    _step: AwaitableFuture[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._step is None:
+            self._step = self._calls.start(lambda: next(self.sync, _END))
+        try:
+            found = await self._step
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._step = None
+            raise
+        self._step = None
+        if found is _END:
+            raise StopAsyncIteration
+        return found
+
+    async def __aexit__(self, *error: object) -> Any:
+        step = self._step
+        if step is None or step.cancel():
+            return await super().__aexit__(*error)
+        await self._calls.run(self.sync.close, is_end=True)  # what the step brings was not seen: it is given back
+        with suppress(TDServeError):
+            await step
+        return None
+
+
+class AsyncTensorDictCalls(AsyncSequence):
+    """The methods of tensordict that a handle or view answers although it does not define them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(TensorDictBase, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def perform(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            found = getattr(self.sync, name)
+            return found(*args, **kwargs) if callable(found) else found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._run(partial(perform, args, kwargs))
+
+        return call
