@@ -313,6 +313,7 @@ def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
             replay.sample(num_rows)
         with pytest.raises(tdserve.InvalidRequestError, match="num_rows"):
             replay.batches(num_rows)
+    replay.set_limiter(tdserve.SampleToInsertRatio(1.0, min_size=1, error_buffer=100))
     with pytest.raises(tdserve.TooLargeError, match="asked 9, there are never more than 8") as raised:
         replay.extend(example(9))
     assert isinstance(raised.value, tdserve.CapacityError)

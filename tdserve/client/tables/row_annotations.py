@@ -32,6 +32,43 @@ class RowAnnotations(NamedTuple):
         """Whether the rows have the defaults; rows of whatever writer do."""
         return self.priority is None and self.ends is None and self.policy_version is None
 
+    def flatten(self, shape: tuple[int, ...]) -> RowAnnotations:
+        """Returns those of rows in several dimensions for the same rows in one dimension, in row-major order.
+
+        Raises:
+            InvalidRequestError: One has several dimensions, and not those of the rows.
+        """
+        return self._replace(
+            **{name: _flatten_one(name, given, shape) for name, given in self._list_per_row() if np.ndim(given) > 1}
+        )
+
+    def end_lines(self, shape: tuple[int, ...]) -> RowAnnotations:
+        """Returns them with the end of a trajectory at the end of each line along the last dimension of the rows.
+
+        Other lines follow it in the table, which would otherwise continue the trajectory.
+        """
+        is_last = np.zeros(shape, np.bool_)
+        is_last[..., -1:] = True
+        flags = is_last.reshape(-1)
+        if self.ends is not None:
+            flags = flags | np.frombuffer(_encode_flags(self.ends, flags.size), np.bool_)
+        return self._replace(ends=flags)
+
+    def keep_last(self, num_kept: int, *, num_rows: int) -> RowAnnotations:
+        """Returns those of the last of the rows.
+
+        Raises:
+            InvalidRequestError: There is neither one for all rows nor one for each.
+        """
+        return self._replace(
+            **{name: _cut_one(name, given, num_rows)[-num_kept:] for name, given in self._list_per_row()}
+        )
+
+    def _list_per_row(self) -> list[tuple[str, Any]]:
+        """Returns the names and annotations that are given as lists, one for each row."""
+        given = (("priority", self.priority), ("ends", self.ends), ("policy_version", self.policy_version))
+        return [(name, value) for name, value in given if value is not None and np.ndim(value) > 0]
+
     def add_to(self, request: control_pb2.ExtendRequest, settings: Settings) -> None:
         """Adds them to a request for a table with these settings.
 
@@ -113,3 +150,18 @@ def _encode_flags(ends: Any, num_rows: int) -> bytes:
     if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
         raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
     return flags.reshape(-1).tobytes()
+
+
+def _flatten_one(argument: str, given: Any, shape: tuple[int, ...]) -> Any:
+    found = given if isinstance(given, torch.Tensor) else np.asarray(given)
+    if tuple(found.shape) != shape:
+        reason = f"{list(found.shape)} is not the shape of the rows, {list(shape)}"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    return found.reshape(-1)
+
+
+def _cut_one(argument: str, given: Any, num_rows: int) -> Any:
+    found = (given if isinstance(given, torch.Tensor) else np.asarray(given)).reshape(-1)
+    if len(found) != num_rows:
+        raise InvalidRequestError(argument=argument, reason=f"{len(found)} for {num_rows} rows")
+    return found

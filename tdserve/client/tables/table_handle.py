@@ -38,6 +38,7 @@ from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, change, to_g
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extend_parts import ExtendPart
+from tdserve.client.tables.given_rows import GivenRows, is_plain_batch
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
@@ -89,6 +90,7 @@ class TableHandle(ByAddress):
         self._stored = self.spec.prepend((self.capacity,))
         self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
         self.__dict__.pop("_coalescer", None)
+        self._num_dims = 1 + len(self.spec.batch_size)
         self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
 
@@ -119,6 +121,7 @@ class TableHandle(ByAddress):
         self,
         batch: Any,
         *,
+        flatten: bool = False,
         priority: Any = None,
         ends: Any = None,
         writer: int = 0,
@@ -129,10 +132,13 @@ class TableHandle(ByAddress):
         """Writes rows, which become visible together.
 
         Args:
-            batch: Tensordict of batch size ``[n, *row]``. It may lack leaves, which are written later with ``set_at_``;
-                until then the rows are drawn only by samples with ``require``.
+            batch: Tensordict of batch size ``[n, *row]``, or one row, of batch size ``row``. It may lack leaves, which
+                are written later with ``set_at_``; until then the rows are drawn only by samples with ``require``.
+            flatten: True also takes rows in several dimensions, such as ``[workers, time, *row]``. They are stored in
+                row-major order. Where the table links rows to trajectories by their order, one ends at the end of each
+                line along the last of these dimensions.
             priority: At least 0; one per row, or one for all; None: the highest so far.
-            ends: Bool ``[n]``: which rows are the last of their trajectory.
+            ends: Bool, one per row: which rows are the last of their trajectory.
             writer: Rows with different numbers are never in one trajectory; 0 is this client's own.
             policy_version: Version of the table's policy that made the rows; one per row, or one for all; None: the
                 newest published one when they are stored, 0 before the first.
@@ -141,13 +147,16 @@ class TableHandle(ByAddress):
                 may be under way.
 
         Returns:
-            Row numbers, int64 ``[n]``, or a future of them.
+            Row numbers, int64 ``[n]``, or a future of them; ``[1]`` for one row, and with ``flatten`` in the dimensions
+            of the rows. Of more rows than a ring has that makes no writer wait, the newest are stored, and the number
+            of the others is -1.
 
         Raises:
             SpecMismatchError: The batch does not fit the rows. Nothing was written.
             InvalidRequestError: A priority is negative or not finite, or a version is above the newest. Nothing was
                 written.
-            TooLargeError: The batch has more rows than the table. Nothing was written.
+            TooLargeError: The batch has more rows than the table, whose writers wait, or which does not remove the
+                oldest rows. Nothing was written.
             CapacityError: The disk, or the space for values, is full. Nothing was written, but a full table may have
                 removed rows to make room, and they stay removed.
             WrongStateError: The table was closed. Nothing was written.
@@ -155,9 +164,17 @@ class TableHandle(ByAddress):
                 come in time, and it is unknown whether the rows were stored.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
-        captured, keys = self._capture_batch(batch)
         annotations = RowAnnotations(priority, ends, writer, policy_version)
-        return self._extend((captured,), keys, annotations, timeout_s, return_early)
+        if not flatten and is_plain_batch(batch, self._num_dims, self.capacity):
+            captured, keys = self._capture_batch(batch)
+            return self._extend((captured,), keys, annotations, timeout_s, return_early)
+        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten)
+        if self.settings.overwrites_oldest and given.num_rows > self.capacity:
+            self._follow_recreated()  # perhaps with room for all of them
+            given = given.keep_newest(self.capacity)
+        captured, keys = self._capture_batch(given.batch)
+        is_cut = given.num_cut > 0
+        return given.restore(self._extend((captured,), keys, given.annotations, timeout_s, return_early, is_cut=is_cut))
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
@@ -174,6 +191,8 @@ class TableHandle(ByAddress):
         annotations: RowAnnotations,
         timeout_s: float | None,
         return_early: bool,
+        *,
+        is_cut: bool = False,
     ) -> Any:
         num_rows = sum(each.spec.batch_size[0] for each in captured)
         deadline = self._client.deadline(timeout_s)
@@ -193,7 +212,7 @@ class TableHandle(ByAddress):
         try:
             index = self._coalescer.send(part)
         except SpecMismatchError:
-            if not self._follow_recreated():
+            if not self._follow_recreated() or is_cut:  # the table may have room now for what was cut off
                 raise
             index = self._coalescer.send(part._replace(number=None))  # nothing was stored under the first number
         self._is_in_use = True
@@ -448,7 +467,7 @@ class TableHandle(ByAddress):
 
     def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
-        is_deep = len(captured.spec.batch_size) == len(self.spec.batch_size) + 1
+        is_deep = len(captured.spec.batch_size) == self._num_dims
         if not is_deep and (rows := restack_by_rows(batch)) is not batch:
             return self._capture_fitting(rows)
         return captured, self._check_fits(captured.spec)
@@ -459,9 +478,10 @@ class TableHandle(ByAddress):
         if spec is fitting:
             return keys
         batch_size = spec.batch_size
-        if len(batch_size) != len(self.spec.batch_size) + 1:
+        if len(batch_size) != self._num_dims:
             expected = f"batch size {['n', *self.spec.batch_size]}"
-            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=str(list(batch_size)))
+            hint = " (flatten=True takes rows in several dimensions)" if len(batch_size) > self._num_dims else ""
+            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=f"{list(batch_size)}{hint}")
         expected_spec = self._stored.with_rows(batch_size[0])
         keys = ()
         found = {path for path, _ in (*spec.tensors, *spec.values)}

@@ -82,14 +82,15 @@ class Settings:
         return not self.limiter.blocks_writers
 
     @property
+    def overwrites_oldest(self) -> bool:
+        """Whether new rows always take the places of the oldest, and no writer waits for others to make room."""
+        return self.remover.is_ring and self.may_join_extends
+
+    @property
     def is_plain_ring(self) -> bool:
         """Whether new rows only have to be the next ones: no writer waits, the oldest rows go, and no rule depends on
         their content, order or writer."""
-        return (
-            self.remover.is_ring
-            and self.may_join_extends
-            and not (self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
-        )
+        return self.overwrites_oldest and not (self.sampler.uses_trajectories or self.max_times_sampled or self.policy)
 
     @property
     def min_drawable(self) -> int:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -30,39 +29,31 @@ def test_connect_when_no_server_runs_then_connect_error_and_nothing_stays() -> N
             tdserve.connect(address, timeout_s=0.05)
 
 
-@pytest.fixture
-def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Environment variables without any of tdserve's."""
-    for variable in [each for each in os.environ if each.startswith("TDSERVE_")]:
-        monkeypatch.delenv(variable)
-    return monkeypatch
-
-
 def test_connect_when_no_address_is_given_then_variables_name_the_server(
-    tmp_path: Path, variables: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("secret\n")
     with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")).start() as server:
-        variables.setenv("TDSERVE_ADDRESS", server.address)
+        monkeypatch.setenv("TDSERVE_ADDRESS", server.address)
         with pytest.raises(UnauthenticatedError):
             tdserve.connect()
-        variables.setenv("TDSERVE_TOKEN", "secret")
+        monkeypatch.setenv("TDSERVE_TOKEN", "secret")
         with tdserve.connect() as client:
             assert client.address == server.address
         with pytest.raises(UnauthenticatedError):
             tdserve.connect(server.address)  # a token is for the server that the same variables name
         with pytest.raises(UnauthenticatedError):
             tdserve.connect(token="another one")
-        variables.setenv("TDSERVE_TOKEN", "")
-        variables.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
-        variables.setenv("TDSERVE_TRANSPORT", "gloo")
+        monkeypatch.setenv("TDSERVE_TOKEN", "")
+        monkeypatch.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
+        monkeypatch.setenv("TDSERVE_TRANSPORT", "gloo")
         with tdserve.connect() as client:
             assert client.stats()["transport"] == "gloo"
         with tdserve.connect(transport="shm") as client:
             assert client.stats()["transport"] == "shm"
 
 
-def test_connect_when_nothing_names_a_server_then_error_names_both_ways(variables: pytest.MonkeyPatch) -> None:
+def test_connect_when_nothing_names_a_server_then_error_names_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequestError, match="TDSERVE_ADDRESS") as caught:
         tdserve.connect()
     assert caught.value.argument == "address"

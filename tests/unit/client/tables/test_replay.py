@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import CapacityError, InvalidRequestError, SelectionError, SpecMismatchError
+from tdserve.base.errors import InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.client.tables import change_requests
 from tests.processes import wait_for
 
@@ -29,8 +29,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 @pytest.mark.parametrize(
     ("batch", "error"),
     [
-        (rows(1)[0], SpecMismatchError),
-        (rows(6), CapacityError),
+        (rows(6).reshape(2, 3), SpecMismatchError),
         (TensorDict({"b": torch.zeros(2)}, [2]), SpecMismatchError),
         (TensorDict({"a": torch.zeros(2)}, [2]), SpecMismatchError),
     ],

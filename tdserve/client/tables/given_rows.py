@@ -1,0 +1,111 @@
+"""Forms in which callers give rows to ``extend``: one row, rows in several dimensions, more rows than a ring has."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import is_tensor_collection, lazy_stack
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.rules.replay.sampler import Sampler
+from tdserve.structure.tree import Spec
+
+
+class GivenRows(NamedTuple):
+    """Rows to store, and how the caller gave them.
+
+    Attributes:
+        batch: The rows, of batch size ``[n, *row]`` if they have a form that is known here.
+        annotations: Theirs.
+        shape: Shape of the row numbers that the caller gets.
+        num_cut: Rows before these that are not stored; their number is -1.
+    """
+
+    batch: Any
+    annotations: RowAnnotations
+    shape: tuple[int, ...]
+    num_cut: int = 0
+
+    @classmethod
+    def read(
+        cls, batch: Any, annotations: RowAnnotations, row: Spec, sampler: Sampler, *, flatten: bool = False
+    ) -> GivenRows:
+        """Reads rows in any form; what is in no known form stays as it is.
+
+        Args:
+            batch: As of ``TableHandle.extend``.
+            annotations: One for each of the rows, or one for all.
+            row: Structure of a row of the table.
+            sampler: The table's.
+            flatten: Whether all dimensions before those of a row are dimensions of rows.
+
+        Raises:
+            InvalidRequestError: An annotation has neither the shape of the rows nor one element; or rows cannot be
+                flattened.
+        """
+        if not is_tensor_collection(batch) or isinstance(batch, type):
+            return cls(batch, annotations, (-1,))
+        if row.root.inner is not None:
+            if flatten:
+                reason = (
+                    "rows that differ in batch size have no dimensions of their own to tell apart from those of rows"
+                )
+                raise InvalidRequestError(argument="flatten", reason=reason)
+            return cls(batch, annotations, (-1,))
+        batch_size = tuple(batch.batch_size)
+        if batch_size == row.batch_size:
+            return cls(lazy_stack([batch]) if row.packed else batch.unsqueeze(0), annotations, (1,))
+        num_dims = len(batch_size) - len(row.batch_size)
+        if not flatten or num_dims < 2 or batch_size[num_dims:] != row.batch_size:
+            return cls(batch, annotations, (-1,))
+        shape = batch_size[:num_dims]
+        annotations = annotations.flatten(shape)
+        if sampler.uses_trajectories and (not sampler.trajectory_keys or sampler.marks_ends):
+            annotations = annotations.end_lines(shape)
+        return cls(batch.reshape(prod(shape), *row.batch_size), annotations, shape)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; 0 if their form is not known."""
+        batch_size = self.batch.batch_size if is_tensor_collection(self.batch) else ()
+        return batch_size[0] if batch_size else 0
+
+    def keep_newest(self, capacity: int) -> GivenRows:
+        """Returns the newest rows, as many as a ring has; all if they are not more.
+
+        Raises:
+            InvalidRequestError: There are more or fewer annotations than rows.
+        """
+        num_cut = self.num_rows - capacity
+        if num_cut <= 0:
+            return self
+        annotations = self.annotations.keep_last(capacity, num_rows=self.num_rows)
+        return self._replace(batch=self.batch[num_cut:], annotations=annotations, num_cut=num_cut)
+
+    def restore(self, index: Any) -> Any:
+        """Returns the row numbers, or a future of them, in the caller's form."""
+        if isinstance(index, torch.Tensor):
+            if self.num_cut:
+                index = torch.cat([index.new_full((self.num_cut,), -1), index])
+            return index.reshape(self.shape)
+        restored: Future[torch.Tensor] = Future()
+        restored.set_running_or_notify_cancel()
+
+        def settle(done: Future[torch.Tensor]) -> None:
+            if (error := done.exception()) is not None:
+                restored.set_exception(error)
+            else:
+                restored.set_result(self.restore(done.result()))
+
+        index.add_done_callback(settle)
+        return restored
+
+
+def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:
+    """Returns whether ``batch`` has the form that a table stores: so many dimensions, and not too many rows."""
+    size = getattr(batch, "batch_size", None)
+    return type(size) is torch.Size and len(size) == num_dims and size[0] <= capacity
