@@ -56,7 +56,7 @@ def difference(left: Any, right: Any, where: str = "root") -> str | None:
     if isinstance(left, TensorDictParams):
         return _params(left, right, where)
     if is_tensorclass(left):
-        mine, theirs = dict(left._non_tensordict or {}), dict(right._non_tensordict or {})
+        mine, theirs = _set_fields(left), _set_fields(right)
         return _values(mine, theirs, f"{where} beside") or difference(left._tensordict, right._tensordict, where)
     if isinstance(left, LazyStackedTensorDict):
         return _stacks(left, right, where)
@@ -64,6 +64,11 @@ def difference(left: Any, right: Any, where: str = "root") -> str | None:
         return f"{where}: {list(left.keys())} against {list(right.keys())}"
     found_below = (difference(_entry(left, key), _entry(right, key), f"{where}.{key!r}") for key in list(left.keys()))
     return next((text for text in found_below if text), None)
+
+
+def _set_fields(instance: Any) -> dict[str, Any]:
+    """Returns the non-tensor fields that are not None: whether others are kept depends on tensordict's version."""
+    return {name: value for name, value in (instance._non_tensordict or {}).items() if value is not None}
 
 
 def _outside(left: Any, right: Any, where: str) -> str | None:

@@ -12,8 +12,8 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.structure.nodes import Path
 from tdserve.structure.tensordict_private import (
     SEEN_CLASSES,
-    get_fields,
     get_inner_content,
+    get_set_fields,
     is_transparent_class,
     params_content,
     set_contents,
@@ -112,7 +112,7 @@ def to_stack(instance: Any) -> Any:
     content = find_content(instance)
     if not isinstance(content, LazyStackedTensorDict) or not content.tensordicts:
         return instance
-    beside = get_fields(instance)
+    beside = get_set_fields(instance)
     rows = [to_stack(make_instance(type(instance), row, dict(beside))) for row in content.tensordicts]
     return LazyStackedTensorDict(*rows, stack_dim=content.stack_dim, stack_dim_name=content.names[content.stack_dim])
 
@@ -127,7 +127,7 @@ def to_inner_stack(stack: LazyStackedTensorDict, name: str) -> tuple[LazyStacked
         content = find_content(row) if get_class_name(type(row)) == name else None
         if not isinstance(content, TensorDictBase):
             return stack, False
-        beside = get_fields(row)
+        beside = get_set_fields(row)
         if beside:
             content = content.copy()
         for key, value in beside.items():

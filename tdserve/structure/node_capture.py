@@ -33,9 +33,9 @@ from tdserve.structure.stacks.stack_capture import StackReader, Unwrapped, get_d
 from tdserve.structure.state import read_params
 from tdserve.structure.tensordict_private import (
     content_of,
+    get_set_fields,
     is_transparent_class,
     params_content,
-    stored_fields,
     typed_content,
 )
 from tdserve.structure.views import iter_items, shows_others
@@ -117,7 +117,7 @@ class NodeReader(StackReader):
                 )
             inner, _, _, params = self._unwrap(content_of(td), path)
             params = None if params is None else params._replace(is_in_class=True)
-            return inner, stored_fields(td) or {}, get_class_name(kind), params
+            return inner, get_set_fields(td), get_class_name(kind), params
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
         if isinstance(td, NonTensorStack):

@@ -17,7 +17,7 @@ from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.instances import get_class_name
 from tdserve.structure.nodes import Node, Path
-from tdserve.structure.tensordict_private import content_of, entries_of, get_inner_content, stored_fields
+from tdserve.structure.tensordict_private import content_of, entries_of, get_inner_content, get_set_fields
 from tdserve.structure.torch_private import copy_all
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, check_matches
@@ -93,7 +93,7 @@ class RowReader:
             if type(node) is not kinds[number]:
                 return None
             if tensorclass is not None:
-                if stored_fields(node):
+                if get_set_fields(node):
                     return None
                 node = content_of(node)
                 if type(node) is not TensorDict:

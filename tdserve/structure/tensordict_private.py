@@ -1,8 +1,9 @@
 """The private names of tensordict that tdserve uses, and how tensordicts are held inside. Those of torch are in
 ``torch_private.py``; no other module uses one.
 
-All were seen in tensordict 0.15.3. ``tests/unit/structure/test_tensordict_private.py`` looks for each, so that an
-upgrade that removes one fails there and names it. Names on a hot path are bound here and called directly.
+All were seen in tensordict 0.14.3 and 0.15.3, but for those that say otherwise.
+``tests/unit/structure/test_tensordict_private.py`` looks for each, so that an upgrade that removes one fails there and
+names it. Names on a hot path are bound here and called directly.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
+import tensordict
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from tensordict._lazy import _CustomOpTensorDict as LazyView
@@ -51,6 +53,10 @@ shown_source: Callable[[Any], Any] = attrgetter("_source")
 """The tensordict whose rows a SubTensorDict shows."""
 
 
+_KEEPS_NONE = str(tensordict.__version__).startswith("0.14.")
+"""Whether an instance keeps the fields that are None beside its tensordict, and fails where one is missing."""
+
+
 def get_inner_content(wrapper: Any, otherwise: Any = None) -> Any:
     """Returns ``content_of`` an instance; ``otherwise`` for anything else."""
     return getattr(wrapper, "_tensordict", otherwise)
@@ -59,6 +65,12 @@ def get_inner_content(wrapper: Any, otherwise: Any = None) -> Any:
 def get_fields(instance: Any) -> dict[str, Any]:
     """Returns ``stored_fields``; none if there are none."""
     return getattr(instance, "_non_tensordict", None) or {}
+
+
+def get_set_fields(instance: Any) -> dict[str, Any]:
+    """Returns ``get_fields`` without those that are None: 0.15 does not keep them."""
+    fields = get_fields(instance)
+    return {name: value for name, value in fields.items() if value is not None} if fields else fields
 
 
 def set_content(instance: Any, td: Any) -> None:
@@ -72,6 +84,9 @@ def set_contents(instance: Any, td: Any, fields: dict[str, Any]) -> None:
     Bypasses ``__setattr__``, since frozen classes refuse it; reading ``__dict__`` would slow every later attribute
     access.
     """
+    if _KEEPS_NONE:
+        unset = (name for name in type(instance).__dataclass_fields__ if name not in td.keys())  # noqa: SIM118 (a tensordict)
+        fields = {**dict.fromkeys(unset), **fields}
     object.__setattr__(instance, "_tensordict", td)
     object.__setattr__(instance, "_non_tensordict", fields)
 
@@ -99,6 +114,16 @@ def is_transparent_class(kind: type) -> bool:
     return getattr(kind, "_is_non_tensor", False) or getattr(kind, "_pass_through", False)
 
 
+def read_names(td: Any) -> list[str | None] | None:
+    """Returns the names of the dimensions of any tensordict; None if none has one, or if 0.14 cannot tell: it asks the
+    first row of a lazy stack, which may have none."""
+    try:
+        names: list[str | None] | None = names_of(td) if type(td) is TensorDict else td.names
+    except IndexError:
+        return None
+    return names
+
+
 def get_held_entry(td: Any, key: str) -> Any:
     """Returns an entry as any tensordict holds it, without unwrapping it."""
     return td._get_str(key, NO_DEFAULT)
@@ -113,9 +138,17 @@ def take_form(td: TensorDict, source: TensorDict) -> None:
     """Gives a TensorDict the batch size and names of another, whose entries it has received."""
     form: Any = source
     to: Any = td
-    to._mark_consolidated_stale()
+    _forget_consolidated(to)
     to._batch_size = form._batch_size
     to._td_dim_names = None if form._td_dim_names is None else list(form._td_dim_names)
+
+
+def _forget_consolidated(td: Any) -> None:
+    """Makes a tensordict forget the buffer of all its entries, which are replaced."""
+    if hasattr(td, "_mark_consolidated_stale"):  # 0.15; 0.14 keeps a buffer that has become wrong
+        td._mark_consolidated_stale()
+    elif is_consolidated(td):
+        del td._consolidated
 
 
 def take_stack_form(td: Any, source: Any) -> None:
@@ -250,16 +283,21 @@ class LiveStackHooks(LiveEntryHooks):
     def _repr_parts(self: Any) -> list[str]:
         return [f"    {self.format_value()}", f"    batch_size={self.batch_size}", f"    device={self.device}"]
 
+    if not hasattr(NonTensorStack, "_repr_parts"):  # 0.14
+
+        def __repr__(self) -> str:
+            return f"{type(self).__name__}(\n" + ",\n".join(self._repr_parts()) + ")"
+
     @classmethod
     def _new_lazy_unsafe(cls, *args: Any, **kwargs: Any) -> Any:
         return NonTensorStack._new_lazy_unsafe(*args, **kwargs)
 
     def begin(self: Any, batch_size: torch.Size) -> None:
         """Sets what the constructor of a stack would set."""
+        self.__dict__.update(UNMADE_STATE)
         self._is_locked = False
         self._batch_size = batch_size
         self.stack_dim = 0
-        self._hook_out = self._hook_in = None
 
 
 class BesideHooks(LazyStackedTensorDict):
@@ -273,16 +311,17 @@ class BesideHooks(LazyStackedTensorDict):
         return self.make_clone(recurse)
 
 
-class UnmadeHooks:
-    """A lazy stack whose rows are not built yet."""
+class UnmadeHooks(LazyStackedTensorDict):
+    """A lazy stack whose rows are not built yet. It becomes a plain one, so it needs the layout of one in memory."""
 
     @property
-    def _batch_size(self: Any) -> Any:
+    def _batch_size(self: Any) -> Any:  # type: ignore[override]  # it stands for an attribute
         return self.find_batch_size()
 
 
-UNMADE_STATE: Mapping[str, Any] = {"_is_locked": None, "_hook_out": None, "_hook_in": None}
-"""Attributes that tensordict looks up in the ``__dict__`` of a lazy stack before it needs rows."""
+UNMADE_STATE: Mapping[str, Any] = dict.fromkeys(("_is_locked", "_hook_out", "_hook_in", "hook_out", "hook_in"))
+"""Attributes that tensordict looks up in the ``__dict__`` of a lazy stack before it needs rows: 0.15 has the hooks
+behind properties, 0.14 under the public names."""
 
 
 def become(stack: Any, other: Any, kind: type) -> None:

@@ -159,8 +159,8 @@ class RowsWithColumns(BesideHooks):
     def __getitem__(self, index: Any) -> Any:
         """Indexes as a lazy stack does; the columns are indexed too, unless a single row is selected."""
         found = super().__getitem__(index)
-        is_rows = isinstance(index, (slice, list, torch.Tensor, np.ndarray)) and type(found) is LazyStackedTensorDict
-        if not is_rows or found.stack_dim:
+        is_rows = isinstance(index, (slice, list, torch.Tensor, np.ndarray))
+        if not is_rows or not isinstance(found, LazyStackedTensorDict) or found.stack_dim:
             return found
         beside = self.__dict__.get("beside", {})
         return RowsWithColumns.from_rows(found, {key: tensor[index] for key, tensor in beside.items()})

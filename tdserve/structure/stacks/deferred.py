@@ -68,7 +68,7 @@ class _Unmade(UnmadeHooks):
         return _PLAIN[cls](*args, **kwargs)
 
     @property
-    def tensordicts(self) -> Any:
+    def tensordicts(self) -> Any:  # type: ignore[override]  # it stands for an attribute
         """The rows."""
         return materialise(self).tensordicts
 
@@ -87,7 +87,7 @@ class _Unmade(UnmadeHooks):
         setattr(materialise(self), name, value)
 
 
-class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the properties stand for attributes
+class _UnmadeValues(_Unmade, NonTensorStack):
     """A NonTensorStack that is not built yet, shown under that name."""
 
     def tolist(self, **how: Any) -> Any:
@@ -99,7 +99,7 @@ class _UnmadeValues(_Unmade, NonTensorStack):  # type: ignore[override]  # the p
         return materialise(self).tolist(**how) if values is None or how.get("as_linked_list") else list(values)
 
 
-class _UnmadeStack(_Unmade, LazyStackedTensorDict):  # type: ignore[override]  # as above
+class _UnmadeStack(_Unmade):
     """A LazyStackedTensorDict that is not built yet, shown under that name."""
 
 

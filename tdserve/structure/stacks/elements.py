@@ -14,7 +14,7 @@ from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged, Pieces, split_jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
-from tdserve.structure.tensordict_private import get_fields, make_value, new_tensordict, stored_fields
+from tdserve.structure.tensordict_private import get_set_fields, make_value, new_tensordict, stored_fields
 from tdserve.structure.torch_types import from_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.values.supported import ATOMS
@@ -142,7 +142,7 @@ def unbind(td: Any, dim: int) -> Sequence[Any]:
     if not _is_instance(td):
         rows: Sequence[Any] = td.unbind(dim)
         return rows
-    beside = get_fields(td)
+    beside = get_set_fields(td)
     return [make_instance(type(td), row, dict(beside)) for row in unbind(find_content(td), dim)]
 
 

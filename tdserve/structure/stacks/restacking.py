@@ -22,7 +22,7 @@ from tensordict import (
 
 from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
-from tdserve.structure.tensordict_private import entries_of, get_fields, is_value_class, new_tensordict
+from tdserve.structure.tensordict_private import entries_of, get_set_fields, is_value_class, new_tensordict
 from tdserve.structure.torch_types import to_indexable
 from tdserve.values.value_codec import is_same
 
@@ -149,7 +149,7 @@ def _join_dense(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> A
         return _join_stacks(parts, sizes, names)
     if not (is_tensorclass(kind) or issubclass(kind, TypedTensorDict)):
         return None
-    besides = [get_fields(part) for part in parts]
+    besides = [get_set_fields(part) for part in parts]
     if not all(is_same(beside, besides[0]) for beside in besides[1:]):
         return None
     content = _join_dense([find_content(part) for part in parts], sizes, names)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from tdserve.base.errors import SpecMismatchError
 from tdserve.structure.changes import rebatch
@@ -27,7 +27,7 @@ from tdserve.structure.stacks.elements import (
     nest_list,
     split_elements,
 )
-from tdserve.structure.tensordict_private import names_of
+from tdserve.structure.tensordict_private import read_names
 
 
 class Unwrapped(NamedTuple):
@@ -240,7 +240,7 @@ def get_device_name(device: torch.device) -> str:
 
 def get_names(td: TensorDictBase) -> DimNames | None:
     """Returns the names of the batch dimensions; None if none is named."""
-    names = names_of(td) if type(td) is TensorDict else td.names
+    names = read_names(td)
     if names is None or all(name is None for name in names):
         return None
     return tuple(names)

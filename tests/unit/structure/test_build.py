@@ -18,6 +18,7 @@ from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.v1 import spec_pb2
 from tests.sameness import difference
 from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
+from tests.tensordict_versions import skip_old
 
 # torch warns once per process when the first complex32 tensor is made
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -89,6 +90,7 @@ def test_build_when_repeated_then_names_of_one_are_not_those_of_another() -> Non
     assert second.names == ["t"]
 
 
+@skip_old("has no names of a stack without rows")
 def test_build_when_batch_is_empty_then_stack_of_values_is_empty_too() -> None:
     for empty in (example()[0:0], TensorDict({"w": [["a", "b"], ["c", "d"]]}, [2, 2])[:, 0:0]):
         assert difference(empty, rebuilt(empty)) is None

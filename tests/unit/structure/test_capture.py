@@ -24,6 +24,7 @@ from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Node, TensorLeaf, ValueLeaf
 from tests.sameness import difference
 from tests.tensordict_strategies import Inner
+from tests.tensordict_versions import skip_old
 
 
 def test_capture_when_tensordict_is_nested_then_describes_it() -> None:
@@ -76,6 +77,7 @@ def test_capture_when_sub_tensordict_then_sees_its_rows() -> None:
     assert captured.tensors["n", "b"].tolist() == [1, 2]
 
 
+@skip_old("converts no struct array with strings")
 def test_capture_when_struct_array_then_strings_are_values() -> None:
     array = np.array([(1, "ab", 2.0), (3, "c", 4.0)], dtype=[("i", "i8"), ("s", "U4"), ("f", "f4")])
     captured = capture(TensorDict.from_struct_array(array))

@@ -19,6 +19,7 @@ from tensordict.nn import TensorDictParams
 from tdserve.structure import tensordict_private as module
 from tests.house import parse
 from tests.private_names import all_private_names
+from tests.tensordict_versions import IS_OLD
 
 
 class Typed(TypedTensorDict):
@@ -90,10 +91,20 @@ NAMES: list[tuple[Any, str]] = [
     (PersistentTensorDict, "_get_metadata"),
 ]
 
+NEW = {
+    "_mark_consolidated_stale",
+    "_hook_out",
+    "_hook_in",
+    "_update_",
+    "_update_at_",
+    "_repr_parts",
+}
+"""Names that 0.15 has brought: 0.14 does without them."""
+
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=[name for _, name in NAMES])
 def test_tensordict_when_upgraded_then_still_has_the_name(owner: Any, name: str) -> None:
-    assert hasattr(owner, name)
+    assert hasattr(owner, name) or (IS_OLD and name in NEW)
 
 
 def test_persistent_tensordict_when_made_then_has_a_backend(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tdserve.structure.stacks.gathering import gather
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.tree import Spec
 from tests.sameness import assert_same, difference
+from tests.tensordict_versions import skip_old
 from tests.trees import trees_around_stacks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -193,6 +194,7 @@ def test_values_when_one_for_all_has_become_several_then_all_come_back() -> None
     assert build(captured.spec, {}, {("s",): elements})["s"].tensordicts[0].get("v").tolist() == ["word", "other"]
 
 
+@skip_old("cannot slice a nested tensor along its rows")
 def test_rows_when_taken_then_as_of_tensordict() -> None:
     captured = capture(around([KINDS["jagged"](), KINDS["equal values"](), KINDS["lazy in part"]()], 1, 1))
     given, elements = build(captured.spec, {}, dict(captured.values)), captured.values["s",]

@@ -1,0 +1,13 @@
+"""What the oldest tensordict that tdserve runs with does otherwise than the newest; tests that need it are skipped."""
+
+from __future__ import annotations
+
+import pytest
+import tensordict
+
+IS_OLD = str(tensordict.__version__).startswith("0.14.")
+
+
+def skip_old(reason: str) -> pytest.MarkDecorator:
+    """Skips a test with tensordict 0.14, which does this otherwise."""
+    return pytest.mark.skipif(IS_OLD, reason=f"tensordict 0.14 {reason}")
