@@ -83,7 +83,7 @@ _HOMES = {
     "tdserve.rules.replay.without_replacement": ("WithoutReplacement",),
 }
 
-_MODULES = ("aio",)
+_MODULES = ("aio", "torchrl")
 """Modules with names of their own: ``tdserve.aio.connect``."""
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

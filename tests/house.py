@@ -20,7 +20,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -40,10 +40,10 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "os.putenv": ("base",),
     "gymnasium": ("examples",),
     "matplotlib": ("examples",),
-    "torchrl": ("client", "bench"),
-    "rich": ("cli", "examples", "bench", "aio"),
-    "click": ("cli", "examples", "bench", "aio"),
-    "importlib.import_module": ("", "cli"),
+    "torchrl": ("client", "bench", "torchrl"),
+    "rich": ("cli", "examples", "bench", "aio", "torchrl"),
+    "click": ("cli", "examples", "bench", "aio", "torchrl"),
+    "importlib.import_module": ("", "cli", "torchrl"),
     "pickle": ("values",),
     "cloudpickle": (),
     "dill": (),

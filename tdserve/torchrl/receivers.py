@@ -1,0 +1,99 @@
+"""What the receivers of weights report: which version each applied, when, and what failed last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from tdserve.base.errors import DeadlineExceededError, TDServeError, WrongStateError
+from tdserve.client.client import Client
+from tdserve.client.kv.keyed_handle import KeyedHandle
+
+SUFFIX = ".receivers"
+"""Ends the name of the keyed store of reports; the beginning is the name of the weights."""
+
+REPORT_S = 5.0
+"""Timeout of a report: it comes again with the next version."""
+
+_STATES, _APPLIED = "state/", "applied/"
+
+
+class ReceiverState(NamedTuple):
+    """The last report of a receiver.
+
+    Attributes:
+        version: The version that it acts with; 0 before the first.
+        age_s: Seconds since it was applied; infinite before the first.
+        last_error: What failed last since then; "" if nothing did.
+    """
+
+    version: int
+    age_s: float
+    last_error: str
+
+
+class Receivers:
+    """The reports of the receivers of some weights, in a keyed store beside them. Threads: safe.
+
+    Args:
+        client: Of this process.
+        weights: Name of the weights.
+    """
+
+    def __init__(self, client: Client, weights: str) -> None:
+        self._weights = weights
+        self._store: KeyedHandle = client.create_kv(f"{weights}{SUFFIX}", exists_ok=True)
+
+    def clear(self) -> None:
+        """Removes all reports, for a publisher that begins."""
+        self._store.delete(self._store.keys(), missing_ok=True)
+
+    def report(self, receiver: str, version: int, applied_s: float, last_error: str) -> None:
+        """Reports a receiver's state.
+
+        Args:
+            receiver: Its number or name.
+            applied_s: When the version was applied, seconds since the epoch; 0 before the first.
+        """
+        state = {"version": version, "applied_s": applied_s, "last_error": last_error}
+        self._store.put(f"{_STATES}{receiver}", state, timeout_s=REPORT_S)
+
+    def confirm(self, receiver: str, version: int, error: str) -> None:
+        """Reports that a receiver has applied a version, or why it could not."""
+        self._store.put(f"{_APPLIED}{version}/{receiver}", error)
+
+    def wait_applied(self, receivers: Sequence[str], version: int, timeout_s: float | None) -> None:
+        """Waits until receivers have confirmed a version, and removes their confirmations.
+
+        Raises:
+            DeadlineExceededError: Some did not in time; the error names them. They may do so later.
+            WrongStateError: Some could not apply it; the error has their reasons.
+        """
+        keys = [f"{_APPLIED}{version}/{receiver}" for receiver in receivers]
+        try:
+            errors = self._store.get(keys, timeout_s=timeout_s)
+        except DeadlineExceededError as error:
+            confirmed = self._store.versions(keys)
+            missing = [receiver for receiver, found in zip(receivers, confirmed, strict=True) if not found]
+            what = f"version {version} of {self._weights!r} in workers {', '.join(missing)}"
+            raise DeadlineExceededError(what=what, timeout_s=error.timeout_s) from None
+        with suppress(TDServeError):  # clear() removes them too
+            self._store.delete(keys, missing_ok=True)
+        reasons = [f"worker {receiver}: {error}" for receiver, error in zip(receivers, errors, strict=True) if error]
+        if reasons:
+            state = f"version {version} of {self._weights!r} is published, but not applied by {'; '.join(reasons)}"
+            raise WrongStateError(state=state, event="send()")
+
+    def list_states(self) -> dict[str, ReceiverState]:
+        """Returns the last report of each receiver."""
+        keys = self._store.keys(_STATES)
+        found = self._store.get(keys) if keys else []
+        now_s = time.time()
+        return {
+            key.removeprefix(_STATES): ReceiverState(
+                each["version"], now_s - each["applied_s"] if each["applied_s"] else float("inf"), each["last_error"]
+            )
+            for key, each in zip(keys, found, strict=True)
+        }
