@@ -1,5 +1,5 @@
-"""The house rules on private names. Of torch and tensordict only a few modules use them, each name with its reason; of
-tdserve and of the tests themselves no test uses any.
+"""The house rules on private names. Of torch, tensordict and torchrl only a few modules use them, each name with its
+reason; of tdserve and of the tests themselves no test uses any.
 
 Source in, findings out, as of the scanners in ``house``.
 """
@@ -14,9 +14,10 @@ from tests.house import Function, Module, dotted, foreign_names
 HOMES = (
     "tdserve.structure.tensordict_private",
     "tdserve.structure.torch_private",
+    "tdserve.torchrl.torchrl_private",
     "tdserve.transport.distributed_private",
 )
-"""The modules that may use private names of torch and tensordict."""
+"""The modules that may use private names of torch, tensordict and torchrl."""
 
 NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
 """Attributes of named tuples, which are public."""
@@ -45,7 +46,7 @@ FOREIGN_IN_TESTS: Mapping[tuple[str, str], str] = {
 
 
 def private_name_faults(modules: Sequence[Module]) -> list[str]:
-    """Private names of torch and tensordict outside ``HOMES``: imported, reached through what was imported, or
+    """Private names of torch, tensordict and torchrl outside ``HOMES``: imported, reached through what was imported, or
     attributes of other objects that no scanned module defines. In ``structure`` also those that one does define, where
     ``HOMES`` use them too."""
     homes = [module for module in modules if module.name in HOMES]
@@ -58,7 +59,7 @@ def private_name_faults(modules: Sequence[Module]) -> list[str]:
         lines = set()
         for name, line in foreign_names(module):
             package, *parts = name.split(".")
-            if package in ("torch", "tensordict") and any(map(is_private, parts)):
+            if package in ("torch", "tensordict", "torchrl") and any(map(is_private, parts)):
                 faults.append(f"{module.name}:{line}: {name} is private")
                 lines.add(line)
         for name, line in private_attributes(module):

@@ -1,4 +1,10 @@
-"""tdserve for TorchRL; it needs the package ``torchrl``, which is imported when a name is first used."""
+"""tdserve for TorchRL; it needs the package ``torchrl``, which is imported when a name is first used.
+
+``TDServeStorage`` stands where ``LazyMemmapStorage`` stood, see ``tdserve guide torchrl``. A reading order:
+``table_storage`` is the storage, ``shared_table`` its table on the server, ``table_rows`` converts rows on the way;
+``table_samplers``, ``slice_draws`` and ``table_writer`` take the places of TorchRL's sampler and writer, and
+``torchrl_private`` puts them into a buffer.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tdserve.torchrl.table_storage import TDServeStorage as TDServeStorage
     from tdserve.torchrl.weight_sync import TDServeWeightSyncScheme as TDServeWeightSyncScheme
 
 _HOMES = {
+    "TDServeStorage": "table_storage",
     "TDServeWeightSyncScheme": "weight_sync",
 }
 

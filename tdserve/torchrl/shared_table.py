@@ -1,0 +1,114 @@
+"""The table of a storage: created by whoever writes first, joined by everybody else, found again in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
+from tdserve.client.client import Client, connect
+from tdserve.client.session.by_address import ByAddress
+from tdserve.client.tables.replay import ReplayHandle
+from tdserve.rules.replay.sampler import Sampler as TableRule
+from tdserve.structure.tree import Path
+from tdserve.torchrl.table_rows import complete_rows, to_batch
+
+ChooseRule = Callable[[Collection[Path]], TableRule | None]
+
+
+class SharedTable(ByAddress):
+    """A table by name. Threads: safe. Processes: safe, whether it is pickled (by address) or forked.
+
+    Attributes:
+        name: Of the table.
+        capacity: Its rows.
+        choose_rule: Returns the sampler with which it is created, by the keys of its rows.
+    """
+
+    _of_process = ("_client", "_handle")
+    _client: Client
+
+    def __init__(
+        self, address: str | Client | None, name: str, capacity: int, *, like: Any, fills: bool, options: dict[str, Any]
+    ) -> None:
+        if isinstance(address, Client):
+            self._client = address
+        else:
+            with connect(address) as client:
+                self._recipe = client.recipe
+        self.name = name
+        self.capacity = capacity
+        self.choose_rule: ChooseRule = partial(_return_rule, options.pop("sampler", None))
+        self._like = None if like is None else to_batch(like.unsqueeze(0))
+        self._fills = fills
+        self._options = options
+        self.find()
+
+    def __repr__(self) -> str:
+        return f"<SharedTable {self.name!r} capacity={self.capacity}>"
+
+    @property
+    def waits(self) -> bool:
+        """Whether a limiter was chosen: samples wait for it instead of failing while the table is empty."""
+        return bool(self._options.keys() & {"min_size", "limiter"})
+
+    def find(self) -> ReplayHandle | None:
+        """Returns the handle; None if the table does not exist yet and its rows are not known.
+
+        Raises:
+            InvalidRequestError: It has another capacity.
+        """
+        handle: ReplayHandle | None = self.__dict__.get("_handle")
+        if handle is not None:
+            return handle
+        try:
+            found = self._client.replay(self.name, timeout_s=0)
+        except StoreNotFoundError:
+            return None
+        return self._follow(found)
+
+    def open(self, batch: Any = None) -> ReplayHandle | None:
+        """Returns the handle of the table, which is created if its rows are known: by ``like`` or a first batch."""
+        found = self.find()
+        rows = batch if self._like is None else self._like
+        if found is not None or rows is None:
+            return found
+        try:
+            keys = [(key,) if isinstance(key, str) else key for key in rows.keys(True, True)]
+            rule = self.choose_rule(keys)
+            created = self._client.create_replay(
+                self.name, rows[0], self.capacity, sampler=rule, exists_ok=True, **self._options
+            )
+        except StoreExistsError:  # another process was first, with rows that have other keys
+            return self.find()
+        return self._follow(created)
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Writes rows; returns their numbers. More rows than the table has are written in several parts, in order.
+
+        Raises:
+            SpecMismatchError, InvalidRequestError: They do not fit. Nothing was written.
+        """
+        batch = to_batch(data)
+        if not len(batch):
+            return torch.empty(0, dtype=torch.int64)
+        handle = self.open(batch)
+        if handle is None:
+            raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
+        batch = complete_rows(batch, handle.spec, name=self.name, fills=self._fills)
+        parts = [handle.extend(part) for part in batch.split(self.capacity)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _follow(self, handle: ReplayHandle) -> ReplayHandle:
+        if handle.capacity != self.capacity:
+            reason = f"{self.capacity}, but the table {self.name!r} was created with {handle.capacity}"
+            raise InvalidRequestError(argument="max_size", reason=reason)
+        self._handle = handle
+        return handle
+
+
+def _return_rule(rule: TableRule | None, _: Collection[Path]) -> TableRule | None:
+    return rule

@@ -1,0 +1,98 @@
+"""Rows on their way between TorchRL and a table: keys that the table needs for itself, and keys that rows lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, is_tensorclass
+
+from tdserve.base.errors import InvalidRequestError, SpecMismatchError
+from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
+from tdserve.structure.tree import Path, Spec
+
+_PREFIX = "torchrl_"
+_RENAMED = tuple(key for key in RESERVED_KEYS if key != INDEX_KEY)
+_STORED_NAMES = {f"{_PREFIX}{key}": key for key in _RENAMED}
+
+TENSOR_KEY = "torchrl_tensor"
+"""Key of rows that are tensors for TorchRL: a table has tensordicts."""
+
+
+def to_batch(data: Any) -> Any:
+    """Returns rows as a table takes them: one batch on the CPU, without keys that the table adds itself.
+
+    ``"index"`` is left out, since a sample has it in any case. Other keys of the user's that samples of a table have
+    too, such as ``"priority"``, are stored under other names.
+
+    Raises:
+        InvalidRequestError: They are neither tensordicts nor tensors.
+    """
+    if isinstance(data, list):
+        data = torch.stack(data) if isinstance(data[0], torch.Tensor) else LazyStackedTensorDict.maybe_dense_stack(data)
+    if isinstance(data, torch.Tensor):
+        data = TensorDict({TENSOR_KEY: data}, [len(data)])
+    if not is_tensor_collection(data):
+        reason = f"{type(data).__name__}: a table stores tensordicts and tensors; make a TensorDict of it"
+        raise InvalidRequestError(argument="data", reason=reason)
+    if is_tensorclass(data):
+        return data.to("cpu")
+    names = set(data.keys())
+    taken = [key for key in (INDEX_KEY, *_RENAMED) if key in names]
+    if taken:
+        data = data.exclude(INDEX_KEY)
+        for key in taken:
+            if key != INDEX_KEY:
+                data.rename_key_(key, f"{_PREFIX}{key}")
+    return data.to("cpu")
+
+
+def from_table(rows: Any) -> Any:
+    """Returns rows of a table as TorchRL had them, see :func:`to_batch`."""
+    if is_tensorclass(rows):
+        return rows
+    names = set(rows.keys())
+    for stored in _STORED_NAMES.keys() & names:
+        rows.rename_key_(stored, _STORED_NAMES[stored])
+    return rows[TENSOR_KEY] if TENSOR_KEY in names else rows
+
+
+def split_sample(sample: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
+    """Splits a sample of a table into its row numbers, the columns that the table has added, and the rows."""
+    names = set(sample.keys())
+    added = {key: sample.pop(key) for key in (*RESERVED_KEYS, SLICE_END_KEY) if key in names}
+    return added.pop(INDEX_KEY), added, from_table(sample.to("cpu"))
+
+
+def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
+    """Returns a batch with the keys of the table's rows: zeros stand for those that it lacks.
+
+    Args:
+        spec: Structure of one row.
+        name: Name of the table.
+        fills: Whether zeros are put in. Otherwise rows stay without them.
+
+    Raises:
+        SpecMismatchError: It has keys that the table lacks.
+    """
+    if is_tensorclass(batch):
+        return batch
+    stored = {path for path, _ in (*spec.tensors, *spec.values)}
+    given = {_to_path(key) for key in batch.keys(True, True)}
+    if given == stored:
+        return batch
+    if extra := sorted(given - stored):
+        expected = "the keys of the first rows; put those that come later into like="
+        raise SpecMismatchError(store=name, key="/".join(extra[0]), expected=expected, actual="a key that came later")
+    if not fills:
+        return batch
+    batch = batch.copy()
+    for path, leaf in spec.tensors:
+        if path not in given:
+            dtype = getattr(torch, leaf.dtype)
+            batch.set(path, torch.zeros((*batch.batch_size, *leaf.shape[len(spec.batch_size) :]), dtype=dtype))
+    return batch
+
+
+def _to_path(key: Any) -> Path:
+    return (key,) if isinstance(key, str) else tuple(key)

@@ -1,0 +1,275 @@
+"""``TDServeStorage``: a storage of TorchRL whose rows, cursor and length are those of a table on a server."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data.replay_buffers.storages.base import Storage
+
+from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
+from tdserve.client.client import Client
+from tdserve.client.tables.replay import ReplayHandle
+from tdserve.rules.replay.sampler import Sampler as TableRule
+from tdserve.structure.tree import Path
+from tdserve.torchrl.shared_table import SharedTable
+from tdserve.torchrl.table_checkpointer import TableCheckpointer
+from tdserve.torchrl.table_rows import complete_rows, from_table, to_batch
+from tdserve.torchrl.table_samplers import to_table_sampler
+from tdserve.torchrl.table_writer import to_table_writer
+from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, set_pending_parts
+
+allow_missing_trees()
+
+
+class TDServeStorage(Storage):
+    """The rows of a replay buffer in a table of a tdserve server, which all processes share by its name.
+
+    It stands where ``LazyMemmapStorage`` stood, in ``ReplayBuffer``, ``TensorDictReplayBuffer`` and
+    ``TensorDictPrioritizedReplayBuffer``. The buffer's sampler and writer are replaced when it is made: the server
+    draws the rows, numbers them and has their priorities. Samplers that the server does not have draw in this process,
+    and the storage reads the rows that they name. Transforms, prefetching and the batch size stay TorchRL's.
+
+    Pickled by address and name. Threads: safe.
+
+    Args:
+        max_size: Rows.
+        address: ``host:port`` of the server, or a client of it. None takes the server that the environment names, as
+            ``tdserve.connect`` does; nothing is started.
+        name: Name of the table. An existing one is joined.
+        like: One row; None: the first rows that are written define the keys.
+        missing: What later rows have at keys that they lack: ``"zeros"``, or ``"late"``: nothing yet. Such a row is
+            drawn once it has all keys, see ``ReplayHandle.set_at_``.
+        **table: Further arguments of ``Client.create_replay``, for a table that does not exist yet. With ``sampler=``
+            a buffer without a sampler draws by this one.
+
+    Raises:
+        InvalidRequestError: There is no address, an argument is invalid, or the table has another size.
+    """
+
+    supports_conditional_update = False
+    _default_checkpointer = TableCheckpointer
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        address: str | Client | None = None,
+        name: str,
+        like: Any = None,
+        missing: str = "zeros",
+        **table: Any,
+    ) -> None:
+        super().__init__(max_size)
+        if missing not in ("zeros", "late"):
+            raise InvalidRequestError(argument="missing", reason=f"{missing!r} is neither 'zeros' nor 'late'")
+        self.device = torch.device("cpu")
+        self._own_rule: TableRule | None = table.get("sampler")
+        self._fills = missing == "zeros"
+        self._table = SharedTable(address, name, self.max_size, like=like, fills=self._fills, options=table)
+        self._held = threading.local()
+        self._num_written = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.max_size}, name={self._table.name!r}, rows={len(self)})"
+
+    # ------------------------------------------------------------ the table
+
+    @property
+    def table(self) -> ReplayHandle | None:
+        """The handle of the table; None as long as there is none."""
+        return self._table.find()
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table."""
+        return self._table.name
+
+    @property
+    def waits(self) -> bool:
+        """Whether samples of an empty table wait for rows, since a limiter was chosen."""
+        return self._table.waits
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the table exists."""
+        return self.table is not None
+
+    def require_table(self) -> ReplayHandle:
+        """Returns the handle of the table.
+
+        Raises:
+            WrongStateError: It does not exist yet.
+        """
+        table = self.table
+        if table is None:
+            raise WrongStateError(state=f"the table {self.table_name!r} has never had a row", event="reading rows")
+        return table
+
+    def attach(self, buffer: Any) -> None:
+        """Called by a buffer before it makes its parts: replaces its sampler and its writer."""
+        super().attach(buffer)
+        sampler, writer = get_pending_parts(buffer)
+        sampler = to_table_sampler(sampler, own_rule=self._own_rule)
+        set_pending_parts(buffer, sampler, to_table_writer(writer))
+        choose = getattr(sampler, "choose_rule", None)
+        if choose is not None and self._own_rule is None:
+            self._table.choose_rule = choose
+        self._table.open()
+
+    def list_keys(self) -> list[Path]:
+        """Lists the keys of the table's rows."""
+        spec = self.require_table().spec
+        return [path for path, _ in (*spec.tensors, *spec.values)]
+
+    def list_buffers(self) -> list[Any]:
+        """Lists the buffers of this process that were made with this storage."""
+        return list(self._attached_entities)
+
+    def count_inserts(self) -> int:
+        """Returns how many rows were ever written, by all processes."""
+        table = self.table
+        if table is None:
+            return 0
+        len(table)  # asks for the counts
+        return table.counts().inserts
+
+    # ------------------------------------------------------------ rows
+
+    def __len__(self) -> int:
+        table = self.table
+        return 0 if table is None else len(table)
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Writes rows behind the newest; returns their numbers."""
+        index = self._table.extend(data)
+        self._num_written += len(index)
+        self._set_last_cursor(index)
+        self._bump_mutation_revision()
+        return index
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Writes rows over live ones, and others behind the newest.
+
+        Args:
+            cursor: Row numbers: all of them live, or none.
+            data: Rows, or one row for one number.
+            set_cursor: Whether a writer of TorchRL moves on.
+
+        Raises:
+            SelectionError: Some of the rows are live and others are not.
+        """
+        index = to_numbers(cursor, self.max_size)
+        batch = data.unsqueeze(0) if isinstance(cursor, int) and hasattr(data, "unsqueeze") else data
+        table = self.table
+        if table is None or (set_cursor and int(index.max()) >= len(table)):
+            self.extend(batch)
+        else:
+            rows = complete_rows(to_batch(batch), table.spec, name=table.name, fills=self._fills)
+            for key, value in rows.items():
+                table.set_at_(key, value, index)
+        self._bump_mutation_revision()
+
+    def hold(self, index: torch.Tensor, rows: Any) -> None:
+        """Keeps the rows that a sampler has drawn for the ``get`` that follows in this thread."""
+        self._held.drawn = (index, rows)
+
+    def get(self, index: Any) -> Any:
+        """Reads rows by number, or a slice of the live rows."""
+        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        drawn = self._held.__dict__.pop("drawn", None)
+        if drawn is not None and drawn[0] is index:
+            return drawn[1]
+        index = torch.tensor(list(index)) if isinstance(index, range) else index
+        return from_table(self.require_table()[index].to("cpu"))
+
+    def contains(self, item: Any) -> bool:
+        """Returns whether a row number is live."""
+        try:
+            self.get(int(item))
+        except (SelectionError, WrongStateError):
+            return False
+        return True
+
+    def clear(self, *, resets_counts: bool) -> None:
+        """Deletes all rows.
+
+        Args:
+            resets_counts: Whether the number of rows that were ever written begins at 0 again.
+        """
+        table = self.table
+        if table is not None:
+            table.clear(reset_counts=resets_counts)
+        self._num_written = 0 if resets_counts else self._num_written
+        self._set_last_cursor(None)
+        self._bump_mutation_revision()
+
+    def _empty(self) -> None:
+        self.clear(resets_counts=False)
+
+    # ------------------------------------------------------------ read by samplers that draw in this process
+
+    @property
+    def _mutation_revision(self) -> int:
+        """A number that changes with the rows, whoever writes them."""
+        return int(super()._mutation_revision) + self.count_inserts()
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        """Number of the newest row. As long as other processes write none it is known; else rows are counted."""
+        num_inserts = self.count_inserts()
+        if num_inserts == self._num_written:
+            known: int | None = super()._last_cursor_index
+            return known
+        return (num_inserts - 1) % self.max_size if num_inserts else None
+
+    # ------------------------------------------------------------ checkpoints
+
+    def read_by_age(self) -> Any:
+        """Returns all rows, the oldest first; None if there are none."""
+        if not len(self):
+            return None
+        rows = self.require_table()[:]
+        begin = self.count_inserts() % self.max_size if len(rows) == self.max_size else 0
+        return from_table((torch.cat([rows[begin:], rows[:begin]]) if begin else rows).to("cpu"))
+
+    def replace_rows(self, rows: Any) -> None:
+        """Replaces all rows by others, the oldest first."""
+        self.clear(resets_counts=True)
+        if rows is not None:
+            self.extend(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all rows, the oldest first, and their number."""
+        rows = self.read_by_age()
+        is_td = isinstance(rows, TensorDictBase)
+        stored = {} if rows is None else rows.state_dict() if is_td else rows
+        return {"_storage": stored, "initialized": self.initialized, "_len": 0 if rows is None else len(rows)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replaces all rows by those of a state, of this storage or of one of TorchRL's."""
+        stored, num_rows = state_dict["_storage"], state_dict["_len"]
+        if not isinstance(stored, torch.Tensor):
+            stored = TensorDict().load_state_dict(stored, strict=False) if num_rows else None
+        self.replace_rows(None if not num_rows else stored[:num_rows])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        del state["_held"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_held": threading.local()})
+
+
+def to_numbers(cursor: Any, max_size: int) -> torch.Tensor:
+    """Returns the row numbers of an index, at least one."""
+    if isinstance(cursor, tuple) and len(cursor) == 1:
+        cursor = cursor[0]
+    if isinstance(cursor, slice):
+        cursor = range(*cursor.indices(max_size))
+    if isinstance(cursor, range):
+        cursor = list(cursor)
+    return torch.as_tensor(cursor, dtype=torch.int64).reshape(-1)

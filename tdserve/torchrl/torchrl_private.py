@@ -1,0 +1,89 @@
+"""The private names of TorchRL that this package uses, each with its reason; no other module uses any.
+
+What subclasses of TorchRL's public classes define, such as ``Storage._empty``, is not private: TorchRL declares it as
+abstract.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchrl.data.replay_buffers.samplers import prioritized
+from torchrl.data.replay_buffers.samplers.base import Sampler
+
+_TREES = ("SumSegmentTreeFp32", "MinSegmentTreeFp32", "SumSegmentTreeFp64", "MinSegmentTreeFp64")
+
+
+def get_pending_parts(buffer: Any) -> tuple[Any, Any]:
+    """Returns the sampler and the writer that a buffer was given, from which it has not made its own yet.
+
+    ``_init_sampler``, ``_init_writer``: ``Storage.attach`` is called before the buffer makes its parts from these.
+    """
+    return buffer._init_sampler, buffer._init_writer
+
+
+def set_pending_parts(buffer: Any, sampler: Any, writer: Any) -> None:
+    """Replaces the sampler and the writer that a buffer is going to use; names as of :func:`get_pending_parts`.
+
+    ``_init_collate_fn``: for a storage of a class that TorchRL does not know the buffer refuses to choose a collate
+    function. Rows of a table come as one batch, so nothing remains to be collated.
+    ``_initialize_prioritized_sampler``: gives every row that is there a new priority when a buffer is made. The table's
+    rows have theirs, which a buffer that joins must not change.
+    """
+    buffer._init_sampler, buffer._init_writer = sampler, writer
+    if buffer._init_collate_fn is None:
+        buffer._init_collate_fn = return_unchanged
+    buffer._initialize_prioritized_sampler = do_nothing
+
+
+def return_unchanged(rows: Any) -> Any:
+    """Returns its argument: a collate function, which is pickled by name."""
+    return rows
+
+
+def do_nothing() -> None:
+    """Does nothing; pickled by name."""
+
+
+def share_state(part: Sampler, kind: Any) -> Any:
+    """Returns an object of another class with the same attributes as ``part``, which stay the same from then on.
+
+    So what a user sets on the sampler that he made, such as ``sampler.beta``, has its effect.
+    """
+    made = kind.__new__(kind)
+    made.__dict__ = part.__dict__
+    return made
+
+
+class MissingTree:
+    """Stands for a compiled tree of TorchRL that could not be loaded. It can be made, but not used."""
+
+    def __init__(self, *_: Any) -> None:
+        """Makes it; the arguments are those of a tree."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._refuse()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._refuse()
+
+    def _refuse(self) -> Any:
+        reason = "the compiled segment trees of TorchRL are not available: its wheel was built for another torch"
+        raise ImportError(reason)
+
+
+def allow_missing_trees() -> None:
+    """Lets a ``PrioritizedSampler`` be made where TorchRL's compiled trees do not load.
+
+    ``prioritized.SumSegmentTreeFp32`` and the like are None there, as with the released wheel under torch 2.13, and the
+    sampler refuses to be made. With a table the server has the priorities and the trees stay empty. Without one, the
+    sampler now fails when it is first used.
+    """
+    for name in _TREES:
+        if getattr(prioritized, name) is None:
+            setattr(prioritized, name, MissingTree)

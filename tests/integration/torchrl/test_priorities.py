@@ -1,0 +1,138 @@
+"""Priorities: TorchRL's own sampler with trees in Python, beside a table's, whose priorities the server has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, prioritized
+
+from tdserve.torchrl import TDServeStorage
+from tests.integration.torchrl.trees import MinTree, SumTree
+
+pytestmark = pytest.mark.integration
+
+MakeStorage = Callable[[], Any]
+
+
+@pytest.fixture
+def trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives TorchRL's sampler trees that work under any torch."""
+    for name, tree in (("SumSegmentTreeFp32", SumTree), ("MinSegmentTreeFp32", MinTree)):
+        monkeypatch.setattr(prioritized, name, tree)
+
+
+@pytest.fixture
+def make_table(client: tdserve.Client, name: str) -> MakeStorage:
+    """Makes storages of one table."""
+    return lambda: TDServeStorage(10, address=client, name=name)
+
+
+def make_rows(*numbers: int) -> TensorDict:
+    number = torch.tensor(numbers, dtype=torch.float32)
+    return TensorDict({"obs": number, "td_error": torch.ones(len(numbers))}, [len(numbers)])
+
+
+def find_weights(rows: Any) -> dict[float, float]:
+    """The weight of each row, rounded."""
+    pairs = zip(rows["obs"].tolist(), rows["priority_weight"].tolist(), strict=True)
+    return {number: round(weight, 4) for number, weight in sorted(pairs)}
+
+
+def learn(make: MakeStorage) -> Any:
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(), batch_size=400)
+    buffer.extend(make_rows(*range(5)))
+    facts: list[Any] = [find_weights(buffer.sample())]
+    rows, info = buffer.sample(return_info=True)
+    facts += [sorted(rows.keys()), {key: (value.dtype, tuple(value.shape)) for key, value in info.items()}]
+    rows["td_error"] = rows["obs"] + 1
+    buffer.update_tensordict_priority(rows)
+    facts.append(find_weights(buffer.sample()))
+    buffer.update_priority(torch.tensor([0, 1]), torch.tensor([4.0, 2.0]))
+    buffer.update_priority(torch.tensor([2]), 0.5)
+    facts.append(find_weights(buffer.sample()))
+    buffer.sampler.beta = 0.3
+    facts.append(find_weights(buffer.sample()))
+    buffer.add(make_rows(7)[0].exclude("td_error"))  # the highest priority so far
+    facts.append(find_weights(buffer.sample()))
+    buffer.empty()
+    buffer.extend(make_rows(1, 2))
+    return [*facts, find_weights(buffer.sample()), len(buffer), buffer.write_count]
+
+
+def learn_with_info(make: MakeStorage) -> Any:
+    sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0)
+    buffer = ReplayBuffer(storage=make(), sampler=sampler, batch_size=200)
+    index = buffer.extend(make_rows(0, 1))
+    buffer.update_priority(index, torch.tensor([1.0, 4.0]))
+    rows, info = buffer.sample(return_info=True)
+    sampler.beta = 0.5
+    later, later_info = buffer.sample(return_info=True)
+    return [
+        sorted(zip(part["obs"].tolist(), facts["priority_weight"].tolist(), strict=True))[:: len(part) - 1]
+        for part, facts in ((rows, info), (later, later_info))
+    ]
+
+
+@pytest.mark.usefixtures("trees")
+@pytest.mark.parametrize("program", [learn, learn_with_info], ids=lambda program: str(program.__name__))
+def test_program_when_the_storage_is_a_table_then_has_the_same_weights(
+    program: Callable[[MakeStorage], Any], make_table: MakeStorage
+) -> None:
+    assert program(make_table) == program(lambda: LazyTensorStorage(10))
+
+
+def test_priorities_when_one_process_sets_them_then_all_draw_by_them(make_table: MakeStorage) -> None:
+    settings = {"alpha": 1.0, "beta": 1.0, "batch_size": 100}
+    first, second = (TensorDictPrioritizedReplayBuffer(storage=make_table(), **settings) for _ in range(2))
+    first.extend(make_rows(0, 1, 2))
+    second.update_priority(torch.tensor([0, 2]), torch.tensor([1e-6, 1e-6]))
+    assert first.sample()["obs"].mean() > 0.9
+    third = TensorDictPrioritizedReplayBuffer(storage=make_table(), **settings)  # leaves the priorities as they are
+    assert third.sample()["obs"].unique().tolist() == [1.0]
+
+
+def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_in_this_process(
+    make_table: MakeStorage, name: str
+) -> None:
+    first = TensorDictPrioritizedReplayBuffer(storage=make_table(), alpha=1.0, beta=1.0, batch_size=50)
+    first.extend(make_rows(0, 1))
+    first.update_priority(torch.tensor([0]), 1e-6)
+    even = TensorDictReplayBuffer(storage=make_table(), sampler=RandomSampler(), batch_size=50)
+    assert even.sample()["obs"].unique().tolist() == [0.0, 1.0]
+    other = TensorDictPrioritizedReplayBuffer(storage=make_table(), alpha=0.5, beta=1.0, batch_size=50)
+    with pytest.raises(tdserve.WrongStateError, match=f"alpha=0.5.*{name}.*alpha=1.0"):
+        other.sample()
+    with pytest.raises(tdserve.NotSupportedError, match="alpha"):
+        first.sampler.alpha = 0.2
+
+
+def test_priorities_when_the_table_has_none_then_are_refused(make_table: MakeStorage) -> None:
+    even = ReplayBuffer(storage=make_table(), batch_size=50)
+    even.extend(make_rows(0, 1))
+    ranked = ReplayBuffer(storage=make_table(), sampler=PrioritizedSampler(10, alpha=1.0, beta=1.0), batch_size=2)
+    with pytest.raises(tdserve.WrongStateError, match="Uniform"):
+        ranked.sample()
+    with pytest.raises(tdserve.WrongStateError, match="Uniform"):
+        ranked.update_priority(torch.tensor([0]), 1.0)
+
+
+def test_sampler_when_chosen_for_the_table_then_a_buffer_without_one_draws_by_it(
+    client: tdserve.Client, name: str
+) -> None:
+    storage = TDServeStorage(10, address=client, name=name, sampler=tdserve.Prioritized(alpha=1.0, beta=1.0, eps=0.0))
+    buffer = ReplayBuffer(storage=storage, batch_size=8)
+    index = buffer.extend(make_rows(0, 1))
+    client[name].update_priority(index, torch.tensor([0.0, 1.0]))
+    rows, info = buffer.sample(return_info=True)
+    assert rows["obs"].unique().tolist() == [1.0]
+    assert sorted(info) == ["index", "priority_weight"]

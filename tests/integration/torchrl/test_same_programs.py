@@ -1,0 +1,280 @@
+"""Programs over TorchRL's own storage and over a table: each gives the same result with both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from torchrl.envs.transforms import RenameTransform
+
+from tdserve.torchrl import TDServeStorage
+
+pytestmark = pytest.mark.integration
+
+MakeStorage = Callable[[], Any]
+
+
+def make_rows(*numbers: int) -> TensorDict:
+    """Rows as a collector makes them; ``obs`` says which they are."""
+    obs = torch.tensor(numbers, dtype=torch.float32)
+    flags = {key: torch.zeros(len(numbers), 1, dtype=torch.bool) for key in ("done", "terminated", "truncated")}
+    return TensorDict({"obs": obs, "next": {"obs": obs + 1, **flags}}, [len(numbers)])
+
+
+def make_episodes(*lengths: int) -> TensorDict:
+    """Rows of several episodes, each with its number, its steps, and its end."""
+    rows = make_rows(*range(sum(lengths)))
+    rows["episode"] = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
+    rows["step"] = torch.cat([torch.arange(length) for length in lengths])
+    rows["next", "done"][torch.tensor(lengths).cumsum(0) - 1] = True
+    return rows
+
+
+def describe(td: Any) -> dict[Any, Any]:
+    """Shape and dtype of every leaf, and the device."""
+    leaves = {key: (tuple(leaf.shape), leaf.dtype) for key, leaf in td.items(True, True)}
+    return {**leaves, "batch_size": tuple(td.batch_size), "device": td.device}
+
+
+def write_and_read(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=4)
+    written = [buffer.extend(make_rows(*range(6))).tolist(), buffer.extend(make_rows(*range(6, 12))).tolist()]
+    added = buffer.add(make_rows(12)[0])
+    buffer[3] = make_rows(33)[0]
+    buffer[4:6] = make_rows(34, 35)
+    read = [buffer[index]["obs"].tolist() for index in (0, slice(2, 5), torch.tensor([1, 7]), range(3))]
+    counts = len(buffer), buffer.write_count, buffer.stats(), len(list(buffer.storage)), 3 in buffer.storage
+    return written, added, read, counts, buffer[:]["next", "obs"].tolist(), buffer["obs"].tolist()
+
+
+def sample_with_info(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), sampler=RandomSampler(), batch_size=64)
+    buffer.extend(make_rows(*range(8)))
+    rows, info = buffer.sample(return_info=True)
+    assert (rows["obs"] == info["index"]).all()
+    assert set(rows["obs"].tolist()) == set(range(8))
+    return describe(rows), {key: (value.dtype, tuple(value.shape)) for key, value in info.items()}
+
+
+def sample_tensordicts(make: MakeStorage, _: Path) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), batch_size=5, prefetch=2, transform=RenameTransform(["obs"], ["x"]))
+    index = buffer.extend(make_rows(*range(6)))
+    samples = [buffer.sample() for _ in range(4)]
+    for rows in samples:
+        assert (rows["x"] == rows["index"]).all()
+    buffer.shutdown()
+    return index.tolist(), [describe(rows) for rows in samples]
+
+
+def use_a_sampled_batch_again(make: MakeStorage, _: Path) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), batch_size=3)
+    buffer.extend(make_rows(*range(5)))
+    rows = buffer.sample()
+    before = buffer[rows["index"]]["obs"]
+    buffer[rows["index"]] = make_rows(7, 7, 7)
+    return (before == rows["obs"]).all().item(), buffer[rows["index"]]["obs"].tolist(), buffer.extend(rows).tolist()
+
+
+def fail_while_empty(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=4)
+    with pytest.raises(RuntimeError, match="Cannot sample from an empty storage") as refused:
+        buffer.sample()
+    buffer.extend(make_rows(*range(5)))
+    buffer.empty()
+    with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+        buffer.sample()
+    counts = len(buffer), buffer.write_count
+    index = buffer.extend(make_rows(8, 9)).tolist()
+    buffer.empty(empty_write_count=False)
+    return str(refused.value), counts, index, len(buffer), buffer.write_count
+
+
+def restore_state(make: MakeStorage, _: Path) -> Any:
+    first, second = (TensorDictReplayBuffer(storage=make(), batch_size=4) for _ in range(2))
+    first.extend(make_rows(*range(5)))
+    state = first.state_dict()
+    second.load_state_dict(state)
+    first.empty()
+    return len(second), second[:]["obs"].tolist(), second.add(make_rows(5)[0]), second.write_count, len(first)
+
+
+def restore_files(make: MakeStorage, folder: Path) -> Any:
+    first, second = (TensorDictReplayBuffer(storage=make(), batch_size=4) for _ in range(2))
+    first.extend(make_rows(*range(5)))
+    first.dumps(folder / "buffer")
+    second.loads(folder / "buffer")
+    second.dumps(folder / "again")
+    first.load(folder / "again")
+    return len(second), second[:]["obs"].tolist(), first[:]["obs"].tolist(), second.extend(make_rows(5, 6)).tolist()
+
+
+def pass_in_epochs(make: MakeStorage, _: Path) -> Any:
+    found = []
+    for drop_last in (False, True):
+        sampler = SamplerWithoutReplacement(drop_last=drop_last)
+        buffer = ReplayBuffer(storage=make(), sampler=sampler, batch_size=4, prefetch=2)
+        buffer.extend(make_rows(*range(10)))
+        for _epoch in range(2):
+            batches = [rows["obs"].tolist() for rows in buffer]
+            seen = [number for batch in batches for number in batch]
+            assert len(set(seen)) == len(seen)
+            found.append([len(batch) for batch in batches])
+        buffer.shutdown()
+    return found
+
+
+def pass_in_order(make: MakeStorage, _: Path) -> Any:
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    buffer = ReplayBuffer(storage=make(), sampler=sampler, batch_size=3)
+    buffer.extend(make_rows(*range(7)))
+    return [rows["obs"].tolist() for rows in buffer]
+
+
+def draw_slices(make: MakeStorage, _: Path, **settings: Any) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), sampler=SliceSampler(slice_len=3, **settings), batch_size=12)
+    buffer.extend(make_episodes(2, 4, 4))
+    rows, info = buffer.sample(return_info=True)
+    steps, episodes = rows["step"].view(4, 3), rows["episode"].view(4, 3)
+    assert (steps.diff() == 1).all()
+    assert (episodes == episodes[:, :1]).all()
+    assert (rows["obs"] == rows["index"][:, 0]).all()
+    flags = {key: info["next", key].view(4, 3).tolist() for key in ("truncated", "terminated")}
+    assert (info["next", "done"].view(4, 3) == ((steps == 3) | (torch.arange(3) == 2))).all()
+    return describe(rows), flags, sorted(map(str, info)), buffer.sampler.can_sample(buffer.storage, 12)
+
+
+def draw_slices_by_trajectory(make: MakeStorage, folder: Path) -> Any:
+    return draw_slices(make, folder, traj_key="episode")
+
+
+def draw_slices_by_end(make: MakeStorage, folder: Path) -> Any:
+    return draw_slices(make, folder, end_key=("next", "done"))
+
+
+def draw_slices_without_a_key(make: MakeStorage, folder: Path) -> Any:
+    return draw_slices(make, folder)
+
+
+def draw_slices_with_cached_ends(make: MakeStorage, folder: Path) -> Any:
+    return draw_slices(make, folder, traj_key="episode", cache_values=True)
+
+
+def draw_slices_that_nobody_has(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), sampler=SliceSampler(slice_len=5, traj_key="episode"), batch_size=5)
+    buffer.extend(make_episodes(4, 4))
+    with pytest.raises(RuntimeError) as refused:
+        buffer.sample()
+    with pytest.raises(RuntimeError, match="divisible"):
+        buffer.sample(6)
+    return str(refused.value)
+
+
+def draw_short_slices(make: MakeStorage, _: Path) -> Any:
+    sampler = SliceSampler(slice_len=5, traj_key="episode", strict_length=False)
+    buffer = TensorDictReplayBuffer(storage=make(), sampler=sampler, batch_size=10)
+    buffer.extend(make_episodes(3, 3))
+    rows = buffer.sample()
+    return describe(rows), rows["step"].tolist(), rows["next", "truncated"].flatten().tolist()
+
+
+def store_tensors(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=20)
+    index = buffer.extend(torch.arange(5) * 2).tolist()
+    rows, info = buffer.sample(return_info=True)
+    assert (rows == info["index"] * 2).all()
+    return index, buffer[:].tolist(), buffer[3].item(), buffer.add(torch.tensor(9)), tuple(rows.shape)
+
+
+def store_lists(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=2)
+    index = buffer.extend([make_rows(number)[0] for number in range(3)])
+    return index.tolist(), buffer[:]["obs"].tolist()
+
+
+def write_more_than_fits(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=2)
+    index = buffer.extend(make_rows(*range(25)))
+    return len(buffer), buffer.write_count, buffer[index[-3:]]["obs"].tolist(), sorted(buffer[:]["obs"].tolist())
+
+
+def use_names_of_ours(make: MakeStorage, _: Path) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), batch_size=6, priority_key="priority")
+    rows = make_rows(*range(4))
+    rows["priority"], rows["generation"] = torch.arange(4) * 2.0, torch.arange(4)
+    buffer.extend(rows, update_priority=False)
+    found = buffer.sample()
+    assert (found["priority"] == found["obs"] * 2).all()
+    return describe(found), buffer[:]["generation"].tolist()
+
+
+PROGRAMS = [
+    write_and_read,
+    sample_with_info,
+    sample_tensordicts,
+    use_a_sampled_batch_again,
+    fail_while_empty,
+    restore_state,
+    restore_files,
+    pass_in_epochs,
+    pass_in_order,
+    draw_slices_by_trajectory,
+    draw_slices_by_end,
+    draw_slices_without_a_key,
+    draw_slices_with_cached_ends,
+    draw_slices_that_nobody_has,
+    draw_short_slices,
+    store_tensors,
+    store_lists,
+    write_more_than_fits,
+    use_names_of_ours,
+]
+
+
+@pytest.fixture
+def make_table(client: tdserve.Client) -> Iterator[MakeStorage]:
+    """Makes storages of ten rows, each in a table of its own; deletes them after the test."""
+    made: list[TDServeStorage] = []
+
+    def make() -> TDServeStorage:
+        made.append(TDServeStorage(10, address=client, name=f"same-programs-{len(made)}"))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        if storage.initialized:
+            client.delete(storage.table_name)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:A cursor of length superior", "ignore:Got conflicting", "ignore:last_cursor is None"
+)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: str(program.__name__))
+def test_program_when_the_storage_is_a_table_then_does_the_same(
+    program: Callable[[MakeStorage, Path], Any], make_table: MakeStorage, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    theirs = program(lambda: LazyTensorStorage(10), tmp_path / "theirs")
+    assert program(make_table, tmp_path / "ours") == theirs
+
+
+def test_state_when_it_is_of_another_storage_then_is_taken_all_the_same(make_table: MakeStorage) -> None:
+    theirs = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    theirs.extend(make_rows(*range(4)))
+    ours = ReplayBuffer(storage=make_table(), batch_size=2)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours[:]["obs"].tolist() == [0, 1, 2, 3]
+    again = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    again.storage.load_state_dict(ours.state_dict()["_storage"])
+    assert again[:]["obs"].tolist() == [0, 1, 2, 3]

@@ -1,0 +1,154 @@
+"""One table under several buffers: other processes, rows that lack keys, options of the table, and what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
+
+from tdserve.torchrl import TDServeStorage
+
+pytestmark = pytest.mark.integration
+
+
+def make_rows(*numbers: int, **more: Any) -> TensorDict:
+    number = torch.tensor(numbers, dtype=torch.float32)
+    return TensorDict({"obs": number, **more}, [len(numbers)])
+
+
+def write_from_afar(buffer: Any, numbers: list[int]) -> None:
+    """What another process does: its buffer was pickled."""
+    buffer.extend(make_rows(*numbers))
+    assert len(buffer) == len(numbers) + 2
+    assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, *numbers}
+
+
+def test_buffer_when_sent_to_a_spawned_process_then_both_use_the_table(client: tdserve.Client, name: str) -> None:
+    buffer = TensorDictReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=4)
+    buffer.extend(make_rows(0, 1))
+    child = multiprocessing.get_context("spawn").Process(target=write_from_afar, args=(buffer, [5, 6, 7]))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (len(buffer), buffer.write_count) == (5, 5)
+    assert buffer[:]["obs"].tolist() == [0.0, 1.0, 5.0, 6.0, 7.0]
+    assert buffer.extend(make_rows(8)).tolist() == [5]
+
+
+def test_storage_when_pickled_before_it_has_rows_then_finds_the_table_that_another_creates(
+    client: tdserve.Client, name: str
+) -> None:
+    first = TDServeStorage(10, address=client, name=name)
+    second: Any = pickle.loads(pickle.dumps(first))
+    assert (len(first), first.initialized, second.initialized) == (0, False, False)
+    reader = ReplayBuffer(storage=second, batch_size=2)
+    ReplayBuffer(storage=first, batch_size=2).extend(make_rows(3, 3))
+    assert reader.sample()["obs"].tolist() == [3.0, 3.0]
+
+
+def test_rows_when_they_lack_keys_then_have_zeros_or_wait_for_them(client: tdserve.Client, name: str) -> None:
+    like = make_rows(0, action=torch.zeros(1, 2), next={"obs": torch.zeros(1)})[0]
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name, like=like), batch_size=2)
+    assert buffer.initialized
+    buffer.extend(make_rows(4, 5))
+    rows = buffer[:]
+    assert (rows["action"].tolist(), rows["next", "obs"].tolist()) == ([[0.0, 0.0]] * 2, [0.0, 0.0])
+    late = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name, missing="late"), batch_size=64)
+    index = late.extend(make_rows(6))
+    assert set(late.sample()["obs"].tolist()) == {4.0, 5.0}
+    client[name].set_at_("action", torch.ones(1, 2), index)
+    client[name].set_at_(("next", "obs"), torch.ones(1), index)
+    assert set(late.sample()["obs"].tolist()) == {4.0, 5.0, 6.0}
+
+
+def test_keys_when_they_come_later_then_are_refused_by_name(client: tdserve.Client, name: str) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    buffer.extend(make_rows(0))
+    with pytest.raises(tdserve.SpecMismatchError, match=r"'late'.*like="):
+        buffer.extend(make_rows(1, late=torch.zeros(1)))
+    assert len(buffer) == 1
+
+
+def test_slices_when_several_writers_take_turns_then_no_slice_mixes_them(client: tdserve.Client, name: str) -> None:
+    def make() -> Any:
+        storage = TDServeStorage(100, address=client, name=name)
+        return ReplayBuffer(storage=storage, sampler=SliceSampler(slice_len=2, traj_key="episode"), batch_size=40)
+
+    first = make()
+    first.extend(make_rows(0, 1, episode=torch.tensor([0, 0])))
+    second: Any = pickle.loads(pickle.dumps(make()))
+    for step in range(2, 12, 2):
+        second.extend(make_rows(100 + step, 101 + step, episode=torch.tensor([1, 1])))
+        first.extend(make_rows(step, step + 1, episode=torch.tensor([0, 0])))
+    slices = first.sample()["obs"].view(20, 2)
+    assert (slices.diff() == 1).all()
+
+
+def test_limiter_when_chosen_then_samples_wait_and_time_out(client: tdserve.Client, name: str) -> None:
+    storage = TDServeStorage(10, address=client, name=name, like=make_rows(0)[0], min_size=3)
+    buffer = ReplayBuffer(storage=storage, batch_size=2, prefetch=1)
+    buffer.extend(make_rows(0, 1))
+    client.timeout_s, before = 0.2, client.timeout_s
+    with pytest.raises(tdserve.DeadlineExceededError, match=name):
+        buffer.sample()
+    client.timeout_s = before
+    buffer.extend(make_rows(2))
+    assert len(buffer.sample()) == 2
+    buffer.shutdown()
+
+
+def test_emptied_table_when_its_numbers_begin_elsewhere_then_local_samplers_read_live_rows(
+    client: tdserve.Client, name: str
+) -> None:
+    client.create_replay(name, make_rows(0)[0], 10, sampler=tdserve.Prioritized())
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=30)
+    for _ in range(3):
+        buffer.extend(make_rows(0, 1, 2, 3))
+        buffer.empty()
+    index = buffer.extend(make_rows(7, 8))
+    assert buffer[index]["obs"].tolist() == [7.0, 8.0]
+    assert set(buffer.sample()["obs"].tolist()) == {7.0, 8.0}
+
+
+def test_storage_when_misused_then_the_error_names_the_argument(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TDSERVE_ADDRESS", raising=False)
+    with pytest.raises(tdserve.InvalidRequestError, match="TDSERVE_ADDRESS"):
+        TDServeStorage(10, name=name)
+    with pytest.raises(tdserve.InvalidRequestError, match="missing"):
+        TDServeStorage(10, address=client, name=name, missing="ones")
+    storage = TDServeStorage(10, address=client, name=name)
+    buffer = ReplayBuffer(storage=storage, batch_size=2)
+    with pytest.raises(tdserve.WrongStateError, match=name):
+        buffer[0]
+    with pytest.raises(tdserve.InvalidRequestError, match="TensorDict"):
+        buffer.extend({"obs": torch.zeros(2)})
+    buffer.extend(make_rows(0))
+    with pytest.raises(tdserve.InvalidRequestError, match=r"max_size.*20.*10"):
+        TDServeStorage(20, address=client, name=name)
+    with pytest.raises(tdserve.SelectionError):
+        buffer[5]
+    with pytest.raises(tdserve.NotSupportedError, match="track_generations"):
+        ReplayBuffer(storage=storage, writer=RoundRobinWriter(track_generations=True))
+
+
+def test_address_when_the_environment_names_it_then_is_found(
+    server: tdserve.Server, client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TDSERVE_ADDRESS", server.address)
+    buffer = ReplayBuffer(storage=lambda: TDServeStorage(10, name=name), batch_size=2, delayed_init=True)
+    buffer.extend(make_rows(4))
+    assert client[name][0]["obs"] == 4.0

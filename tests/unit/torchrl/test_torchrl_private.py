@@ -1,0 +1,122 @@
+"""tdserve/torchrl/torchrl_private.py: each private name of TorchRL is still there, and still means what is assumed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, prioritized
+from torchrl.data.replay_buffers.storages.base import Storage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
+
+from tdserve.torchrl import torchrl_private
+from tests.house import parse
+from tests.private_names import all_private_names
+
+EXAMINED = {"_init_sampler", "_init_writer", "_init_collate_fn", "_initialize_prioritized_sampler"}
+OWN = {"_refuse"}
+
+
+def test_private_names_when_listed_then_each_has_a_test_here() -> None:
+    path = Path(torchrl_private.__file__)
+    assert all_private_names(parse(torchrl_private.__name__, path.read_text())) - OWN == EXAMINED
+
+
+class NotedStorage(Storage):  # type: ignore[misc]
+    """A storage of a class that TorchRL does not know; notes what a buffer was given when it is attached."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(4)
+        self.parts = parts
+        self.found: list[Any] = []
+
+    def attach(self, buffer: Any) -> None:
+        super().attach(buffer)
+        self.found = [*torchrl_private.get_pending_parts(buffer)]
+        torchrl_private.set_pending_parts(buffer, *self.parts)
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_init_sampler_and_init_writer_when_replaced_in_attach_then_the_buffer_uses_them() -> None:
+    given, ours = (RandomSampler(), RoundRobinWriter()), (RandomSampler(), RoundRobinWriter())
+    storage = NotedStorage(*ours)
+    buffer = ReplayBuffer(storage=storage, sampler=given[0], writer=given[1])
+    assert [id(part) for part in storage.found] == [id(part) for part in given]
+    assert (buffer.sampler, buffer.writer) == ours
+
+
+def test_init_sampler_and_init_writer_when_none_are_given_then_none_or_a_function() -> None:
+    storage = NotedStorage(None, None)
+    ReplayBuffer(storage=storage)
+    assert storage.found == [None, None]
+    storage = NotedStorage(None, None)
+    TensorDictReplayBuffer(storage=storage)
+    assert storage.found[0] is None
+    assert callable(storage.found[1])
+
+
+def test_init_collate_fn_when_none_is_given_then_rows_stay_as_they_are() -> None:
+    storage = NotedStorage(None, None)
+    storage.get = list
+    storage.device = None
+    assert ReplayBuffer(storage=storage, batch_size=5).sample() == pytest.approx([0, 1, 2, 1, 1], abs=2)
+    with_own = ReplayBuffer(storage=storage, batch_size=5, collate_fn=len)
+    assert with_own.sample() == 5
+
+
+def test_initialize_prioritized_sampler_when_a_buffer_is_made_then_gives_no_priorities() -> None:
+    torchrl_private.allow_missing_trees()
+    updates: list[Any] = []
+
+    class NotingSampler(prioritized.PrioritizedSampler):  # type: ignore[misc]
+        def update_priority(self, *changes: Any, **_: Any) -> None:
+            updates.append(changes)
+
+    sampler = NotingSampler(4, 1.0, 1.0)
+    buffer = ReplayBuffer(storage=NotedStorage(sampler, None))
+    assert buffer.sampler is sampler
+    assert updates == []
+
+
+def test_trees_when_missing_then_a_sampler_can_be_made_but_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SumSegmentTreeFp32", "MinSegmentTreeFp32", "SumSegmentTreeFp64", "MinSegmentTreeFp64"):
+        assert hasattr(prioritized, name)
+        monkeypatch.setattr(prioritized, name, None)
+    with pytest.raises(RuntimeError, match="SumSegmentTreeFp32"):
+        prioritized.PrioritizedSampler(4, 1.0, 1.0)
+    torchrl_private.allow_missing_trees()
+    sampler = prioritized.PrioritizedSampler(4, 1.0, 1.0)
+    with pytest.raises(ImportError, match="segment trees"):
+        sampler.update_priority(0, 1.0)
+    with pytest.raises(ImportError, match="segment trees"):
+        sampler.sample([1], 1)
+
+
+def test_trees_when_they_are_there_then_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prioritized, "SumSegmentTreeFp32", int)
+    torchrl_private.allow_missing_trees()
+    assert prioritized.SumSegmentTreeFp32 is int
+
+
+def test_state_when_shared_then_is_one_in_both_directions() -> None:
+    class Other(SamplerWithoutReplacement):  # type: ignore[misc]
+        """A class of the same attributes."""
+
+    sampler = SamplerWithoutReplacement(drop_last=True)
+    other = torchrl_private.share_state(sampler, Other)
+    sampler.shuffle = False
+    other.len_storage = 7
+    assert (other.drop_last, other.shuffle, sampler.len_storage) == (True, False, 7)
+
+
+def test_functions_when_put_into_a_buffer_then_are_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(torchrl_private.return_unchanged))(3) == 3
+    assert pickle.loads(pickle.dumps(torchrl_private.do_nothing))() is None
