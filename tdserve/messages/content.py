@@ -41,6 +41,10 @@ ADDED_DTYPES = {
 """Columns that a table may add to each row of a sample, in the order in which they travel; its settings determine
 which."""
 
+ADDED_KEYS = frozenset((INDEX_KEY, GENERATION_KEY, *ADDED_DTYPES))
+"""All keys that a sample may have beside its rows. In rows that are written they are ignored, unless the rows of the
+table have them."""
+
 RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
 """Keys that the service adds to a sample; rows of a replay may not have them at the root."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdserve.structure.adapting import NO_KEYS, adapt
 from tdserve.structure.capture_cache import Look, Recall
 from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.known_structures import KnownStructures
@@ -31,6 +32,7 @@ def capture(
     allow_pickle: bool = False,
     is_exact: bool = False,
     takes_structure: bool = False,
+    ignores: frozenset[str] = NO_KEYS,
 ) -> Captured:
     """Captures a tensordict or tensorclass instance.
 
@@ -42,11 +44,13 @@ def capture(
             sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
             bytes are sent.
         like: A structure, of any number of rows, for which it is captured. Its ragged and packed parts are ragged and
-            packed in the result; if ``td`` has them in another form, they are converted.
+            packed in the result; if ``td`` has them in another form, they are converted. What is to be sent also gets
+            the dtypes of this structure where they hold all of its values.
         allow_pickle: Whether non-tensor values of any type are accepted; those of a destination always are.
         is_exact: True also records what is part of a tensordict besides its content: locks, ``requires_grad``,
             parameters and buffers. False ignores all of that.
         takes_structure: Whether meta and fake tensors are accepted, as meta tensors.
+        ignores: Keys of the root that are left out where ``like`` does not have them.
 
     Raises:
         NotSupportedError: There is a sparse, quantized or meta tensor, a tensor subclass without memory of its own, or
@@ -60,7 +64,8 @@ def capture(
         )
         if not is_destination:
             reader.take_forms(td, like.packed_nodes)
-        return _capture_for(td, like, reader)
+        captured = _read_for(td, like, reader)
+        return conform(captured if is_destination else adapt(captured, like, ignores), like)
     checks = not (allow_pickle or is_destination)
 
     def read() -> Captured:
@@ -69,8 +74,11 @@ def capture(
         return Captured(share_spec(root), reader.tensors, reader.values, {})
 
     captured = read() if is_exact or takes_structure else _recall_or_read(td, look, read, is_destination=is_destination)
-    is_plain = like is None or not (like.has_ragged or captured.spec.has_ragged)
-    return captured if like is None or is_plain else conform(captured, like)
+    if like is None:
+        return captured
+    if not is_destination:
+        captured = adapt(captured, like, ignores)
+    return conform(captured, like) if like.has_ragged or captured.spec.has_ragged else captured
 
 
 def capture_module(
@@ -109,13 +117,13 @@ def capture_as(td: Any, like: Spec) -> Captured:
     Raises:
         NotSupportedError, InvalidSpecError: As raised by ``capture``.
     """
-    return _capture_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True))
+    return conform(_read_for(td, like, NodeReader("", False, like.packed, checks=False, is_exact=True)), like)
 
 
-def _capture_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
+def _read_for(td: Any, like: Spec, reader: NodeReader) -> Captured:
     is_one = like.root.inner is not None and not like.root.batch_size
     root = reader.capture_node(td, (), () if is_one else None)  # its own dimensions are those of the element
-    return conform(Captured(share_spec(root), reader.tensors, reader.values, {}), like)
+    return Captured(share_spec(root), reader.tensors, reader.values, {})
 
 
 def capture_packed(

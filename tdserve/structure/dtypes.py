@@ -37,5 +37,46 @@ WIRE: dict[str, int] = {name: number for name, _, number in _TABLE}
 NAMES: dict[int, str] = {number: name for name, _, number in _TABLE}
 """Name, by number of the protobuf enum ``DType``."""
 
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "bool": (0, 1),
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+}
+"""Smallest and largest value."""
+
+_FLOATS: dict[str, tuple[int, int, int]] = {
+    "float16": (11, -14, 15),
+    "bfloat16": (8, -126, 127),
+    "float32": (24, -126, 127),
+    "float64": (53, -1022, 1023),
+}
+"""Binary digits, and the exponents of the smallest normal and of the largest value."""
+
+_COMPLEX: dict[str, str] = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+"""Dtype of the parts."""
+
+
+def holds_all_values(wider: str, dtype: str) -> bool:
+    """Returns whether every value of ``dtype`` is a value of ``wider``, so that a conversion loses nothing.
+
+    Real numbers are not converted to complex ones, nor float8 to anything.
+    """
+    if wider == dtype:
+        return True
+    if wider in _COMPLEX and dtype in _COMPLEX:
+        return holds_all_values(_COMPLEX[wider], _COMPLEX[dtype])
+    if wider in _FLOATS and dtype in _FLOATS:
+        digits, lowest, highest = _FLOATS[dtype]
+        wide_digits, wide_lowest, wide_highest = _FLOATS[wider]
+        return digits <= wide_digits and highest <= wide_highest and lowest - digits >= wide_lowest - wide_digits
+    if dtype not in _INTEGERS:
+        return False
+    smallest, largest = _INTEGERS[dtype]
+    if wider in _FLOATS:
+        return max(-smallest, largest) <= 1 << _FLOATS[wider][0]
+    least, most = _INTEGERS.get(wider, (0, -1))
+    return least <= smallest and largest <= most
+
+
 DIFFERENTIABLE = ("float", "bfloat", "complex")
 """Prefixes of the names of dtypes whose tensors may require grad."""

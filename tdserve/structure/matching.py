@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.errors import SpecMismatchError
+from tdserve.structure.dtypes import holds_all_values
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
 
 
@@ -29,6 +30,16 @@ def describe(entry: Entry) -> str:
     if isinstance(entry, ValueLeaf):
         return f"non-tensor{list(entry.batch_size)}"
     return f"{entry.tensorclass or 'TensorDict'}{list(entry.shown_batch_size)}"
+
+
+def describe_misfit(expected: Entry, actual: Entry) -> str:
+    """Describes an entry that does not fit, as errors show it; with the conversion that only the caller may make."""
+    if not isinstance(expected, TensorLeaf) or not isinstance(actual, TensorLeaf) or expected.shape != actual.shape:
+        return describe(actual)
+    if holds_all_values(expected.dtype, actual.dtype):
+        return describe(actual)
+    remedy = f"convert it first, as by .to(torch.{expected.dtype})"
+    return f"{describe(actual)}, of which {expected.dtype} does not hold all values: {remedy}"
 
 
 def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
@@ -58,7 +69,7 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
         elif is_packed and (_is_any(entry) or has_nothing(other)):
             continue
         elif type(entry) is not type(other) or not fits(entry, other):
-            raise _make_mismatch(store, (*path, key), describe(entry), describe(other))
+            raise _make_mismatch(store, (*path, key), describe(entry), describe_misfit(entry, other))
     if is_packed and expected.tensorclass is not None:
         return  # fields that are not always set
     for key, other in theirs.items():

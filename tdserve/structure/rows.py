@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import LocalProtocolError
+from tdserve.structure.adapting import NO_KEYS
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.instances import get_class_name
@@ -43,11 +44,14 @@ class RowReader:
     Args:
         spec: Structure of one row.
         store: Name, for errors.
-        allow_pickle: As of ``capture``.
+        allow_pickle, ignores: As of ``capture``.
     """
 
-    def __init__(self, spec: Spec, *, store: str, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, spec: Spec, *, store: str, allow_pickle: bool = False, ignores: frozenset[str] = NO_KEYS
+    ) -> None:
         self._spec = spec
+        self._ignores = ignores
         self._allow_pickle = allow_pickle
         self._store = store
         self._places: list[_Place] = []
@@ -74,7 +78,9 @@ class RowReader:
             tensors = None
         if tensors is not None:
             return tensors, _NO_VALUES
-        captured = capture(td, store=self._store, like=self._spec, allow_pickle=self._allow_pickle)
+        captured = capture(
+            td, store=self._store, like=self._spec, allow_pickle=self._allow_pickle, ignores=self._ignores
+        )
         check_matches(self._spec, captured.spec, store=self._store)
         self._learn(td)
         is_per_row = {path: leaf.per_row for path, leaf in captured.spec.values}

@@ -1,8 +1,8 @@
 """Fits values to what they replace in a store, by the rules of tensordict's own assignments.
 
-Tensordict's calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. Tensordict would cast some
-values, or put them in place of another kind of entry, without an error. Both are refused here: a write never changes a
-store's structure.
+Tensordict's calls differ in what they broadcast (:class:`Manner`). Dicts are read by key. Tensordict would cast values
+even where that changes them, or put them in place of another kind of entry, without an error. Both are refused here: a
+write never changes a store's structure, and converts only to dtypes that hold all values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from tdserve.client.content.ragged_values import describe_value, split_entries, 
 from tdserve.structure import unbatched
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
+from tdserve.structure.dtypes import holds_all_values
 from tdserve.structure.file_tensors import read_into_memory
 from tdserve.structure.instances import find_fields
+from tdserve.structure.matching import describe_misfit
 from tdserve.structure.nodes import Form, Ragged
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import (
@@ -217,7 +219,7 @@ class _Fitting:
             elif isinstance(entry, TensorLeaf) and self.manner is not Manner.ENTRY:
                 self.tensors[full] = self._broadcast(captured.tensors[below], entry, full)
             else:
-                raise self.make_mismatch(full, describe(entry), describe(leaf))
+                raise self.make_mismatch(full, describe(entry), describe_misfit(entry, leaf))
         for below, value_leaf in captured.spec.values:
             full = (*path, *below)
             if captured.values[below] is None and is_unset_field(node, below):
@@ -278,8 +280,10 @@ class _Fitting:
             )
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
-            if isinstance(value, (torch.Tensor, np.ndarray)):
-                raise self.make_mismatch(path, self._describe_wanted(leaf), describe(actual))
+            is_typed = isinstance(value, (torch.Tensor, np.ndarray))
+            if is_typed and not holds_all_values(leaf.dtype, actual.dtype):
+                found_text = describe_misfit(leaf._replace(shape=actual.shape), actual)
+                raise self.make_mismatch(path, self._describe_wanted(leaf), found_text)
             tensor = tensor.to(to_torch(leaf.dtype))
         found = self._broadcast_to(tensor.resolve_neg().resolve_conj(), leaf.shape, path)
         if found is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from tdserve.base.deadline import Deadline
@@ -386,14 +385,4 @@ def _convert_future(future: AwaitableFuture[int], is_one: bool, num_keys: int) -
     """Returns a future of what ``put`` returns."""
     if is_one:
         return future
-    converted: AwaitableFuture[Any] = AwaitableFuture.make_running()
-
-    def settle(done: Future[int]) -> None:
-        error = done.exception()
-        if error is not None:
-            converted.set_exception(error)
-        else:
-            converted.set_result(_count_up(done.result(), is_one, num_keys))
-
-    future.add_done_callback(settle)
-    return converted
+    return future.convert(lambda first: _count_up(first, is_one, num_keys))

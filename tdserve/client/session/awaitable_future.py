@@ -44,6 +44,19 @@ class AwaitableFuture(Future[_Result]):
         else:
             self.set_result(result)
 
+    def convert(self, function: Callable[[_Result], Any]) -> AwaitableFuture[Any]:
+        """Returns a future of the result of ``function``, which is called with the result of this future."""
+        converted: AwaitableFuture[Any] = AwaitableFuture.make_running()
+
+        def settle(done: Future[_Result]) -> None:
+            try:
+                converted.set_result(function(done.result()))
+            except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+                converted.set_exception(error)
+
+        self.add_done_callback(settle)
+        return converted
+
     def __await__(self) -> Generator[Any, None, _Result]:
         if not self.done():
             loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from math import prod
 from typing import Any, NamedTuple
 
@@ -92,17 +91,7 @@ class GivenRows(NamedTuple):
             if self.num_cut:
                 index = torch.cat([index.new_full((self.num_cut,), -1), index])
             return index.reshape(self.shape)
-        restored: Future[torch.Tensor] = Future()
-        restored.set_running_or_notify_cancel()
-
-        def settle(done: Future[torch.Tensor]) -> None:
-            if (error := done.exception()) is not None:
-                restored.set_exception(error)
-            else:
-                restored.set_result(self.restore(done.result()))
-
-        index.add_done_callback(settle)
-        return restored
+        return index.convert(self.restore)
 
 
 def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:

@@ -44,6 +44,7 @@ from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
 from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
+from tdserve.messages.content import ADDED_KEYS
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import encode, parse
 from tdserve.rules.replay.settings import Settings
@@ -134,6 +135,8 @@ class TableHandle(ByAddress):
         Args:
             batch: Tensordict of batch size ``[n, *row]``, or one row, of batch size ``row``. It may lack leaves, which
                 are written later with ``set_at_``; until then the rows are drawn only by samples with ``require``.
+                Keys that samples add, such as ``"index"``, are ignored. Tensors are converted to the dtypes of the
+                table where these hold all values of theirs.
             flatten: True also takes rows in several dimensions, such as ``[workers, time, *row]``. They are stored in
                 row-major order. Where the table links rows to trajectories by their order, one ends at the end of each
                 line along the last of these dimensions.
@@ -169,9 +172,9 @@ class TableHandle(ByAddress):
             captured, keys = self._capture_batch(batch)
             return self._extend((captured,), keys, annotations, timeout_s, return_early)
         given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten)
-        if self.settings.overwrites_oldest and given.num_rows > self.capacity:
-            self._follow_recreated()  # perhaps with room for all of them
-            given = given.keep_newest(self.capacity)
+        if given.num_rows > self.capacity:
+            self._follow_recreated()  # perhaps with room for all of them, or with another limiter
+            given = given.keep_newest(self.capacity) if self.settings.overwrites_oldest else given
         captured, keys = self._capture_batch(given.batch)
         is_cut = given.num_cut > 0
         return given.restore(self._extend((captured,), keys, given.annotations, timeout_s, return_early, is_cut=is_cut))
@@ -439,11 +442,16 @@ class TableHandle(ByAddress):
         return result
 
     def _follow_recreated(self) -> bool:
-        """Follows a table that was deleted and created again for the same rows; returns whether it was."""
+        """Follows a table that was deleted and created again for the same rows; returns whether it was.
+
+        Otherwise only the settings are those of now.
+        """
         found = self._client.catalog.describe(self.name, timeout_s=0)
         is_recreated = found.spec == self.spec and found.capacity != self.capacity
         if is_recreated:
             self._follow(found)
+        elif found.spec == self.spec:
+            self.settings = Settings.from_json(found.settings)
         return is_recreated
 
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
@@ -466,7 +474,9 @@ class TableHandle(ByAddress):
         return self._capture_fitting(batch)
 
     def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
-        captured = capture(batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle)
+        captured = capture(
+            batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle, ignores=ADDED_KEYS
+        )
         is_deep = len(captured.spec.batch_size) == self._num_dims
         if not is_deep and (rows := restack_by_rows(batch)) is not batch:
             return self._capture_fitting(rows)

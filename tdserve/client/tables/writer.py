@@ -20,6 +20,7 @@ from tdserve.client.tables.row_annotations import check_policy, check_policy_ver
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import RowDestination
 from tdserve.client.tables.row_sender import RowSender
+from tdserve.messages.content import ADDED_KEYS
 from tdserve.structure.rows import RowReader
 from tdserve.structure.tree import Path
 
@@ -99,7 +100,7 @@ class ReplayWriter:
         self.policy_version = policy_version
         self._uses_priority = handle.settings.uses_priority
         self._allows_pickle: bool = handle._client.allow_pickle
-        self._reader = RowReader(spec, store=table.name, allow_pickle=self._allows_pickle)
+        self._reader = RowReader(spec, store=table.name, allow_pickle=self._allows_pickle, ignores=ADDED_KEYS)
         self._sender = RowSender(
             table,
             spec,

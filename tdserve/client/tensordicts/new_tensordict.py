@@ -24,6 +24,7 @@ from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.rules.catalog import make_identity
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT, allows_local
+from tdserve.structure.adapting import adapt
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
 from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
@@ -193,6 +194,8 @@ def _replace_known(
     stored = known.spec
     if stored.has_ragged or captured.spec.has_ragged:
         captured = capture(td, store=name, allow_pickle=client.allow_pickle, like=stored, is_exact=True)
+    else:
+        captured = adapt(captured, stored)
     check_matches(stored, captured.spec, store=name)
     return write_selection(
         client, name, EVERYTHING, captured, stored=stored, identity=known.identity, deadline=deadline

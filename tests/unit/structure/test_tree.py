@@ -179,7 +179,13 @@ def test_spec_when_hashed_pickled_and_compared_then_is_a_value() -> None:
     [
         (changed(entries=ENTRIES[1:]), "z", "float32[3, 4]", "no such key"),
         (changed(entries=(*ENTRIES, ("more", INNER))), "more", "no such key", "TensorDict[3, 2]"),
-        (with_entry("z", TensorLeaf("float64", (3, 4))), "z", "float32[3, 4]", "float64[3, 4]"),
+        (
+            with_entry("z", TensorLeaf("float64", (3, 4))),
+            "z",
+            "float32[3, 4]",
+            "float64[3, 4], of which float32 does not hold all values: convert it first, as by .to(torch.float32)",
+        ),
+        (with_entry("z", TensorLeaf("float16", (3, 4))), "z", "float32[3, 4]", "float16[3, 4]"),
         (with_entry("z", TensorLeaf("float32", (3, 5))), "z", "float32[3, 4]", "float32[3, 5]"),
         (with_entry("z", ValueLeaf((3,), False)), "z", "float32[3, 4]", "non-tensor[3]"),
         (with_entry("n", TensorLeaf("bool", (3,))), "n", "TensorDict[3, 2]", "bool[3]"),

@@ -31,6 +31,15 @@ def test_future_when_awaited_then_its_result_from_another_thread() -> None:
     assert asyncio.run(scenario()) == 7
 
 
+def test_future_when_converted_then_of_the_result_or_error_of_both() -> None:
+    future: AwaitableFuture[int] = AwaitableFuture()
+    converted, failing = future.convert(str), future.convert(lambda number: number // 0)
+    future.run(lambda: 7)
+    assert converted.result(TIMEOUT_S) == "7"
+    with pytest.raises(ZeroDivisionError):
+        failing.result(TIMEOUT_S)
+
+
 def test_future_when_done_then_awaiting_it_does_not_yield() -> None:
     assert list(AwaitableFuture.make_done("x").__await__()) == []
 

@@ -161,6 +161,16 @@ def test_extend_when_too_many_rows_would_not_replace_the_oldest_then_refused(
     assert table.info()["inserts"] == 0
 
 
+def test_extend_when_another_client_has_set_a_limiter_that_blocks_then_too_many_rows_are_refused(
+    server: tdserve.Server, client: tdserve.Client, name: str
+) -> None:
+    table = create(client, name)
+    with server.client() as other:
+        other.replay(name).set_limiter(tdserve.SampleToInsertRatio(1.0, min_size=1, error_buffer=100.0))
+    with pytest.raises(TooLargeError, match=name):
+        table.extend(rows(6))
+
+
 def test_extend_when_the_table_was_made_anew_with_room_for_all_then_all_are_stored(
     client: tdserve.Client, name: str
 ) -> None:
@@ -169,3 +179,60 @@ def test_extend_when_the_table_was_made_anew_with_room_for_all_then_all_are_stor
     create(client, name, 9)
     assert -1 not in table.extend(rows(8))
     assert read_numbers(table) == list(range(8))
+
+
+def test_extend_when_other_dtypes_lose_nothing_then_converted(client: tdserve.Client, name: str) -> None:
+    table = create(client, name)
+    batch = rows(3)
+    batch["a"], batch["n", "b"] = batch["a"].to(torch.int16), batch["n", "b"].to(torch.float16)
+    table.extend(batch)
+    with table.writer() as writer:
+        writer.append(batch[2])
+    found = table[:]
+    assert (found["a"].dtype, found["a"].tolist()) == (torch.int64, [0, 1, 2, 2])
+    assert (found["n", "b"].dtype, found["n", "b"].tolist()) == (torch.float32, [0, 10, 20, 20])
+    table.set_at_("a", torch.tensor([7], dtype=torch.uint8), [0])
+    assert table[0]["a"].item() == 7
+    batch["n", "b"] = batch["n", "b"].to(torch.float64)
+    with pytest.raises(SpecMismatchError, match="float32 does not hold all values"):
+        table.extend(batch)
+    with pytest.raises(SpecMismatchError, match="float32 does not hold all values"):
+        table.set_at_(("n", "b"), batch["n", "b"], [0, 1, 2])
+
+
+def test_send_when_other_dtypes_lose_nothing_then_converted(client: tdserve.Client, name: str) -> None:
+    client.init_remote(rows(3), name)
+    batch = rows(3, start=5)
+    batch["a"] = batch["a"].to(torch.int32)
+    client.send(batch, name)
+    assert client.from_remote_init(name)["a"].tolist() == [5, 6, 7]
+    assert client.from_remote_init(name)["a"].dtype is torch.int64
+
+
+def test_extend_when_rows_were_sampled_then_what_the_sample_added_is_ignored(client: tdserve.Client, name: str) -> None:
+    source = create(client, name, sampler=tdserve.Prioritized(), max_times_sampled=9)
+    source.extend(rows(4))
+    target = create(client, f"{name}.target")
+    sample = source.sample(3)
+    assert {"index", "generation", "priority", "times_sampled"} <= set(sample.keys())
+    index = target.extend(sample)
+    with target.writer() as writer:
+        writer.append(sample[0])
+    assert read_numbers(target) == [*sample["a"].tolist(), sample["a"][0].item()]
+    assert (target[index] == sample.select("a", "n")).all()
+
+
+def test_extend_when_rows_were_sampled_from_a_table_of_instances_then_they_are_instances_again(
+    client: tdserve.Client, name: str
+) -> None:
+    table = client.create_replay(name, Step(a=torch.tensor(3), word="x"), 4)
+    table.extend(Step(a=torch.tensor(3), word="x"))
+    table.extend(table.sample(2))
+    assert [(row.a.item(), row.word) for row in table] == [(3, "x")] * 3
+
+
+def test_extend_when_a_key_of_samples_is_one_of_the_rows_too_then_stored(client: tdserve.Client, name: str) -> None:
+    like = rows().set("slice_end", torch.tensor(0.0))
+    table = client.create_replay(name, like, 4)
+    table.extend(rows(1).set("slice_end", torch.tensor([2.5])))
+    assert table[0]["slice_end"].item() == 2.5
