@@ -21,7 +21,7 @@ pytest.importorskip("torchrl")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it deprecates its own classes when it is imported
-    from torchrl.collectors import MultiSyncCollector
+    from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
     from torchrl.data import Composite, Unbounded
     from torchrl.envs import EnvBase
 
@@ -117,3 +117,28 @@ def test_workers_when_a_trainer_publishes_then_act_with_the_new_weights(
     assert seen == [({float(number)}, {number + 1}) for number in range(6)]
     assert {name: state.last_error for name, state in states.items()} == {"0": "", "1": ""}
     assert all(state.age_s < TIMEOUT_S for state in states.values())
+
+
+@pytest.mark.full
+def test_workers_when_they_never_wait_for_each_other_then_act_with_the_new_weights_too(
+    scheme: TDServeWeightSyncScheme,
+) -> None:
+    constant = Constant()
+    policy = TensorDictModule(constant, in_keys=["observation"], out_keys=["action"])
+    collector = MultiAsyncCollector(
+        [Plain] * NUM_WORKERS,
+        policy,
+        frames_per_batch=NUM_ROWS,
+        total_frames=-1,
+        weight_sync_schemes={"policy": scheme},
+    )
+    remaining = {0.0, 1.0, 2.0}
+    try:
+        for batch in collector:
+            remaining -= set(batch["action"].flatten().tolist())
+            if not remaining:
+                break
+            constant.weight.data.fill_(min(remaining))
+            collector.update_policy_weights_()  # batches that were made before come first
+    finally:
+        collector.shutdown()
