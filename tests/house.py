@@ -20,7 +20,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -38,7 +38,8 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "os.environ": ("base",),
     "os.getenv": ("base",),
     "os.putenv": ("base",),
-    "gymnasium": ("examples",),
+    "gymnasium": ("examples", "sb3"),
+    "stable_baselines3": ("sb3",),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl"),
     "rich": ("cli", "examples", "bench", "aio", "torchrl"),

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pickle
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+gym = pytest.importorskip("gymnasium")
+pytest.importorskip("stable_baselines3")
+
+from gymnasium import spaces  # noqa: E402
+from stable_baselines3 import DQN  # noqa: E402
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer  # noqa: E402
+
+import tdserve  # noqa: E402
+from tdserve.sb3 import TDServeReplayBuffer  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+SPACES: dict[str, spaces.Space[Any]] = {
+    "vector": VECTOR,
+    "image": spaces.Box(0, 255, (2, 4, 4), np.uint8),
+    "number": spaces.Discrete(5),
+    "dict": spaces.Dict({"pixels": spaces.Box(0, 255, (4,), np.uint8), "speed": VECTOR}),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(4),
+    "float64": spaces.Box(-1.0, 1.0, (2,), np.float64),
+}
+NUM_ENVS = 3
+
+_NUMBERS = count()
+
+
+@pytest.fixture(params=["shm", "gloo"])
+def options(server: tdserve.Server, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"address": server.address, "transport": request.param, "name": f"sb3 {next(_NUMBERS)}"}
+
+
+def observe(space: spaces.Space[Any], number: int) -> Any:
+    """Makes an observation of every environment that shows the number of the step."""
+    if isinstance(space, spaces.Dict):
+        return {key: observe(each, number) for key, each in space.items()}
+    if isinstance(space, spaces.Discrete):
+        return np.full(NUM_ENVS, number, np.int64)
+    assert isinstance(space, spaces.Box)
+    return np.full((NUM_ENVS, *space.shape), number, space.dtype)
+
+
+def step(observation: spaces.Space[Any], action: spaces.Space[Any], number: int) -> tuple[Any, ...]:
+    """Makes a step: all of it shows its number; the second environment ends, the third runs out of time."""
+    chosen = np.stack([np.asarray(action.sample()) for _ in range(NUM_ENVS)])
+    infos = [{}, {}, {"TimeLimit.truncated": True}]
+    done = np.array([False, True, True])
+    seen, then = observe(observation, number), observe(observation, number + 1)
+    return seen, then, chosen, np.full(NUM_ENVS, number, np.float64), done, infos
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", SPACES)
+def test_sample_when_steps_were_added_then_as_their_own_buffer_gives_it(
+    options: dict[str, Any], observation: str, action: str
+) -> None:
+    spaces_of: tuple[Any, Any] = (SPACES[observation], ACTIONS[action])
+    theirs = (DictReplayBuffer if observation == "dict" else ReplayBuffer)(12, *spaces_of, n_envs=NUM_ENVS)
+    ours = TDServeReplayBuffer(12, *spaces_of, n_envs=NUM_ENVS, **options)
+    for number in range(3):
+        for buffer in (theirs, ours):
+            buffer.add(*step(*spaces_of, number))
+    expected, found = theirs.sample(64), ours.sample(64)
+    assert type(found) is type(expected)
+    assert (ours.size(), ours.pos, ours.full) == (theirs.size(), theirs.pos, theirs.full) == (3, 3, False)
+    for mine, other in zip(_list_tensors(found), _list_tensors(expected), strict=True):
+        assert (mine.shape, mine.dtype, mine.device) == (other.shape, other.dtype, other.device)
+    assert set(found.rewards.flatten().tolist()) == {0.0, 1.0, 2.0}
+    assert 0.2 < found.dones.mean() < 0.5, "one of three environments ended, another ran out of time"
+    before, after = (_list_tensors((each,))[-1].flatten(1).float() for each in (found[0], found[2]))
+    assert torch.equal(before[:, 0], found.rewards.flatten()), "the parts of a row belong together"
+    assert torch.equal(after[:, 0], before[:, 0] + 1)
+    ours.close()
+
+
+def _list_tensors(samples: Any) -> list[torch.Tensor]:
+    parts = [list(part.values()) if isinstance(part, dict) else [part] for part in samples if part is not None]
+    return [tensor for part in parts for tensor in part]
+
+
+def test_add_when_full_then_the_oldest_rows_go(options: dict[str, Any]) -> None:
+    buffer = TDServeReplayBuffer(4 * NUM_ENVS, VECTOR, ACTIONS["discrete"], n_envs=NUM_ENVS, **options)
+    for number in range(6):
+        buffer.add(*step(VECTOR, ACTIONS["discrete"], number))
+    assert (buffer.size(), buffer.full, buffer.pos) == (4, True, 2)
+    assert set(buffer.sample(256).rewards.flatten().tolist()) == {2.0, 3.0, 4.0, 5.0}
+    buffer.reset()
+    assert (buffer.size(), buffer.full) == (0, False)
+    buffer.close()
+
+
+def test_rows_when_two_buffers_have_one_name_then_shared_and_kept_by_a_pickle(options: dict[str, Any]) -> None:
+    first, second = (TDServeReplayBuffer(30, VECTOR, ACTIONS["discrete"], n_envs=NUM_ENVS, **options) for _ in range(2))
+    first.add(*step(VECTOR, ACTIONS["discrete"], 1))
+    assert first.size() == second.size() == 1
+    second.add(*step(VECTOR, ACTIONS["discrete"], 2))
+    copy = pickle.loads(pickle.dumps(second))
+    assert set(copy.sample(64).rewards.flatten().tolist()) == {1.0, 2.0}
+    for buffer in (first, second, copy):
+        buffer.close()
+
+
+def test_make_when_memory_is_to_be_saved_then_refused_and_nothing_created(options: dict[str, Any]) -> None:
+    with pytest.raises(tdserve.NotSupportedError, match="optimize_memory_usage"):
+        TDServeReplayBuffer(30, VECTOR, ACTIONS["discrete"], optimize_memory_usage=True, **options)
+    with tdserve.connect(options["address"]) as client:
+        assert options["name"] not in client
+
+
+def test_learn_when_dqn_has_the_buffer_then_learns_from_its_rows(options: dict[str, Any]) -> None:
+    model = DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_starts=50,
+        replay_buffer_class=TDServeReplayBuffer,
+        replay_buffer_kwargs=options,
+        buffer_size=1000,
+        seed=1,
+    )
+    before = [weight.clone() for weight in model.policy.parameters()]
+    model.learn(200)
+    assert model.replay_buffer is not None
+    assert model.replay_buffer.size() == 200
+    assert any(not torch.equal(*pair) for pair in zip(before, model.policy.parameters(), strict=True))
+    model.replay_buffer.close()  # type: ignore[attr-defined]
