@@ -104,7 +104,8 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     they were made, the one that :meth:`tdserve.Client.versions` lists.
 
     A receiver that a collector does not start calls ``init_on_receiver(model_id=, model=)`` and ``connect()``; it
-    follows what anybody publishes, also by :meth:`tdserve.Client.publish`.
+    follows what anybody publishes, also by :meth:`tdserve.Client.publish`. As in TorchRL the model belongs to the
+    caller: a scheme does not keep it alive.
 
     Args:
         address: Of the server; None: as of ``tdserve.connect``.
@@ -352,6 +353,8 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
 
     def _apply(self, found: Weights) -> None:
         model, context = self.model, self.context
+        if model is None:
+            raise WrongStateError(state=f"the model {self.model_id!r} is gone", event="an update of its weights")
         _check_fits(found.data, model, self.name)  # TorchRL would apply the leaves before the one that does not fit
         weights = found.data if self.strategy_str == "tensordict" else found.data.to_dict()
         with self._guard.change():
