@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers.samplers.random import RandomSampler, SamplerWi
 from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 
 from tdserve.base.errors import NotSupportedError, WrongStateError
+from tdserve.messages.content import GENERATION_KEY
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler as TableRule, Uniform
 from tdserve.rules.replay.without_replacement import WithoutReplacement
@@ -29,6 +30,9 @@ from tdserve.torchrl.torchrl_private import share_state
 
 UNCHANGED = float("-inf")
 """Priority of rows that keep theirs; no priority is negative. A row that was just written has the highest so far."""
+
+_NOT_DRAWN = -1
+"""In the place of the generation of a row that a sampler has not drawn."""
 
 _MAX_TRIES = 4
 
@@ -85,6 +89,8 @@ class TablePrioritizedSampler(PrioritizedSampler):
     """Stands for ``PrioritizedSampler``. The server has the priorities; ``beta`` may differ between processes, and
     change."""
 
+    _drawn: torch.Tensor | None = None
+
     def choose_rule(self, keys: Collection[Path]) -> Prioritized:
         """Returns the sampler for a new table. A beta of 0 would leave no weights to compute others from."""
         return Prioritized(alpha=float(self._alpha), beta=float(self._beta) or 1.0, eps=float(self._eps))
@@ -119,6 +125,7 @@ class TablePrioritizedSampler(PrioritizedSampler):
             raise_empty(storage, batch_size)
         beta = self._require_same(storage)
         index, added, _ = draw_rows(storage, batch_size)
+        self._remember(index, added[GENERATION_KEY], storage.max_size)
         weight = added["priority_weight"]
         if beta != self._beta:
             weight = weight ** (float(self._beta) / beta)
@@ -127,24 +134,34 @@ class TablePrioritizedSampler(PrioritizedSampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
         """Changes priorities of rows; those that are ``UNCHANGED`` stay.
 
+        Rows that others have overwritten since this sampler drew them are skipped.
+
         Raises:
             WrongStateError: The table has no priorities.
+            SelectionError: A row that it has not drawn is not live. Of the rows that it has drawn, priorities may have
+                changed.
         """
         self._require_same(storage)
         index = torch.as_tensor(index).detach().cpu().reshape(-1)
         priority = torch.as_tensor(priority).detach().cpu().float().reshape(-1).expand(len(index))
-        kept = priority != UNCHANGED
-        if kept.any():
-            storage.require_table().update_priority(index[kept], priority[kept])
+        generation = self._recall(index)
+        table, changes = storage.require_table(), priority != UNCHANGED
+        for part in (changes & (generation != _NOT_DRAWN), changes & (generation == _NOT_DRAWN)):
+            if part.any():
+                given = generation[part] if generation[part][0] != _NOT_DRAWN else None
+                table.update_priority(index[part], priority[part], generation=given)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """Does nothing: rows that were written have the highest priority so far."""
 
     def add(self, index: Any) -> None:
-        """Does nothing: the server knows the row."""
+        """Forgets an earlier draw of the row, which has been written now."""
+        self.extend(index)
 
     def extend(self, index: Any) -> None:
-        """Does nothing: the server knows the rows."""
+        """Forgets earlier draws of the rows, which have been written now."""
+        if self._drawn is not None:
+            self._drawn[torch.as_tensor(index).cpu()] = _NOT_DRAWN
 
     def _empty(self) -> None:
         return None
@@ -167,7 +184,16 @@ class TablePrioritizedSampler(PrioritizedSampler):
         self.load_state_dict(json.loads((pathlib.Path(path) / "sampler_metadata.json").read_text()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rng": None, "_sum_tree": None, "_min_tree": None}
+        return {**self.__dict__, "_rng": None, "_sum_tree": None, "_min_tree": None, "_drawn": None}
+
+    def _remember(self, index: torch.Tensor, generation: torch.Tensor, max_size: int) -> None:
+        if self._drawn is None:
+            self._drawn = torch.full((max_size,), _NOT_DRAWN, dtype=torch.int64)
+        self._drawn[index] = generation
+
+    def _recall(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns the generation of each row when it was drawn last; ``_NOT_DRAWN`` of others."""
+        return torch.full_like(index, _NOT_DRAWN) if self._drawn is None else self._drawn[index]
 
     def _require_same(self, storage: Any) -> float:
         """Returns the beta of the table's sampler."""

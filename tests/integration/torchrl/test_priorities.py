@@ -101,6 +101,20 @@ def test_priorities_when_one_process_sets_them_then_all_draw_by_them(make_table:
     assert third.sample()["obs"].unique().tolist() == [1.0]
 
 
+def test_priority_when_the_row_was_overwritten_since_it_was_drawn_then_is_skipped(make_table: MakeStorage) -> None:
+    settings = {"alpha": 1.0, "beta": 1.0, "batch_size": 500}
+    learner, actor = (TensorDictPrioritizedReplayBuffer(storage=make_table(), **settings) for _ in range(2))
+    learner.extend(make_rows(*range(10)))
+    drawn = learner.sample()
+    actor.extend(make_rows(*range(10, 15)))
+    drawn["td_error"] = torch.full((500,), 1e-7)
+    learner.update_tensordict_priority(drawn)
+    assert learner.sample()["obs"].min() >= 10
+    index = learner.extend(make_rows(*range(20, 25)))  # written here: its earlier draws do not count
+    learner.update_priority(index, torch.full((5,), 1e7))
+    assert learner.sample()["obs"].min() >= 20
+
+
 def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_in_this_process(
     make_table: MakeStorage, name: str
 ) -> None:
