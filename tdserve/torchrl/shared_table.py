@@ -77,6 +77,7 @@ class SharedTable(ByAddress):
         if found is not None or rows is None:
             return found
         try:
+            rows = rows.to("cpu")  # the device that samples have from then on
             keys = [(key,) if isinstance(key, str) else key for key in rows.keys(True, True)]
             rule = self.choose_rule(keys)
             created = self._client.create_replay(
@@ -99,8 +100,10 @@ class SharedTable(ByAddress):
         if handle is None:
             raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
         batch = complete_rows(batch, handle.spec, name=self.name, fills=self._fills)
-        parts = [handle.extend(part) for part in batch.split(self.capacity)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(batch) <= self.capacity:
+            numbers: torch.Tensor = handle.extend(batch)
+            return numbers
+        return torch.cat([handle.extend(part) for part in batch.split(self.capacity)])
 
     def _follow(self, handle: ReplayHandle) -> ReplayHandle:
         if handle.capacity != self.capacity:

@@ -20,7 +20,7 @@ TENSOR_KEY = "torchrl_tensor"
 
 
 def to_batch(data: Any) -> Any:
-    """Returns rows as a table takes them: one batch on the CPU, without keys that the table adds itself.
+    """Returns rows as a table takes them: one batch, without keys that the table adds itself.
 
     ``"index"`` is left out, since a sample has it in any case. Other keys of the user's that samples of a table have
     too, such as ``"priority"``, are stored under other names.
@@ -36,7 +36,7 @@ def to_batch(data: Any) -> Any:
         reason = f"{type(data).__name__}: a table stores tensordicts and tensors; make a TensorDict of it"
         raise InvalidRequestError(argument="data", reason=reason)
     if is_tensorclass(data):
-        return data.to("cpu")
+        return data
     names = set(data.keys())
     taken = [key for key in (INDEX_KEY, *_RENAMED) if key in names]
     if taken:
@@ -44,11 +44,12 @@ def to_batch(data: Any) -> Any:
         for key in taken:
             if key != INDEX_KEY:
                 data.rename_key_(key, f"{_PREFIX}{key}")
-    return data.to("cpu")
+    return data
 
 
 def from_table(rows: Any) -> Any:
-    """Returns rows of a table as TorchRL had them, see :func:`to_batch`."""
+    """Returns rows of a table as TorchRL had them, see :func:`to_batch`; their device is the CPU."""
+    rows = rows if rows.device is not None else rows.to("cpu")
     if is_tensorclass(rows):
         return rows
     names = set(rows.keys())
@@ -61,7 +62,7 @@ def split_sample(sample: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], An
     """Splits a sample of a table into its row numbers, the columns that the table has added, and the rows."""
     names = set(sample.keys())
     added = {key: sample.pop(key) for key in (*RESERVED_KEYS, SLICE_END_KEY) if key in names}
-    return added.pop(INDEX_KEY), added, from_table(sample.to("cpu"))
+    return added.pop(INDEX_KEY), added, from_table(sample)
 
 
 def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:

@@ -183,7 +183,7 @@ class TDServeStorage(Storage):
         if drawn is not None and drawn[0] is index:
             return drawn[1]
         index = torch.tensor(list(index)) if isinstance(index, range) else index
-        return from_table(self.require_table()[index].to("cpu"))
+        return from_table(self.require_table()[index])
 
     def contains(self, item: Any) -> bool:
         """Returns whether a row number is live."""
@@ -233,7 +233,7 @@ class TDServeStorage(Storage):
             return None
         rows = self.require_table()[:]
         begin = self.count_inserts() % self.max_size if len(rows) == self.max_size else 0
-        return from_table((torch.cat([rows[begin:], rows[:begin]]) if begin else rows).to("cpu"))
+        return from_table(torch.cat([rows[begin:], rows[:begin]]) if begin else rows)
 
     def replace_rows(self, rows: Any) -> None:
         """Replaces all rows by others, the oldest first."""
