@@ -432,7 +432,7 @@ class SampleRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., is_plain: bool = ..., replaces_torn: bool = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "resets_counts")
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "resets_counts")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +442,7 @@ class ChangeRequest(_message.Message):
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_FIELD_NUMBER: _ClassVar[int]
     RESETS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
@@ -452,8 +453,9 @@ class ChangeRequest(_message.Message):
     close: bool
     acknowledge: Leased
     give_back: Leased
+    sampler: str
     resets_counts: bool
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., resets_counts: bool = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., resets_counts: bool = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")

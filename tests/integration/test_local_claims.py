@@ -207,8 +207,8 @@ def test_extend_when_the_store_is_deleted_or_made_anew_then_nothing_goes_to_the_
 def test_extend_when_the_batch_does_not_fit_then_refused_and_the_next_is_stored(replay: Any) -> None:
     with pytest.raises(tdserve.SpecMismatchError):
         replay.extend(TensorDict({"first": torch.zeros(2)}, [2]))
-    with pytest.raises(tdserve.CapacityError):
-        replay.extend(rows(1, CAPACITY + 1))
+    with pytest.raises(tdserve.InvalidRequestError):
+        replay.extend(rows(1), priority=-1.0)
     replay.extend(rows(FEW))
     assert numbers_in(replay[:]) == held(*range(FEW + 1))
 

@@ -70,6 +70,8 @@ class Tables:
         self.limited.extend(rows(*range(4)))
         self.limited.sample(2)
         self.limited.set_limiter(tdserve.SampleToInsertRatio(1.0, min_size=2, error_buffer=4.0))
+        self.weighted: Any = client.create_replay("weighted", like, 8, sampler=tdserve.Prioritized(beta=0.4))
+        self.weighted.set_sampler(tdserve.Prioritized(beta=0.8))
         self.closed: Any = client.create_queue("closed", like, 8)
         self.closed.extend(rows(*range(5)))
         with self.closed.take(2):
@@ -156,6 +158,13 @@ def test_queue_when_restarted_then_closed_with_what_was_not_acknowledged(tables:
     assert [numbers(batch) for batch in queue.batches(2)] == [[2, 3], [4]]
     with pytest.raises(tdserve.EndOfStreamError):
         queue.take(1)
+
+
+def test_sampler_when_changed_before_the_restart_then_it_stays_changed(tables: Tables) -> None:
+    with tables.server.client(timeout_s=60.0) as fresh:
+        like, created = rows(0)[0], tdserve.Prioritized(beta=0.4)
+        found = fresh.create_replay("weighted", like, 8, sampler=created, exists_ok=True)
+        assert found.settings.sampler == tdserve.Prioritized(beta=0.8)
 
 
 def test_settings_when_restarted_then_a_new_client_finds_them(tables: Tables) -> None:

@@ -319,7 +319,6 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     ),
     "extend nan": (lambda t: t.extend(rows(7, 8), priority=[1.0, float("nan")]), tdserve.InvalidRequestError),
     "extend negative": (lambda t: t.extend(rows(7), priority=-0.5), tdserve.InvalidRequestError),
-    "extend too many": (lambda t: t.extend(rows(*range(9))), tdserve.CapacityError),
     "delete out of range": (lambda t: t.delete([0, 8]), tdserve.SelectionError),
     "delete below range, like the bytes of a run": (lambda t: t.delete([-1, 0, 2]), tdserve.SelectionError),
     "priority below range, like the bytes of few": (
@@ -347,6 +346,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
     ),
     "more for a consumer than fit": (lambda t: t.sample(9, consumer="c", timeout_s=0), tdserve.InvalidRequestError),
     "limiter": (lambda t: t.set_limiter(tdserve.MinSize(9)), tdserve.InvalidRequestError),
+    "no sampler": (lambda t: t.set_sampler(tdserve.MinSize(1)), tdserve.NotSupportedError),
     "no limiter": (lambda t: t.set_limiter("fast"), tdserve.NotSupportedError),
     "ack what was not taken": (lambda t: t.ack([0], consumer="c"), tdserve.WrongStateError),
 }

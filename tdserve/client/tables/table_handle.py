@@ -315,6 +315,19 @@ class TableHandle(ByAddress):
         change(self._client, self.name, self._client.deadline(timeout_s), limiter=settings.to_json())
         self.settings = settings
 
+    def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
+        """Changes parameters of the sampler, such as the ``beta`` of ``Prioritized``; later samples are drawn by it.
+
+        Batches that were prefetched before keep the weights that they have.
+
+        Raises:
+            InvalidRequestError: It is another sampler, or has another parameter that cannot change, which the error
+                names. Nothing was changed.
+        """
+        settings = self.settings.with_sampler(sampler)
+        change(self._client, self.name, self._client.deadline(timeout_s), sampler=settings.to_json())
+        self.settings = settings
+
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number, which does not count as sampling.
 

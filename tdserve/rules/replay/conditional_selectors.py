@@ -128,6 +128,14 @@ class ConditionalSelectors:
             parts.append(f"of {len(rows)} that were looked at")
         return ", ".join(parts)
 
+    def set_sampler(self, settings: Settings) -> None:
+        """Draws by these settings from now on, whose sampler has other parameters."""
+        self._settings = settings
+        for selector in self._selectors.values():
+            selector.set_sampler(settings.sampler)
+        if self._growing is not None:
+            self._growing.selector.set_sampler(settings.sampler)
+
     def arrive(self, rows: Rows, keys: Sequence[int] | None) -> None:
         """Records the data of rows before they are committed.
 
@@ -224,6 +232,7 @@ class ConditionalSelectors:
             CapacityError: There are too many consumers.
         """
         yield from self._learn_consumer(conditions.consumer)
+        selector.set_sampler(self._settings.sampler)  # it may have changed since the selector was made
         growing = self._growing = _Growing(conditions, selector)
         try:
             for start in range(0, self._columns.capacity, piece_rows):

@@ -36,7 +36,7 @@ class Prioritized(Sampler):
 
     Attributes:
         alpha: How much priorities count, from 0; 0 is uniform.
-        beta: How much the weights undo, from 0; 1 undoes it all.
+        beta: How much the weights undo, from 0; 1 undoes it all. ``table.set_sampler`` changes it in a live table.
         eps: Added to every priority, from 0; with 0, rows of priority 0 are left out.
     """
 
@@ -49,6 +49,7 @@ class Prioritized(Sampler):
     counts_samples: ClassVar[bool] = True
     adds: ClassVar[tuple[str, ...]] = ("priority", "probability", "priority_weight")
     is_independent: ClassVar[bool] = True
+    changeable: ClassVar[tuple[str, ...]] = ("beta",)
 
     def __post_init__(self) -> None:
         for argument in ("alpha", "beta", "eps"):
@@ -74,6 +75,10 @@ class PrioritizedSelector(Selector):
 
     def __repr__(self) -> str:
         return f"<PrioritizedSelector {self._num_rows} rows>"
+
+    def set_sampler(self, sampler: Prioritized) -> None:
+        """Draws with another ``beta`` from now on; weights in the tree do not depend on it."""
+        self._sampler = sampler
 
     def add(self, rows: Rows) -> None:
         """Adds rows with their priorities.

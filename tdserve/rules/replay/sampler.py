@@ -7,7 +7,7 @@ export it, add a line to ``tdserve/__init__.py`` and one to its stub, ``__init__
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +38,8 @@ class Sampler(ABC):
         is_ordered: Whether the order of a sample's rows matters. Such a sampler can also order a queue.
         keeps_epoch: Whether its selector remembers what it returned. Such a selector must not be rebuilt while it is in
             use, and refuses samples of more rows than it has.
+        changeable: Names of the fields that may change in a live table, whose selectors get the new sampler by
+            :meth:`~tdserve.rules.replay.selector.Selector.set_sampler`.
         uses_trajectories: Whether it uses trajectories. Then rows are committed in the order of their extends, and
             leave the table only when they are overwritten or deleted.
     """
@@ -50,6 +52,7 @@ class Sampler(ABC):
     draws_any_row: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     keeps_epoch: ClassVar[bool] = False
+    changeable: ClassVar[tuple[str, ...]] = ()
     uses_trajectories: ClassVar[bool] = False
 
     @property
@@ -74,6 +77,21 @@ class Sampler(ABC):
         Raises:
             InvalidRequestError: The setting is refused, with the reason.
         """
+
+    def check_change(self, changed: Sampler) -> None:
+        """Refuses a sampler that cannot replace this one in a live table.
+
+        Raises:
+            InvalidRequestError: It is another one, or differs in a field that cannot change. The error names it.
+        """
+        if type(changed) is not type(self):
+            reason = f"{self!r} cannot become {changed!r}: a table keeps its kind of sampler"
+            raise InvalidRequestError(argument="sampler", reason=reason)
+        for name in (field.name for field in fields(self) if field.name not in self.changeable):  # type: ignore[arg-type]
+            old, new = getattr(self, name), getattr(changed, name)
+            if old != new:
+                can = f"only {', '.join(self.changeable)} can" if self.changeable else "nothing of this sampler can"
+                raise InvalidRequestError(argument=name, reason=f"it cannot change from {old!r} to {new!r}; {can}")
 
     @property
     def is_distinct(self) -> bool:

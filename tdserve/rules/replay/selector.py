@@ -63,6 +63,9 @@ class Selector(ABC):
         """Notes that the priorities of these rows, each named once, have changed; rows that are not members are
         ignored."""
 
+    def set_sampler(self, sampler: Any) -> None:  # noqa: B027 (most samplers have nothing that changes)
+        """Draws as this sampler from now on, which differs from the one before only in its ``changeable`` fields."""
+
     @property
     def num_drawable(self) -> int:
         """Rows that samples can have before one comes again; fewer than the members if only whole groups are drawn."""

@@ -142,6 +142,17 @@ class Settings:
         """
         return dataclasses.replace(self, limiter=limiter)
 
+    def with_sampler(self, sampler: Sampler) -> Settings:
+        """Returns these settings with other parameters of the sampler.
+
+        Raises:
+            NotSupportedError: It is not a sampler.
+            InvalidRequestError: It is another sampler, or has a parameter that cannot change.
+        """
+        changed = dataclasses.replace(self, sampler=sampler)
+        self.sampler.check_change(sampler)
+        return changed
+
     def to_json(self) -> str:
         """Returns the canonical text of these settings; numbers that have their default are left out."""
         values: dict[str, Any] = {

@@ -19,6 +19,7 @@ from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_mask import RowMask
+from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.staleness import UNKNOWN, Staleness
@@ -354,7 +355,18 @@ class TableState:
         Raises:
             InvalidRequestError: It could never let any row through. Nothing was changed.
         """
-        settings = self.settings.with_limiter(limiter)
+        self._change_settings(self.settings.with_limiter(limiter))
+
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Replaces parameters of the sampler.
+
+        Raises:
+            InvalidRequestError: It is another sampler, or has a parameter that cannot change. Nothing was changed.
+        """
+        self._change_settings(self.settings.with_sampler(sampler))
+        self.selectors.set_sampler(self.settings)
+
+    def _change_settings(self, settings: Settings) -> None:
         settings.check(self.ring.capacity)
         self.take_back_claims()
         self.settings = settings

@@ -80,6 +80,8 @@ class RowChanges:
             return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=True))
         if kind == "limiter":
             table.set_limiter(Settings.from_json(asked.limiter).limiter)
+        elif kind == "sampler":
+            table.set_sampler(Settings.from_json(asked.sampler).sampler)
         elif kind == "close":
             table.close()
         elif kind == "acknowledge":

@@ -176,6 +176,34 @@ def test_limiter_when_replaced_then_it_rules_also_after_a_restart(world: World, 
     assert world.stores.get("r").get_table().settings.limiter == MinSize(7)
 
 
+def test_sampler_when_a_parameter_changes_then_it_rules_also_after_a_restart(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    change(world, run, 2, sampler=Settings(sampler=Prioritized(beta=0.9), limiter=MinSize(7)).to_json())
+    for _ in range(2):
+        settings = world.stores.get("r").get_table().settings
+        assert settings == Settings(sampler=Prioritized(beta=0.9))  # the limiter is not asked for
+        world.reopen()
+    with pytest.raises(InvalidRequestError, match="alpha"):
+        change(world, run, 4, sampler=Settings(sampler=Prioritized(alpha=0.1)).to_json())
+    assert world.stores.get("r").get_table().settings.sampler == Prioritized(beta=0.9)
+
+
+def test_sampler_when_a_retry_comes_after_another_change_then_it_changes_nothing(
+    world: World, run: Loop, store: OpenedStore, requests: Requests
+) -> None:
+    first = world.session(1)
+
+    def ask(session: Any, number: int, beta: float) -> None:
+        asked = control_pb2.ChangeRequest(store="r", sampler=Settings(sampler=Prioritized(beta=beta)).to_json())
+        run(requests.serve(session, control_pb2.ClientMessage(request=number, change=asked)))
+
+    ask(first, 2, 0.5)
+    ask(first, 3, 1.0)
+    ask(world.session_of(first.hello, 2), 2, 0.5)
+    assert world.stores.get("r").get_table().settings.sampler == Prioritized(beta=1.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
