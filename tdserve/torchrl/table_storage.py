@@ -151,26 +151,31 @@ class TDServeStorage(Storage):
         return index
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes rows over live ones, and others behind the newest.
+        """Writes rows over live ones; those with a number from the length on are written behind the newest.
 
         Args:
-            cursor: Row numbers: all of them live, or none.
+            cursor: Row numbers.
             data: Rows, or one row for one number.
-            set_cursor: Whether a writer of TorchRL moves on.
+            set_cursor: Whether rows may be new. Otherwise all of them must be live.
 
         Raises:
-            SelectionError: Some of the rows are live and others are not.
+            SelectionError: A row that must be live is not. Others may have been written.
         """
         index = to_numbers(cursor, self.max_size)
-        batch = data.unsqueeze(0) if isinstance(cursor, int) and hasattr(data, "unsqueeze") else data
-        table = self.table
-        if table is None or (set_cursor and int(index.max()) >= len(table)):
-            self.extend(batch)
-        else:
-            rows = complete_rows(to_batch(batch), table.spec, name=table.name, fills=self._fills)
-            for key, value in rows.items():
-                table.set_at_(key, value, index)
+        batch = to_batch(data.unsqueeze(0) if isinstance(cursor, int) and hasattr(data, "unsqueeze") else data)
+        is_new = index >= len(self) if set_cursor else torch.zeros_like(index, dtype=torch.bool)
+        if is_new.any():
+            order = index[is_new].argsort()
+            self.extend(batch[is_new][order])
+        if not is_new.all():
+            self._overwrite(index[~is_new], batch[~is_new])
         self._bump_mutation_revision()
+
+    def _overwrite(self, index: torch.Tensor, batch: Any) -> None:
+        table = self.require_table()
+        rows = complete_rows(batch, table.spec, name=table.name, fills=self._fills)
+        for key, value in rows.items():
+            table.set_at_(key, value, index)
 
     def hold(self, index: torch.Tensor, rows: Any) -> None:
         """Keeps the rows that a sampler has drawn for the ``get`` that follows in this thread."""

@@ -16,6 +16,7 @@ pytest.importorskip("torchrl")
 
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter, TensorDictMaxValueWriter
 from torchrl.envs.transforms import RenameTransform
 
 from tdserve.torchrl import TDServeStorage
@@ -218,7 +219,27 @@ def use_names_of_ours(make: MakeStorage, _: Path) -> Any:
     return describe(found), buffer[:]["generation"].tolist()
 
 
+def keep_the_best(make: MakeStorage, _: Path) -> Any:
+    writer = TensorDictMaxValueWriter(rank_key="obs")
+    buffer = TensorDictReplayBuffer(storage=make(), writer=writer, batch_size=4)
+    for first in (20, 0, 5, 30):
+        buffer.extend(make_rows(*range(first, first + 4)))
+    buffer.add(make_rows(50)[0])
+    return sorted(buffer[:]["obs"].tolist()), len(buffer), set(buffer.sample()["obs"].tolist()) <= set(range(60))
+
+
+def refuse_to_write(make: MakeStorage, _: Path) -> Any:
+    storage = make()
+    ReplayBuffer(storage=storage, batch_size=4).extend(make_rows(*range(4)))
+    buffer = ReplayBuffer(storage=storage, writer=ImmutableDatasetWriter(), batch_size=4)
+    with pytest.raises(RuntimeError, match="writing") as refused:
+        buffer.extend(make_rows(0))
+    return str(refused.value), len(buffer), len(buffer.sample())
+
+
 PROGRAMS = [
+    keep_the_best,
+    refuse_to_write,
     write_and_read,
     sample_with_info,
     sample_tensordicts,

@@ -14,7 +14,7 @@ import tdserve
 
 pytest.importorskip("torchrl")
 
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import ReplayBuffer, TensorDictPrioritizedReplayBuffer
 from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
@@ -36,7 +36,8 @@ def write_from_afar(buffer: Any, numbers: list[int]) -> None:
 
 
 def test_buffer_when_sent_to_a_spawned_process_then_both_use_the_table(client: tdserve.Client, name: str) -> None:
-    buffer = TensorDictReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=4)
+    storage = TDServeStorage(10, address=client, name=name)
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage, batch_size=4)
     buffer.extend(make_rows(0, 1))
     child = multiprocessing.get_context("spawn").Process(target=write_from_afar, args=(buffer, [5, 6, 7]))
     child.start()
