@@ -70,6 +70,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         # Not that of ReplayBuffer, which reserves the memory of all rows.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
+        self._capacity = max(buffer_size, n_envs)  # whatever n_envs is: processes with other numbers share the table
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
         self._options: dict[str, Any] = {"address": address, "transport": transport}
@@ -80,7 +81,7 @@ class TDServeReplayBuffer(ReplayBuffer):
     def _connect(self) -> None:
         self._client: Client = connect(**self._options)
         self._table = self._client.create_replay(
-            self._name, self._make_row(), self.buffer_size * self.n_envs, exists_ok=True, **self._table_options
+            self._name, self._make_row(), self._capacity, exists_ok=True, **self._table_options
         )
         self._under_way: deque[Future[Any]] = deque()
 
@@ -90,7 +91,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         action = np.zeros(self.action_dim, self._maybe_cast_dtype(self.action_space.dtype))
         numbers = {key: np.float32(0.0) for key in ("rewards", "dones", "timeouts")}
         content = {"observations": observation, "next_observations": observation, "actions": action, **numbers}
-        return TensorDict.from_dict(content, batch_size=[])
+        return _make_tensordict(content, [])
 
     def add(
         self,
@@ -117,7 +118,7 @@ class TDServeReplayBuffer(ReplayBuffer):
             "dones": np.array(done, np.float32),
             "timeouts": timeouts,
         }
-        batch = TensorDict.from_dict(rows, batch_size=[self.n_envs])
+        batch = _make_tensordict(rows, [self.n_envs])
         self._under_way.append(self._table.extend(batch, return_early=True))
         while self._under_way and (len(self._under_way) > _MAX_UNDER_WAY or self._under_way[0].done()):
             self._under_way.popleft().result()
@@ -185,6 +186,15 @@ class TDServeReplayBuffer(ReplayBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._connect()
+
+
+def _make_tensordict(content: Mapping[str, Any], batch_size: list[int]) -> TensorDict:
+    """Makes a tensordict that shares the memory of arrays: ``from_dict`` takes eight times as long."""
+    tensors = {
+        key: _make_tensordict(part, batch_size) if isinstance(part, dict) else torch.as_tensor(part)
+        for key, part in content.items()
+    }
+    return TensorDict(tensors, batch_size)
 
 
 def _make_observation(space: spaces.Space[Any], shape: Any) -> Any:

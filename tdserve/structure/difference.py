@@ -33,7 +33,7 @@ def find_difference(one: Node, other: Node) -> Difference | None:
     """
     for left, right, is_turned in ((one, other, False), (other, one, True)):
         try:
-            check_node(left, right, (), "")  # free sizes match any other, so check both ways
+            check_node(left, right, (), "", advises=False)  # free sizes match any other, so check both ways
         except SpecMismatchError as error:
             found = Difference(error.key, error.expected, error.actual)
             return found._replace(one=found.other, other=found.one) if is_turned else found

@@ -42,8 +42,15 @@ def describe_misfit(expected: Entry, actual: Entry) -> str:
     return f"{describe(actual)}, of which {expected.dtype} does not hold all values: {remedy}"
 
 
-def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False) -> None:
-    """Compares nodes at a path as ``check_matches`` does; ``is_packed``: they summarise elements of a packed node."""
+def check_node(
+    expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False, advises: bool = True
+) -> None:
+    """Compares nodes at a path as ``check_matches`` does.
+
+    Args:
+        is_packed: Whether they summarise elements of a packed node.
+        advises: Whether the error says how the actual content could be made to fit.
+    """
     theirs_inner, inner = actual.inner, expected.inner
     is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
     if not is_fit or len(inner or ()) != len(theirs_inner or ()):
@@ -65,11 +72,12 @@ def check_node(expected: Node, actual: Node, path: Path, store: str, *, is_packe
             difference = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
             raise _make_mismatch(store, (*path, key), describe(entry), difference)
         if isinstance(entry, Node) and isinstance(other, Node):
-            check_node(entry, other, (*path, key), store, is_packed=is_packed)
+            check_node(entry, other, (*path, key), store, is_packed=is_packed, advises=advises)
         elif is_packed and (_is_any(entry) or has_nothing(other)):
             continue
         elif type(entry) is not type(other) or not fits(entry, other):
-            raise _make_mismatch(store, (*path, key), describe(entry), describe_misfit(entry, other))
+            text = describe_misfit(entry, other) if advises else describe(other)
+            raise _make_mismatch(store, (*path, key), describe(entry), text)
     if is_packed and expected.tensorclass is not None:
         return  # fields that are not always set
     for key, other in theirs.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from tdserve.structure.tree import Path
 from tdserve.torchrl.table_rows import complete_rows, to_batch
 
 ChooseRule = Callable[[Collection[Path]], TableRule | None]
+
+
+_OPTIONS = signature(Client.create_replay).parameters.keys() - {
+    "self",
+    "name",
+    "like",
+    "capacity",
+    "exists_ok",
+    "existsok",
+}
 
 
 class SharedTable(ByAddress):
@@ -34,6 +45,10 @@ class SharedTable(ByAddress):
     def __init__(
         self, address: str | Client | None, name: str, capacity: int, *, like: Any, fills: bool, options: dict[str, Any]
     ) -> None:
+        unknown = options.keys() - _OPTIONS
+        if unknown:
+            reason = f"it is no argument of Client.create_replay, which has {', '.join(sorted(_OPTIONS))}"
+            raise InvalidRequestError(argument=min(unknown), reason=reason)
         if isinstance(address, Client):
             self._client = address
         else:

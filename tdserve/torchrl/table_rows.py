@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
+from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = "torchrl_"
@@ -30,6 +31,8 @@ def to_batch(data: Any) -> Any:
     """
     if isinstance(data, list):
         data = torch.stack(data) if isinstance(data[0], torch.Tensor) else LazyStackedTensorDict.maybe_dense_stack(data)
+    elif isinstance(data, LazyStackedTensorDict) and data.stack_dim:  # its rows are stacks themselves
+        data = data.contiguous() if _has_equal_members(data) else data
     if isinstance(data, torch.Tensor):
         data = TensorDict({TENSOR_KEY: data}, [len(data)])
     if not is_tensor_collection(data):
@@ -45,6 +48,12 @@ def to_batch(data: Any) -> Any:
             if key != INDEX_KEY:
                 data.rename_key_(key, f"{_PREFIX}{key}")
     return data
+
+
+def _has_equal_members(stack: LazyStackedTensorDict) -> bool:
+    """Returns whether the members of a lazy stack have the same keys, shapes and dtypes, so that it may be dense."""
+    specs = [capture(member).spec for member in stack.tensordicts]
+    return all(spec is specs[0] for spec in specs)
 
 
 def from_table(rows: Any) -> Any:

@@ -100,6 +100,15 @@ def test_add_when_full_then_the_oldest_rows_go(options: dict[str, Any]) -> None:
     buffer.close()
 
 
+def test_make_when_processes_have_other_numbers_of_environments_then_one_table(options: dict[str, Any]) -> None:
+    few, many = (TDServeReplayBuffer(1000, VECTOR, ACTIONS["discrete"], n_envs=n, **options) for n in (1, NUM_ENVS))
+    many.add(*step(VECTOR, ACTIONS["discrete"], 4))
+    assert many.size() == 1
+    assert few.size() == NUM_ENVS
+    few.close()
+    many.close()
+
+
 def test_rows_when_two_buffers_have_one_name_then_shared_and_kept_by_a_pickle(options: dict[str, Any]) -> None:
     first, second = (TDServeReplayBuffer(30, VECTOR, ACTIONS["discrete"], n_envs=NUM_ENVS, **options) for _ in range(2))
     first.add(*step(VECTOR, ACTIONS["discrete"], 1))

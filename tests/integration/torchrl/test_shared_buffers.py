@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
 
@@ -123,12 +123,24 @@ def test_emptied_table_when_its_numbers_begin_elsewhere_then_local_samplers_read
     assert set(buffer.sample()["obs"].tolist()) == {7.0, 8.0}
 
 
+def test_extend_when_steps_of_several_environments_are_stacked_then_a_row_each(
+    client: tdserve.Client, name: str
+) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(20, address=client, name=name), batch_size=4)
+    for time in range(2):  # as a collector gives them that steps a vector of environments
+        buffer.extend(lazy_stack([make_rows(10 * time + step, 10 * time + step) for step in range(5)], dim=1))
+    assert len(buffer) == 4
+    assert buffer[:]["obs"].tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[10.0, 11.0, 12.0, 13.0, 14.0]] * 2
+
+
 def test_storage_when_misused_then_the_error_names_the_argument(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TDSERVE_ADDRESS", raising=False)
     with pytest.raises(tdserve.InvalidRequestError, match="TDSERVE_ADDRESS"):
         TDServeStorage(10, name=name)
+    with pytest.raises(tdserve.InvalidRequestError, match="min_sise"):
+        TDServeStorage(10, address=client, name=name, min_sise=4)
     with pytest.raises(tdserve.InvalidRequestError, match="missing"):
         TDServeStorage(10, address=client, name=name, missing="ones")
     storage = TDServeStorage(10, address=client, name=name)
