@@ -16,6 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
+from contextlib import suppress
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -78,7 +79,7 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if state_of(self.pid) is not None:
+        with suppress(ProcessLookupError):  # it has ended
             os.kill(self.pid, signal.SIGKILL)
 
 
