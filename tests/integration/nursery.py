@@ -16,8 +16,8 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from contextlib import suppress
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
