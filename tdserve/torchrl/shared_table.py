@@ -15,7 +15,7 @@ from tdserve.client.session.by_address import ByAddress
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
-from tdserve.torchrl.table_rows import complete_rows, to_batch
+from tdserve.torchrl.table_rows import complete_rows, to_batch, to_path
 
 ChooseRule = Callable[[Collection[Path]], TableRule | None]
 
@@ -93,7 +93,7 @@ class SharedTable(ByAddress):
             return found
         try:
             rows = rows.to("cpu")  # the device that samples have from then on
-            keys = [(key,) if isinstance(key, str) else key for key in rows.keys(True, True)]
+            keys = [to_path(key) for key in rows.keys(True, True)]
             rule = self.choose_rule(keys)
             created = self._client.create_replay(
                 self.name, rows[0], self.capacity, sampler=rule, exists_ok=True, **self._options

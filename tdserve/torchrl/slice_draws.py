@@ -13,6 +13,7 @@ from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.rules.replay.slices import Slices
 from tdserve.structure.tree import Path
 from tdserve.torchrl.table_draws import draw_rows, has_rule, may_draw, raise_empty
+from tdserve.torchrl.table_rows import to_path
 
 _AUTOMATIC_KEYS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
 """Where TorchRL looks for the number of a trajectory if no key is given, in this order."""
@@ -28,10 +29,10 @@ class TableSliceSampler(SliceSampler):
         is_plain = not (self.fragmented or any(self.span) or self.pad_output or self.end_keys or self.compile)
         if not is_plain or not self.strict_length or "static-stop-and-length" in self._cache:
             return None
-        trajectory = None if self.traj_key is None else _to_path(self.traj_key)
+        trajectory = None if self.traj_key is None else to_path(self.traj_key)
         if trajectory is None and self._traj_key_auto:
             trajectory = next((key for key in _AUTOMATIC_KEYS if key in keys), None)
-        end = None if trajectory is not None or self.end_key is None else _to_path(self.end_key)
+        end = None if trajectory is not None or self.end_key is None else to_path(self.end_key)
         if (trajectory or end) not in keys:
             return None
         return Slices(self.slice_len, self.num_slices, end_key=end, trajectory_key=trajectory)
@@ -57,7 +58,7 @@ class TableSliceSampler(SliceSampler):
             return {}
         truncated = torch.zeros((len(rows), 1), dtype=torch.bool)
         truncated[length - 1 :: length] = True
-        *parents, _ = _to_path(self.truncated_key)
+        *parents, _ = to_path(self.truncated_key)
         done = rows.get((*parents, "done"), None)
         terminated = rows.get((*parents, "terminated"), None)
         return {
@@ -65,7 +66,3 @@ class TableSliceSampler(SliceSampler):
             (*parents, "done"): truncated.clone() if done is None else done | truncated,
             (*parents, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
         }
-
-
-def _to_path(key: Any) -> Path:
-    return (key,) if isinstance(key, str) else tuple(key)

@@ -9,7 +9,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
-from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = "torchrl_"
@@ -32,7 +31,7 @@ def to_batch(data: Any) -> Any:
     if isinstance(data, list):
         data = torch.stack(data) if isinstance(data[0], torch.Tensor) else LazyStackedTensorDict.maybe_dense_stack(data)
     elif isinstance(data, LazyStackedTensorDict) and data.stack_dim:  # its rows are stacks themselves
-        data = data.contiguous() if _has_equal_members(data) else data
+        data = LazyStackedTensorDict.maybe_dense_stack(data.tensordicts, data.stack_dim)
     if isinstance(data, torch.Tensor):
         data = TensorDict({TENSOR_KEY: data}, [len(data)])
     if not is_tensor_collection(data):
@@ -48,12 +47,6 @@ def to_batch(data: Any) -> Any:
             if key != INDEX_KEY:
                 data.rename_key_(key, f"{_PREFIX}{key}")
     return data
-
-
-def _has_equal_members(stack: LazyStackedTensorDict) -> bool:
-    """Returns whether the members of a lazy stack have the same keys, shapes and dtypes, so that it may be dense."""
-    specs = [capture(member).spec for member in stack.tensordicts]
-    return all(spec is specs[0] for spec in specs)
 
 
 def from_table(rows: Any) -> Any:
@@ -88,7 +81,7 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
     if is_tensorclass(batch):
         return batch
     stored = {path for path, _ in (*spec.tensors, *spec.values)}
-    given = {_to_path(key) for key in batch.keys(True, True)}
+    given = {to_path(key) for key in batch.keys(True, True)}
     if given == stored:
         return batch
     if extra := sorted(given - stored):
@@ -104,5 +97,6 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
     return batch
 
 
-def _to_path(key: Any) -> Path:
+def to_path(key: Any) -> Path:
+    """Returns a key of TorchRL's, a string or a tuple, as a path."""
     return (key,) if isinstance(key, str) else tuple(key)
