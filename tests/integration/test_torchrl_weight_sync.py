@@ -6,11 +6,9 @@ import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -22,10 +20,9 @@ pytest.importorskip("torchrl")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it deprecates its own classes when it is imported
     from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
-    from torchrl.data import Composite, Unbounded
-    from torchrl.envs import EnvBase
 
 from tdserve.torchrl import TDServeWeightSyncScheme
+from tests.torchrl_environment import TellingEnvironment
 
 pytestmark = [
     pytest.mark.integration,
@@ -35,27 +32,6 @@ pytestmark = [
 
 TIMEOUT_S = 60.0
 NUM_WORKERS, NUM_ROWS = 2, 8
-
-
-class Plain(EnvBase):  # type: ignore[misc, unused-ignore]  # torchrl has no types
-    """An environment that repeats the action, and the process in which it runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_spec = Composite(observation=Unbounded((1,)), process=Unbounded((1,), dtype=torch.int64))
-        self.action_spec = Unbounded((1,))
-        self.reward_spec = Unbounded((1,))
-
-    def _reset(self, td: TensorDictBase | None, **_: Any) -> TensorDictBase:
-        return TensorDict({"observation": torch.zeros(1), "process": torch.tensor([os.getpid()])}, [])
-
-    def _step(self, td: TensorDictBase) -> TensorDictBase:
-        done = torch.zeros(1, dtype=torch.bool)
-        kept = {"observation": td["action"], "process": torch.tensor([os.getpid()])}
-        return TensorDict({**kept, "reward": td["action"], "done": done, "terminated": done}, [])
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
 
 
 class Constant(nn.Module):
@@ -88,7 +64,7 @@ def test_workers_when_a_trainer_publishes_then_act_with_the_new_weights(
     constant = Constant()
     policy = TensorDictModule(constant, in_keys=["observation"], out_keys=["action"])
     collector = MultiSyncCollector(
-        [Plain] * NUM_WORKERS,
+        [TellingEnvironment] * NUM_WORKERS,
         policy,
         frames_per_batch=NUM_WORKERS * NUM_ROWS,
         total_frames=6 * NUM_WORKERS * NUM_ROWS,
@@ -126,7 +102,7 @@ def test_workers_when_they_never_wait_for_each_other_then_act_with_the_new_weigh
     constant = Constant()
     policy = TensorDictModule(constant, in_keys=["observation"], out_keys=["action"])
     collector = MultiAsyncCollector(
-        [Plain] * NUM_WORKERS,
+        [TellingEnvironment] * NUM_WORKERS,
         policy,
         frames_per_batch=NUM_ROWS,
         total_frames=-1,

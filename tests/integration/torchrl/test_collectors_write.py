@@ -7,8 +7,6 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
-from tensordict import TensorDict, TensorDictBase
 
 import tdserve
 
@@ -17,11 +15,11 @@ pytest.importorskip("torchrl")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it deprecates its own classes when it is imported
     from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-    from torchrl.data import Composite, TensorDictReplayBuffer, Unbounded
+    from torchrl.data import TensorDictReplayBuffer
     from torchrl.data.replay_buffers.samplers import SliceSampler
-    from torchrl.envs import EnvBase
 
 from tdserve.torchrl import TDServeStorage
+from tests.torchrl_environment import TellingEnvironment
 
 pytestmark = [
     pytest.mark.integration,
@@ -30,27 +28,6 @@ pytestmark = [
 ]
 
 NUM_FRAMES, NUM_BATCHES = 40, 3
-
-
-class Steps(EnvBase):  # type: ignore[misc, unused-ignore]  # torchrl has no types
-    """An environment whose observation is the number of its steps, beside the process in which it runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_spec = Composite(step=Unbounded((1,)), process=Unbounded((1,), dtype=torch.int64))
-        self.action_spec = Unbounded((1,))
-        self.reward_spec = Unbounded((1,))
-
-    def _reset(self, td: TensorDictBase | None, **_: Any) -> TensorDictBase:
-        return TensorDict({"step": torch.zeros(1), "process": torch.tensor([os.getpid()])}, [])
-
-    def _step(self, td: TensorDictBase) -> TensorDictBase:
-        done = torch.zeros(1, dtype=torch.bool)
-        seen = {"step": td["step"] + 1, "process": torch.tensor([os.getpid()])}
-        return TensorDict({**seen, "reward": td["action"], "done": done, "terminated": done}, [])
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
 
 
 KINDS = [(Collector, 0), (MultiSyncCollector, 2), pytest.param((MultiAsyncCollector, 2), marks=pytest.mark.full)]
@@ -64,7 +41,7 @@ def test_collector_when_it_has_a_buffer_over_a_table_then_its_workers_write_into
     storage = TDServeStorage(1000, address=server.address, name=f"collected-{make_collector.__name__}")
     sampler = SliceSampler(slice_len=4, traj_key=("collector", "traj_ids"))
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=400, shared=num_workers > 0)
-    environments = [Steps] * num_workers if num_workers else Steps()
+    environments = [TellingEnvironment] * num_workers if num_workers else TellingEnvironment()
     total = NUM_FRAMES * NUM_BATCHES
     collector = make_collector(
         environments, None, frames_per_batch=NUM_FRAMES, total_frames=total, replay_buffer=buffer
