@@ -22,7 +22,9 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.layout import Layout
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only, make_identity
+from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.shared_numbers import SharedNumbers
+from tdserve.rules.replay.uncommitted_rows import OwnUncommittedRows
 from tdserve.store import object_folders
 from tdserve.store.adopted import Adopted
 from tdserve.store.entry_tables import EntryTables
@@ -125,6 +127,11 @@ class MappedStore:
         """The shared numbers of a table, for a writer or reader that works by itself. Errors as of
         ``map_writable_generations``."""
         return SharedNumbers(self._open_writable_generations().numbers)
+
+    @cached_property
+    def uncommitted(self) -> OwnUncommittedRows:
+        """The rows of a table that this process has filled, and that are not committed yet."""
+        return OwnUncommittedRows(compute_first_generation(self.uid))
 
     @cached_property
     def is_table(self) -> bool:

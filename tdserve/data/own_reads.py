@@ -34,7 +34,8 @@ class OwnReads:
         """Draws rows, each live row with the same probability; None if control must be asked."""
         if self._place == NO_READER:
             return None
-        return store.shared.draw(store.row_generations, num_rows, rng=self._rng)
+        found = store.uncommitted.find
+        return store.shared.draw(store.row_generations, num_rows, rng=self._rng, find_uncommitted=found)
 
     def count_drawn(self, store: MappedStore, num_rows: int) -> None:
         """Counts rows that were drawn and read as sampled."""

@@ -37,6 +37,7 @@ class RowClaim:
     ) -> None:
         self._store = store
         self._generations, self._shared = store.map_writable_generations(), store.writable_shared
+        self._is_sole = claim.is_sole
         self._file = ClaimFile.open(path)
         self._first_row = claim.first_row
         self._capacity = store.spec.batch_size[0]
@@ -75,11 +76,14 @@ class RowClaim:
                 rows %= self._capacity
                 places = Places(rows=rows)
             try:
-                self._generations[places.get_part(0, num_rows)] |= 1
+                generations, num_evicted = self._hide(places.get_part(0, num_rows))
                 self._file.fence()  # a long copy may bypass the order of stores
                 fill(rows, places)
                 is_awaited = self._file.write(filled)
-                self._shared.mark_filled()
+                if self._is_sole:
+                    self._store.uncommitted.mark_filled(self._shared, rows, generations, num_evicted=num_evicted)
+                else:
+                    self._shared.mark_filled()
             except BaseException:
                 self._abandon()
                 raise
@@ -92,14 +96,26 @@ class RowClaim:
     def close(self) -> None:
         """Waits until no row is being filled, and lets none be filled any more."""
         with self._lock:
-            self._is_over = True
+            self._end()
+
+    def _hide(self, where: slice | Rows) -> tuple[Rows, int]:
+        """Makes claimed rows odd; returns their generations, and how many of them were live."""
+        before = self._generations[where]
+        hidden = before | 1
+        self._generations[where] = hidden
+        return hidden, int(np.count_nonzero((before > 0) & (before != hidden)))
+
+    def _end(self) -> None:
+        """Ends the claim, under the lock. Whether its rows are stored may be decided by a retry from now on."""
+        self._is_over = True
+        self._store.uncommitted.forget()
 
     def _report(self) -> None:
         """Reports the record, under the lock: a lost session leaves at most one extend without an answer."""
         try:
             self._notify(self._claimed)
         except BaseException:
-            self._is_over = True
+            self._end()
             raise
 
     def _take(self, num_rows: int) -> int | None:
@@ -117,6 +133,6 @@ class RowClaim:
 
     def _abandon(self) -> None:
         """Abandons the last claimed rows, which are not filled and never will be."""
-        self._is_over = True
+        self._end()
         self._claimed.abandons = True
         self._notify(self._claimed)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import ReadStatus, make_status_column, mark_torn
 from tdserve.messages.layout import Layout
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.transport.sources_sinks import RowEnd
 
 
 def make_rows_source(
     store: MappedStore,
     layout: Layout,
-    rows: NDArray[np.int64],
-    expected: NDArray[np.int64],
+    found: FoundRows,
     added: Mapping[str, bytes],
 ) -> RowEnd:
     """Returns a source of rows with their numbers and generations, and the columns of a table; torn rows are
@@ -26,14 +26,14 @@ def make_rows_source(
 
     Args:
         layout: That of ``content.make_rows_layout``.
-        expected: Generations at the moment when control selected the rows.
+        found: The rows.
         added: The table's columns, by name.
     """
 
     def trail() -> list[NDArray[Any]]:
-        found = store.generations.values[rows]
-        num_torn = mark_torn(found, expected)
+        generations = found.read_again(store.row_generations, store.shared)
+        num_torn = mark_torn(generations, found.generations)
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
-        return [rows, found, *columns, make_status_column(ReadStatus.WHOLE, num_torn=num_torn)]
+        return [found.rows, generations, *columns, make_status_column(ReadStatus.WHOLE, num_torn=num_torn)]
 
-    return RowEnd(layout, store.get_tables(layout), rows, trail)
+    return RowEnd(layout, store.get_tables(layout), found.rows, trail)

@@ -370,18 +370,20 @@ class RowColumn(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., nbytes_ahead: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("first_row", "uid", "structure", "path", "num")
+    __slots__ = ("first_row", "uid", "structure", "path", "num", "is_sole")
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     NUM_FIELD_NUMBER: _ClassVar[int]
+    IS_SOLE_FIELD_NUMBER: _ClassVar[int]
     first_row: int
     uid: str
     structure: int
     path: str
     num: int
-    def __init__(self, first_row: _Optional[int] = ..., uid: _Optional[str] = ..., structure: _Optional[int] = ..., path: _Optional[str] = ..., num: _Optional[int] = ...) -> None: ...
+    is_sole: bool
+    def __init__(self, first_row: _Optional[int] = ..., uid: _Optional[str] = ..., structure: _Optional[int] = ..., path: _Optional[str] = ..., num: _Optional[int] = ..., is_sole: bool = ...) -> None: ...
 
 class Claimed(_message.Message):
     __slots__ = ("uid", "num", "abandons")

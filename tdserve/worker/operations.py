@@ -31,6 +31,7 @@ from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import compute_max_rows, decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.store.staging import Staging
 from tdserve.store.version_ends import VersionEnd
 from tdserve.store.versions import VersionFile
@@ -115,7 +116,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     values = read_values(store, [path for path, _ in store.spec.values], elements)
     store.row_values_nbytes = len(values) // max(len(rows), 1)
-    source = make_rows_source(store, layout, rows, expected, added)
+    source = make_rows_source(store, layout, FoundRows(rows, expected), added)
     return send_read(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
 
 

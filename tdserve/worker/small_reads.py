@@ -149,7 +149,7 @@ class SmallReads:
             return None
         values = read_values(store, paths, spread(found.rows, math.prod(store.spec.batch_size[1:]))) if paths else b""
         store.row_values_nbytes = len(values) // num_rows
-        source = make_rows_source(store, layout, found.rows, found.generations, {})
+        source = make_rows_source(store, layout, found, {})
         if not store.is_current:
             return None
         accepted = control_pb2.Accepted(num_rows=num_rows)

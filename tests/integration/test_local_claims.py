@@ -340,3 +340,28 @@ def test_extend_when_its_session_is_lost_before_it_was_reported_then_stored_once
             replay.extend(rows(number, 1))
             number += 1
         waits.result(60.0)
+
+
+def test_sample_when_the_server_stands_still_then_rows_that_this_client_has_just_extended_are_drawn_as_later(
+    tmp_path: Path,
+) -> None:
+    with Crashing(tmp_path) as crashing, crashing.server.client(transport="shm", timeout_s=30.0) as client:
+        replay: Any = client.create_replay("r", row(), CAPACITY)
+        for number in range(FEW):
+            replay.extend(rows(number))
+        assert is_claiming(client, "r")
+        assert set(numbers_in(replay.sample(500))) == set(range(FEW))
+        os.kill(crashing.server.pid, signal.SIGSTOP)
+        try:
+            replay.extend(rows(FEW))
+            replay.extend(rows(FEW + 1))
+            early = replay.sample(2000)
+        finally:
+            os.kill(crashing.server.pid, signal.SIGCONT)
+        assert set(numbers_in(early)) == set(range(FEW + 2))
+        replay.info()  # commits them
+        late = replay.sample(2000)
+        generations = [
+            dict(zip(each["index"].tolist(), each["generation"].tolist(), strict=True)) for each in (early, late)
+        ]
+        assert generations[0] == generations[1]

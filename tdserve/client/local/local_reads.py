@@ -85,7 +85,7 @@ def copy_rows(
             block = read_block(store, [path for path, _ in stored.values], elements)
         except StoreNotFoundError as error:
             raise _make_deleted_error(store) from error
-    source = make_rows_source(store, layout, found.rows, found.generations, added)
+    source = make_rows_source(store, layout, found, added)
     columns = _read_columns(source, layout, pool)
     if store.generations.is_deleted:
         raise _make_deleted_error(store)

@@ -34,6 +34,15 @@ _PART_MASK = (1 << 18) - 1
 """Partial writes of a row are counted above the commits, in 18 bits: a reader only has to see a change."""
 
 
+def compute_first_generation(uid: str) -> int:
+    """Returns the generation of a row after its first commit, so that rows of two incarnations of a store differ.
+
+    Args:
+        uid: Incarnation of the store.
+    """
+    return 2 + 2 * int(uid[:7], 16)  # below 2**30: requests carry the lower 32 bits
+
+
 class Ring:
     """Rows in a circle: the oldest are overwritten first, in the order in which they were reserved.
 

@@ -10,6 +10,7 @@ number  writer   meaning
 2       control  rows from this number on were never used
 3       control  rows that are live
 4       control  1: the store is a table
+5       control  extends into claimed rows whose rows it has given up, since a retry was faster
 8       control  the last of the writer's marks (9) whose rows are committed
 9       writer   another mark for each extend into rows that it has claimed
 16..    readers  rows that they have drawn by themselves, one number per reader
@@ -22,6 +23,7 @@ not have; at worst the reader asks control in vain.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +40,7 @@ MAX_WORKERS = 64
 NO_READER = 0
 """Place of a reader that draws no rows by itself, for there are more readers than places."""
 
-_READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE = range(5)
+_READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE, _GIVEN_UP = range(6)
 _COMMITTED, _MARK = 8, 9  # a cache line away from numbers that seldom change
 _FIRST_READER = 16
 
@@ -52,16 +54,47 @@ _MAX_ROUNDS = 32
 """How often rows that are not live are replaced. If every fourth is live, one sample of 256 rows in 40 needs more."""
 
 
+class UncommittedRows(NamedTuple):
+    """Rows that were filled and are not committed yet, as of one moment.
+
+    Attributes:
+        rows: Their numbers.
+        before: Their generations until they are committed.
+        after: Their generations then.
+        num_evicted: Live rows that they have taken the place of.
+        num_given_up: As of :class:`SharedNumbers`.
+    """
+
+    rows: Rows
+    before: Rows
+    after: Rows
+    num_evicted: int
+    num_given_up: int
+
+
 class FoundRows(NamedTuple):
-    """Rows that a reader has found by itself.
+    """Rows that a reader has found.
 
     Attributes:
         rows: Their numbers.
         generations: Their generations: after the copy the reader checks that they are still the same.
+        before: Generations of rows that were not committed yet, 0 for the others; None: all were.
+        num_given_up: As of :class:`SharedNumbers`, where some were not committed.
     """
 
     rows: Rows
     generations: Rows
+    before: Rows | None = None
+    num_given_up: int = 0
+
+    def read_again(self, generations: Rows, shared: SharedNumbers) -> Rows:
+        """Returns the generations that these rows have now, or will have as soon as they are committed."""
+        found: Rows = generations[self.rows]
+        if self.before is not None:
+            is_same = found == self.before
+            if shared.num_given_up == self.num_given_up:  # read last: what is given up may be filled again
+                found[is_same] = self.generations[is_same]
+        return found
 
 
 def get_worker_place(number: int) -> int:
@@ -114,20 +147,48 @@ class SharedNumbers:
         self._numbers[_COMMITTED] = mark
 
     @property
+    def num_given_up(self) -> int:
+        """Number of extends into claimed rows whose rows were given up."""
+        return int(self._numbers[_GIVEN_UP])
+
+    def count_given_up(self) -> None:
+        """Counts an extend whose rows are given up, before they are free."""
+        self._numbers[_GIVEN_UP] += 1
+
+    @property
     def num_drawn(self) -> int:
         """Number of rows that readers have drawn by themselves, ever."""
         return int(self._numbers[_FIRST_READER:].sum())
 
     # ------------------------------------------------------------ the writer's
 
-    def mark_filled(self) -> None:
-        """Shows that this writer has filled rows by itself, after they are on record.
+    def make_mark(self) -> int:
+        """Returns the next mark of this writer.
 
         No two marks are equal, whichever process makes them: a writer that was stopped may mark rows of an earlier
         claim.
         """
         self._next_mark = self._next_mark + 1 if self._next_mark else secrets.randbits(62)
-        self._numbers[_MARK] = self._next_mark
+        return self._next_mark
+
+    def show_mark(self, mark: int) -> None:
+        """Shows that this writer has filled rows by itself, after they are on record."""
+        self._numbers[_MARK] = mark
+
+    def mark_filled(self) -> None:
+        """Shows that this writer has filled rows, with its next mark."""
+        self.show_mark(self.make_mark())
+
+    @property
+    def uncommitted_mark(self) -> int | None:
+        """The writers' last mark; None if all rows that were filled before it are committed."""
+        mark = int(self._numbers[_MARK])
+        return None if mark == self._numbers[_COMMITTED] else mark
+
+    @property
+    def committed_mark(self) -> int:
+        """The last mark whose rows are committed."""
+        return int(self._numbers[_COMMITTED])
 
     # ------------------------------------------------------------ a reader's
 
@@ -143,21 +204,35 @@ class SharedNumbers:
         found = generations[rows]
         return FoundRows(rows, found) if _is_live(found).all() else None
 
-    def draw(self, generations: Rows, num_rows: int, *, rng: np.random.Generator) -> FoundRows | None:
+    def draw(
+        self,
+        generations: Rows,
+        num_rows: int,
+        *,
+        rng: np.random.Generator,
+        find_uncommitted: Callable[[SharedNumbers], UncommittedRows | None] = lambda _: None,
+    ) -> FoundRows | None:
         """Draws rows, each live row with the same probability; None if control must be asked.
 
         Args:
             generations: Those of the table.
             num_rows: Rows to draw.
             rng: Source of randomness.
+            find_uncommitted: Returns the rows that are not committed yet, if this process knows all of them. They are
+                invisible here, although their writer has been promised that samples find them.
         """
+        uncommitted = None
+        if self.uncommitted_mark is not None:
+            uncommitted = find_uncommitted(self)
+            if uncommitted is None:
+                return None
+        found = self._draw_committed(generations, num_rows, rng=rng)
+        return found if found is None or uncommitted is None else self._mix(found, uncommitted, rng=rng)
+
+    def _draw_committed(self, generations: Rows, num_rows: int, *, rng: np.random.Generator) -> FoundRows | None:
         numbers = self._numbers
         min_live, num_live, num_used = numbers[_MIN_LIVE], numbers[_NUM_LIVE], int(numbers[_NUM_USED])
-        # Filled rows that are not committed yet are invisible here, although their writer has been promised that
-        # samples find them.
-        if not 0 < min_live <= num_live or numbers[_MARK] != numbers[_COMMITTED]:
-            return None
-        if not num_used <= num_live * _MIN_LIVE_PART:
+        if not 0 < min_live <= num_live or not num_used <= num_live * _MIN_LIVE_PART:
             return None
         rows = rng.integers(num_used, size=num_rows)
         found = generations[rows]
@@ -170,6 +245,19 @@ class SharedNumbers:
             rows[missing], found[missing] = again, generations[again]
             is_live[missing] = _is_live(found[missing])
         return None
+
+    def _mix(self, found: FoundRows, uncommitted: UncommittedRows, *, rng: np.random.Generator) -> FoundRows:
+        """Replaces as many of some drawn rows by uncommitted ones as gives each live row the same probability."""
+        num_uncommitted = len(uncommitted.rows)
+        num_committed = max(self.num_live - uncommitted.num_evicted, 0)  # control learns later what was evicted
+        places = np.flatnonzero(rng.random(len(found.rows)) * (num_committed + num_uncommitted) < num_uncommitted)
+        if not len(places):
+            return found
+        drawn = rng.integers(num_uncommitted, size=len(places))
+        found.rows[places], found.generations[places] = uncommitted.rows[drawn], uncommitted.after[drawn]
+        before = np.zeros_like(found.rows)
+        before[places] = uncommitted.before[drawn]
+        return FoundRows(found.rows, found.generations, before, uncommitted.num_given_up)
 
     def count_drawn(self, reader: int, num_rows: int) -> None:
         """Counts rows that a reader has drawn; one thread of it at a time.

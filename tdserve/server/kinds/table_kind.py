@@ -13,6 +13,7 @@ import numpy as np
 from tdserve.base.errors import InvalidRequestError, InvalidSpecError, KeyNotFoundError
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS, may_be_packed_as_zeros
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
@@ -99,7 +100,7 @@ class TableKind(StoreKind):
             make_column=partial(open_column, folder),
             num_keys=len(spec.tensors) + len(spec.values),
             shared=SharedNumbers(generations.numbers),
-            first_generation=2 + 2 * int(record.uid[:7], 16),  # below 2**30: requests carry the lower 32 bits
+            first_generation=compute_first_generation(record.uid),
         )
 
         def finish(table: Table) -> OpenedStore:

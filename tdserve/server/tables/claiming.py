@@ -102,7 +102,8 @@ class Claiming:
         claims = TableClaims(self._context, store, file, record, holder=holder, window=window, promised=promised)
         holder.claims[uid] = claims
         claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
-        claim.structure, claim.path = store.record.structure, str(path.relative_to(self._stores.root.path))
+        claim.structure, claim.is_sole = store.record.structure, not is_block
+        claim.path = str(path.relative_to(self._stores.root.path))
         return claim
 
     def _may_be_claimed(self, store: OpenedStore) -> bool:

@@ -308,6 +308,7 @@ class TableClaims:
         reservation = self._get_claimed(extend.num_rows)
         record = self._record.take(extend.num_rows, num_taken=num_taken)
         record.save(self._stores.db)
+        self._table.shared.count_given_up()
         self._table.abort(reservation)
         self._finish_oldest(record)
 

@@ -13,6 +13,7 @@ from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.rows_source import make_rows_source
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, make_rows_layout
 from tdserve.messages.layout import Layout
+from tdserve.rules.replay.shared_numbers import FoundRows
 from tdserve.transport.sources_sinks import RowEnd
 from tests.unit.worker.peer import StoredTensorDict
 
@@ -31,7 +32,7 @@ def source_of(
     """Returns a source of rows that control chose when they had these generations."""
     layout = make_rows_layout(store.spec, len(rows), tuple(added or {}))
     numbers, generations = np.array(rows, np.int64), np.array(expected, np.int64)
-    return layout, make_rows_source(store, layout, numbers, generations, added or {})
+    return layout, make_rows_source(store, layout, FoundRows(numbers, generations), added or {})
 
 
 def receive(layout: Layout, source: RowEnd) -> Received:

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tdserve.messages.row_numbers import Rows
+from tdserve.rules.replay.shared_numbers import NUM_NUMBERS, FoundRows, SharedNumbers
+from tdserve.rules.replay.uncommitted_rows import OwnUncommittedRows
+from tests import chi_square
+
+CAPACITY = 64
+FIRST_GENERATION = 1000
+
+
+@dataclass
+class Ring:
+    """A ring with one writer, which fills rows by itself, and a control process that commits them later."""
+
+    numbers: Rows = field(default_factory=lambda: np.zeros(NUM_NUMBERS, np.int64))
+    generations: Rows = field(default_factory=lambda: np.zeros(CAPACITY, np.int64))
+    num_filled: int = 0
+    num_committed: int = 0
+
+    def __post_init__(self) -> None:
+        self.control, self.writer = SharedNumbers(self.numbers), SharedNumbers(self.numbers)
+        self.control.permit(reads=True, min_live=1)
+        self.own = OwnUncommittedRows(FIRST_GENERATION)
+        self.rng = np.random.default_rng(3)
+
+    def fill(self, num_rows: int) -> None:
+        """Fills the next rows."""
+        rows = np.arange(self.num_filled, self.num_filled + num_rows) % CAPACITY
+        before = self.generations[rows]
+        self.generations[rows] |= 1
+        num_evicted = int(np.count_nonzero((before > 0) & (before & 1 == 0)))
+        self.own.mark_filled(self.writer, rows, self.generations[rows], num_evicted=num_evicted)
+        self.num_filled += num_rows
+
+    def commit(self, num_rows: int | None = None) -> None:
+        """Commits all rows, or so many that were filled before a mark that control saw earlier."""
+        rows = np.arange(self.num_committed, self.num_filled if num_rows is None else self.num_committed + num_rows)
+        where = rows % CAPACITY
+        after = self.generations[where] + 1
+        after[after == 2] = FIRST_GENERATION
+        self.generations[where] = after
+        self.num_committed += len(rows)
+        self.control.num_live = min(self.num_committed, CAPACITY)
+        self.control.set_used(self.control.num_live)
+
+    def draw(self, num_rows: int) -> FoundRows | None:
+        """Draws rows as the writer's process does."""
+        return self.writer.draw(self.generations, num_rows, rng=self.rng, find_uncommitted=self.own.find)
+
+
+@pytest.fixture
+def ring() -> Ring:
+    """One with 16 rows that are committed."""
+    made = Ring()
+    made.fill(16)
+    made.commit()
+    made.control.note_committed(made.control.read_mark())
+    return made
+
+
+def check_uniform(found: FoundRows, live: set[int]) -> None:
+    assert set(found.rows.tolist()) == live
+    assert chi_square.statistic(np.bincount(found.rows)[sorted(live)]) < chi_square.limit(len(live))
+
+
+def test_draw_when_own_rows_are_not_committed_then_each_live_row_is_equally_likely(ring: Ring) -> None:
+    for num_rows in (1, 5, 2):
+        ring.fill(num_rows)
+        found = ring.draw(20_000)
+        assert found is not None
+        check_uniform(found, set(range(ring.num_filled)))
+
+
+def test_draw_when_own_rows_have_taken_the_place_of_others_then_those_are_not_drawn_and_the_rest_equally(
+    ring: Ring,
+) -> None:
+    ring.fill(CAPACITY - 16)
+    ring.commit()
+    ring.control.note_committed(ring.control.read_mark())
+    for _ in range(6):
+        ring.fill(5)
+    found = ring.draw(50_000)
+    assert found is not None
+    check_uniform(found, set(range(CAPACITY)))
+
+
+def test_draw_when_some_were_committed_meanwhile_then_each_live_row_is_equally_likely(ring: Ring) -> None:
+    ring.fill(4)
+    mark = ring.control.read_mark()
+    ring.fill(6)
+    ring.commit(4)
+    ring.control.note_committed(mark)
+    found = ring.draw(20_000)
+    assert found is not None
+    check_uniform(found, set(range(26)))
+
+
+def test_draw_when_thousands_of_rows_are_not_committed_then_all_are_known() -> None:
+    own, shared, rows = OwnUncommittedRows(FIRST_GENERATION), SharedNumbers(), np.arange(7)
+    for _ in range(500):
+        own.mark_filled(shared, rows, rows * 2 + 1, num_evicted=1)
+    found = own.find(shared)
+    assert found is not None
+    assert found.rows.tolist() == rows.tolist() * 500
+    assert found.num_evicted == 500
+    shared.note_committed(shared.read_mark() - 300)
+    for _ in range(700):
+        own.mark_filled(shared, rows, rows * 2 + 1, num_evicted=0)
+    found = own.find(shared)
+    assert found is not None
+    assert found.rows.tolist() == rows.tolist() * 1000
+    assert found.num_evicted == 300
+
+
+def test_generations_when_rows_were_drawn_before_their_commit_then_those_that_the_commit_gives(ring: Ring) -> None:
+    ring.fill(4)
+    found = ring.draw(1000)
+    assert found is not None
+    assert found.read_again(ring.generations, ring.writer).tolist() == found.generations.tolist()
+    ring.commit()
+    assert found.generations.tolist() == ring.generations[found.rows].tolist()
+    assert found.read_again(ring.generations, ring.writer).tolist() == found.generations.tolist()
+
+
+def test_read_again_when_rows_were_given_up_meanwhile_then_they_are_torn(ring: Ring) -> None:
+    ring.fill(4)
+    found = ring.draw(1000)
+    assert found is not None
+    ring.control.count_given_up()
+    again = found.read_again(ring.generations, ring.writer)
+    assert ((again & 1 == 1) == (found.rows >= 16)).all()
+    assert ring.draw(10) is None
+
+
+@pytest.mark.parametrize("change", ["another writer", "unknown extend", "given up before", "forgotten"])
+def test_draw_when_not_all_uncommitted_rows_are_known_then_none_until_they_are_committed(
+    ring: Ring, change: str
+) -> None:
+    if change == "another writer":
+        SharedNumbers(ring.numbers).mark_filled()
+        ring.fill(1)
+    elif change == "unknown extend":
+        ring.fill(1)
+        ring.writer.mark_filled()
+        ring.fill(1)
+    elif change == "given up before":
+        ring.fill(1)
+        ring.control.count_given_up()
+        ring.fill(1)
+    else:
+        ring.fill(1)
+        ring.own.forget()
+    assert ring.draw(10) is None
+    ring.commit()
+    ring.control.note_committed(ring.control.read_mark())
+    assert ring.draw(10) is not None
+    ring.fill(1)
+    found = ring.draw(10_000)
+    assert found is not None
+    check_uniform(found, set(range(ring.num_filled)))
