@@ -67,6 +67,15 @@ class Client(TensorDictClient):
             read one.
         device: The GPU that content is for, such as ``"cuda:0"``, if it may move from GPU to GPU by NCCL; results are
             still put there only by calls with ``device=``.
+        numpy: True hands over all that is read as NumPy arrays, in dicts, nested where tensordicts were. They share the
+            memory of what was received; bfloat16 and float8 become float32. Calls with ``numpy=`` or ``device=`` decide
+            for themselves. Row numbers are arrays too. Handles of tensordict stores show what they read by index and
+            key; their other methods are tensordict's own, of which ``numpy()`` returns arrays.
+
+    A dict of NumPy arrays is accepted wherever a tensordict is, except as ``out``; nested dicts, tensors, numbers,
+    strings and other values in it are fine. Its arrays are not copied first, unless they are read-only, have negative
+    strides or another byte order. Where the structure is known, numbers of Python and lists get its dtypes, and the
+    dimensions of the arrays tell one row from several; elsewhere the batch size is ``[]``.
 
     What ``latest``, ``version`` and ``subscribe`` share:
 
@@ -83,6 +92,7 @@ class Client(TensorDictClient):
       and all processes share the memory. Writes into these tensors stay in this process, so they are not locked, just
       like those of ``StoreHandle.map``. The file exists as long as any of them. With ``dtype``, or over another
       transport, it has no effect.
+    * ``numpy`` is True for ``data`` as a dict of NumPy arrays, unless there is ``out`` or ``into``.
     """
 
     _pulls = OfProcess(Pulls)
@@ -181,8 +191,9 @@ class Client(TensorDictClient):
 
         Args:
             name: Name of the store.
-            like: One row; its content does not matter. It must not have the keys that sampling adds (``index``,
-                ``generation``, ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
+            like: One row, such as ``rows[0]``; its content does not matter. Its batch dimensions, if it has some, are
+                dimensions of each row. It must not have the keys that sampling adds (``index``, ``generation``,
+                ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
             capacity: Rows of the ring; space for all of them is reserved now.
             min_size: Rows needed before a sample is drawn, if no ``limiter`` is given.
             sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
@@ -344,7 +355,7 @@ class Client(TensorDictClient):
         tensordicts, unlocked and without grad. ``init_remote`` preserves them.
 
         Args:
-            td: TensorDict (for instance ``TensorDict.from_module(policy)``) or ``nn.Module``.
+            td: TensorDict (for instance ``TensorDict.from_module(policy)``), ``nn.Module``, or dict of arrays.
             metadata: Small values for readers, such as ``{"step": 10}``; at most 1 MiB.
             keep: How many of the newest versions stay readable; 0 keeps the setting (2 at first).
             fanout: To how many readers each holder of a version passes it on, at most. It stays set until another is
@@ -385,13 +396,14 @@ class Client(TensorDictClient):
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
+        numpy: bool | None = None,
     ) -> Weights | None:
         """Returns the newest version of some weights; all of its leaves are of one version.
 
         Args:
             newer_than: Waits for a version above this one.
             timeout_s: With 0 and nothing newer, None is returned.
-            out, into, device, copy, dtype: See the class.
+            out, into, device, copy, dtype, numpy: See the class.
 
         Raises:
             DeadlineExceededError: There was no such version in time.
@@ -401,7 +413,14 @@ class Client(TensorDictClient):
         """
         check_real("reading weights", WEIGHTS)
         wanted = Wanted(
-            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype)
+            name,
+            newer_than=newer_than,
+            out=out,
+            into=into,
+            device=device,
+            copy=copy,
+            dtype=get_dtype_name(dtype),
+            numpy=numpy,
         )
         return self._pulls.pull(wanted, self.deadline(timeout_s))
 
@@ -432,6 +451,7 @@ class Client(TensorDictClient):
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
+        numpy: bool | None = None,
     ) -> Weights:
         """Returns a certain version of some weights, if it is still kept: see ``versions``.
 
@@ -439,7 +459,16 @@ class Client(TensorDictClient):
             InvalidRequestError: It is not kept any more, or was not published yet; the error lists those that are kept.
             Others: As raised by ``latest``, whose arguments these are.
         """
-        wanted = Wanted(name, version=v, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype))
+        wanted = Wanted(
+            name,
+            version=v,
+            out=out,
+            into=into,
+            device=device,
+            copy=copy,
+            dtype=get_dtype_name(dtype),
+            numpy=numpy,
+        )
         found = self._pulls.pull(wanted, self.deadline(timeout_s))
         if found is None:
             raise WrongStateError(state="nothing newer", event=f"version {v} of {name!r}")
@@ -468,6 +497,7 @@ class Client(TensorDictClient):
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
+        numpy: bool | None = None,
     ) -> Subscription:
         """Follows some weights: ``for weights in client.subscribe("policy", into=policy): ...``.
 
@@ -480,10 +510,17 @@ class Client(TensorDictClient):
             newer_than: Begins above this version.
             timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
                 without end.
-            out, into, device, copy, dtype: See the class.
+            out, into, device, copy, dtype, numpy: See the class.
         """
         wanted = Wanted(
-            name, newer_than=newer_than, out=out, into=into, device=device, copy=copy, dtype=get_dtype_name(dtype)
+            name,
+            newer_than=newer_than,
+            out=out,
+            into=into,
+            device=device,
+            copy=copy,
+            dtype=get_dtype_name(dtype),
+            numpy=numpy,
         )
         return Subscription(self, self._pulls, wanted, timeout_s=timeout_s)
 
@@ -566,6 +603,7 @@ def connect(
     allow_pickle: bool = False,
     root: str | None = None,
     device: Any = None,
+    numpy: bool = False,
 ) -> Client:
     """Connects to a server; see ``Client`` for the arguments.
 
@@ -592,6 +630,7 @@ def connect(
         allow_pickle=allow_pickle,
         root=root,
         device=device,
+        numpy=numpy,
     )
     try:
         client.call(lambda *_: None, client.deadline(None))  # again, if the server is restarting

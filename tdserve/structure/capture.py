@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdserve.structure.adapting import NO_KEYS, adapt
+from tdserve.structure.array_dicts import read_dict
 from tdserve.structure.capture_cache import Look, Recall
 from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.known_structures import KnownStructures
@@ -38,7 +39,8 @@ def capture(
 
     Args:
         td: TensorDict (also memory-mapped or locked), TensorDictParams, a PersistentTensorDict (whose tensors are then
-            FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance.
+            FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance; also a dict as of
+            ``read_dict``, unless it is a destination.
         store: Name, for errors.
         is_destination: True refuses what cannot be written: conjugate and negative views, expanded leaves,
             sub-tensordicts, lazy views and files. False resolves conjugate and negative views into copies, because only
@@ -57,6 +59,8 @@ def capture(
             a non-tensor value that cannot be sent; the error names the key. Nothing was changed.
         InvalidSpecError: The tensordict is inconsistent (it was made by an unchecked constructor).
     """
+    if isinstance(td, dict) and not is_destination:
+        td = read_dict(td, like, store=store)
     if like is not None and like.packed:
         checks = not (allow_pickle or is_destination)
         reader = NodeReader(

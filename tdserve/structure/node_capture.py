@@ -147,8 +147,10 @@ class NodeReader(StackReader):
 
 def _suggest_remedy(item: Any) -> str:
     """Returns advice for an object that is neither a tensordict nor an instance of a tensorclass."""
+    if isinstance(item, dict):  # any other content may be one
+        return "arrays are not filled in place: leave out out=, and ask for new ones with numpy=True"
     if isinstance(item, Mapping):
-        return "make a tensordict of it: TensorDict(it, batch_size=[...])"
+        return "make a dict of it: dict(it)"
     if isinstance(item, (list, tuple)):
         return "make one tensordict of them: torch.stack(them), or lazy_stack(them) if they differ"
     if isinstance(item, torch.nn.Module):

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.structure.adapting import NO_KEYS
+from tdserve.structure.array_dicts import read_dict
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.instances import get_class_name
@@ -72,6 +73,8 @@ class RowReader:
             SpecMismatchError: The row does not fit; the error names the key and both sides.
             NotSupportedError: It contains something that cannot be sent; the error names the key.
         """
+        if isinstance(td, dict):
+            td = read_dict(td, self._spec, store=self._store)
         try:
             tensors = None if self._spec.values else self._look(td)
         except (AttributeError, KeyError, RuntimeError):  # no tensordict; another key; no shape

@@ -342,7 +342,7 @@ def test_leaf_when_unsupported_then_error_names_its_key_and_nothing_is_made(
     assert name not in client
 
 
-@pytest.mark.parametrize("what", [3, None, "text", torch.zeros(2), {"x": torch.zeros(2)}, TensorDict])
+@pytest.mark.parametrize("what", [3, None, "text", torch.zeros(2), [{"x": torch.zeros(2)}], TensorDict])
 def test_init_remote_when_it_is_no_tensordict_then_typed_error(client: tdserve.Client, name: str, what: Any) -> None:
     with pytest.raises(tdserve.RequestError):
         client.init_remote(what, name)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
+from tdserve.structure.array_dicts import read_array
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.pieces import Pieces, split_jagged
 from tdserve.structure.stacks.elements import flatten_elements, split_elements
@@ -19,8 +20,8 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
     """Returns the elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
 
     Args:
-        value: A nested tensor, (nested) lists of tensors, a dense tensor with or without the batch dimensions, a
-            number. A single element is repeated for all.
+        value: A nested tensor, (nested) lists of tensors or arrays, a dense tensor or array with or without the batch
+            dimensions, a number. A single element is repeated for all.
         batch_size: Batch size of the leaf.
         ragged: The leaf's elements.
     """
@@ -32,7 +33,8 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
         if len(batch_size) != 1 or len(components) != batch_size[0]:
             return None
         return components if _are_all(components, ragged) else None
-    if isinstance(value, (list, tuple)) and batch_size and any(isinstance(item, torch.Tensor) for item in value):
+    is_list = isinstance(value, (list, tuple)) and bool(batch_size)
+    if is_list and any(isinstance(item, (torch.Tensor, np.ndarray)) for item in value):
         if len(value) != batch_size[0]:
             return None
         rows = [split_tensors(item, batch_size[1:], ragged) for item in value]
@@ -75,7 +77,7 @@ def describe_value(value: Any) -> str:
 
 def _convert_tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
     try:
-        tensor = torch.as_tensor(value).detach()
+        tensor = (read_array(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)).detach()
     except (TypeError, ValueError, RuntimeError):
         return None
     if tensor.layout is not torch.strided or tensor.is_meta:

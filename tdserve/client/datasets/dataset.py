@@ -42,19 +42,19 @@ def add_index(td: Any, rows: Any) -> Any:
     return td.unlock_().set(INDEX_KEY, numbers).lock_()
 
 
-def iter_rows(rows: Any, num_rows: int, nbytes: int) -> Iterator[Any]:
+def iter_rows(read: Callable[[slice], Any], num_rows: int, nbytes: int) -> Iterator[Any]:
     """Yields rows of a store or view one by one, read in blocks.
 
     Args:
-        rows: Reads a block by its slice.
+        read: Reads a block.
         num_rows: How many there are.
         nbytes: Size of all of them.
     """
 
-    def read(start: int, stop: int) -> Any:
-        return rows[start : min(stop, num_rows)] if start < num_rows else ()
+    def read_block(start: int, stop: int) -> Any:
+        return read(slice(start, min(stop, num_rows))) if start < num_rows else ()
 
-    return read_in_blocks(read, nbytes // max(num_rows, 1))
+    return read_in_blocks(read_block, nbytes // max(num_rows, 1))
 
 
 def read_in_blocks(read: Callable[[int, int], Any], row_nbytes: int) -> Iterator[Any]:

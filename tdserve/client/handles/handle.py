@@ -131,11 +131,7 @@ class StoreHandle(AlterableHandle):
         self.refresh()
         return TensorDictCalls.__contains__(self, key)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Reads a leaf or nested part (``store["key"]``, ``store["a", "b"]``).
-
-        Any other index reads rows of everything.
-        """
+    def _read_item(self, index: Any) -> Any:
         path = to_path(index)
         if path is not None:
             leaf = self._store.read_small_leaf(path)
@@ -143,7 +139,9 @@ class StoreHandle(AlterableHandle):
                 return leaf
             entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
             return (
-                unwrap_leaf(self.snapshot_at(path, ...)) if isinstance(entry, ValueLeaf) else self.get(path, NO_DEFAULT)
+                unwrap_leaf(self.snapshot_at(path, ...))
+                if isinstance(entry, ValueLeaf)
+                else self._read_entry(path, ..., NO_DEFAULT)
             )
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
@@ -159,7 +157,7 @@ class StoreHandle(AlterableHandle):
         In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
         """
         self._store.read_into_shared_memory()
-        return self[list(indices)]
+        return self._read_item(list(indices))
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the rows, as ``iter(td)`` does, read in blocks; each block is as of one moment.
@@ -169,12 +167,12 @@ class StoreHandle(AlterableHandle):
         """
         batch_size = self.spec.batch_size
         if not batch_size and self.spec.root.inner:  # one piece: only its content has the dimensions
-            return iter(self[...])
+            return map(self._store.hand_over, self._read_item(...))
         if not batch_size:
             raise TypeError(
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
             )
-        return iter_rows(self, batch_size[0], self.spec.nbytes)
+        return map(self._store.hand_over, iter_rows(self._read_item, batch_size[0], self.spec.nbytes))
 
     def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
         selection = encode(rows, batch_size=self.spec.batch_size, store=self.name)
@@ -222,6 +220,11 @@ class StoreHandle(AlterableHandle):
 
         An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
+        return self._store.hand_over(self._read_entry(key, index, default, pad=pad, timeout_s=timeout_s))
+
+    def _read_entry(
+        self, key: str | Path, index: Any, default: Any, *, pad: Pad = None, timeout_s: float | None = None
+    ) -> Any:
         path = check_path(key)
         if index is ... and pad is None and timeout_s is None:
             leaf = self._store.read_small_leaf(path)

@@ -217,6 +217,10 @@ class StoreClient(ByAddress):
 
         return self.retry(read)
 
+    def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
+        """Returns what was read in the form that the caller wants; arguments as of ``wants_arrays`` of the client."""
+        return self._client.hand_over(found, numpy, device)
+
     def read_into_shared_memory(self) -> None:
         """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
         read_into_shared_memory(self._client)

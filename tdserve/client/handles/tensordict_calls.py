@@ -104,8 +104,16 @@ class TensorDictCalls(ViewCalls):
         """Writes a leaf or nested part."""
         raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> Any:
+    def _read_item(self, index: Any) -> Any:
+        """Reads an entry or rows, as ``__getitem__`` does, into tensors and tensordicts."""
         raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a leaf or nested part (``store["key"]``, ``store["a", "b"]``).
+
+        Any other index reads rows of everything.
+        """
+        return self._store.hand_over(self._read_item(index))
 
     # ------------------------------------------------------------------------------- structure
 
@@ -199,7 +207,7 @@ class TensorDictCalls(ViewCalls):
         sizes = index.shape
         grid: list[Any] = [torch.arange(size).reshape([-1] + [1] * (dims - at - 1)) for at, size in enumerate(sizes)]
         grid[dim] = index
-        found = self[tuple(part.expand(sizes) for part in grid)]
+        found = self._read_item(tuple(part.expand(sizes) for part in grid))
         found.names = self.names
         return found
 
@@ -208,7 +216,7 @@ class TensorDictCalls(ViewCalls):
         is_plain = (
             isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and not kwargs and not self.spec.has_ragged
         )
-        return self[mask] if is_plain and mask.ndim else self._perform("masked_select", mask, **kwargs)
+        return self._read_item(mask) if is_plain and mask.ndim else self._perform("masked_select", mask, **kwargs)
 
     def to(self, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Returns a local copy on a device, of a dtype, ...: accepts what ``TensorDict.to`` accepts."""

@@ -83,11 +83,7 @@ class StoreView(TensorDictCalls):
 
     # ------------------------------------------------------------------------------- reading
 
-    def __getitem__(self, index: Any) -> Any:
-        """Reads a leaf or nested part (``view["key"]``, ``view["a", "b"]``).
-
-        Any other index reads rows of everything.
-        """
+    def _read_item(self, index: Any) -> Any:
         path = to_path(index)
         if path is None:
             below = None
@@ -97,13 +93,13 @@ class StoreView(TensorDictCalls):
                 index, below = split_index(index, num_dims, num_dims + len(inner))
             found = self._fetch((), index)
             return found if below is None else found[below]
-        entry = self.get(path, NO_DEFAULT)
+        entry = self._read_entry(path, ..., NO_DEFAULT)
         return unwrap_leaf(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does; as of a store."""
         self._store.read_into_shared_memory()
-        return self[list(indices)]
+        return self._read_item(list(indices))
 
     @property
     def is_locked(self) -> bool:
@@ -118,7 +114,7 @@ class StoreView(TensorDictCalls):
         """Yields the rows, read in blocks; each block is of one moment. Raises TypeError without a batch dimension."""
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
-        return iter_rows(self, len(self), self.spec.nbytes)
+        return map(self._store.hand_over, iter_rows(self._read_item, len(self), self.spec.nbytes))
 
     @property
     def _what(self) -> str:
@@ -133,6 +129,9 @@ class StoreView(TensorDictCalls):
 
     def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Reads rows of a leaf or nested part."""
+        return self._store.hand_over(self._read_entry(key, index, default, timeout_s=timeout_s))
+
+    def _read_entry(self, key: str | Path, index: Any, default: Any, *, timeout_s: float | None = None) -> Any:
         path = check_path(key)
         try:
             entry = self.spec.find(path, store=self.name)

@@ -189,6 +189,7 @@ class ViewCalls:
         with_index: bool = False,
         device: Any = None,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> EpochBatches:
         """Returns an iterator over one reader's part of an epoch, which reads ahead while the caller works.
@@ -216,6 +217,7 @@ class ViewCalls:
                 batch dimensions; in a view the numbers of its own rows.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of the batch, as of ``get``.
+            numpy: True returns dicts of NumPy arrays; None is the client's setting.
             timeout_s: Seconds that one batch may take; after that ``next`` raises, and the next call returns the same
                 batch.
 
@@ -244,7 +246,7 @@ class ViewCalls:
 
         def read(rows: Any) -> Any:
             td = self._read_batch(rows, pad, timeout_s)
-            return add_index(td, rows) if with_index else td
+            return self._store.hand_over(add_index(td, rows) if with_index else td, numpy, device)
 
         plan = EpochPlan(order, share, num_rows)
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tdserve.base.deadline import Deadline
@@ -85,7 +86,8 @@ class KeyedHandle(ByAddress):
 
         Args:
             keys: One key, or several; each a str of 1 to 500 bytes in UTF-8.
-            values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor.
+            values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor. If the store
+                has a structure, a dict of arrays stands for a tensordict, and an array for a tensor.
             if_version: Nothing is put unless the entry has this version, 0 if it must be absent; one per key, or one
                 for all.
             return_early: True returns a future at once; ``values`` may change afterwards. Puts and deletions of one
@@ -144,7 +146,14 @@ class KeyedHandle(ByAddress):
             return 0
         return self._remove(encoded, expected, self._client.deadline(timeout_s), missing_ok=missing_ok)
 
-    def pop(self, keys: str | Sequence[str], *, timeout_s: float | None = 0, select: Any = None) -> Any:
+    def pop(
+        self,
+        keys: str | Sequence[str],
+        *,
+        timeout_s: float | None = 0,
+        select: Any = None,
+        numpy: bool | None = None,
+    ) -> Any:
         """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
 
         The content is here before anything is deleted, so nothing is lost if the call is retried within.
@@ -163,7 +172,7 @@ class KeyedHandle(ByAddress):
         self._coalescer.flush(self._client.deadline(None))
         for number in range(MAX_POP_TRIES):
             found = self._find(encoded, wait)
-            values = self._decode(keys, found.records, select)
+            values = self._decode(keys, found.records, select, numpy)
             try:
                 if encoded:
                     self._remove(encoded, found.versions, self._client.deadline(None), missing_ok=False)
@@ -197,7 +206,14 @@ class KeyedHandle(ByAddress):
 
     # ------------------------------------------------------------ reads
 
-    def get(self, keys: str | Sequence[str], select: Any = None, timeout_s: float | None = 0) -> Any:
+    def get(
+        self,
+        keys: str | Sequence[str],
+        select: Any = None,
+        timeout_s: float | None = 0,
+        *,
+        numpy: bool | None = None,
+    ) -> Any:
         """Returns entries, as of one moment.
 
         Args:
@@ -205,6 +221,8 @@ class KeyedHandle(ByAddress):
             select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
             timeout_s: Seconds to wait for keys that are absent; 0 does not wait, None waits as long as the client's
                 timeout.
+            numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of
+                what was received; None is the client's setting.
 
         Returns:
             The value of one key; of several one stacked tensordict or tensor if the store has a structure, else a list.
@@ -213,17 +231,22 @@ class KeyedHandle(ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
-        return self._decode(keys, self._get(keys, timeout_s).records, select)
+        return self._decode(keys, self._get(keys, timeout_s).records, select, numpy)
 
     def get_with_versions(
-        self, keys: str | Sequence[str], select: Any = None, timeout_s: float | None = 0
+        self,
+        keys: str | Sequence[str],
+        select: Any = None,
+        timeout_s: float | None = 0,
+        *,
+        numpy: bool | None = None,
     ) -> tuple[Any, Any]:
         """Returns what ``get`` returns, and the version of each entry: to put it back if nobody has changed it since.
 
         Of one key a value and a version, of several the values and a list of versions.
         """
         found = self._get(keys, timeout_s)
-        values = self._decode(keys, found.records, select)
+        values = self._decode(keys, found.records, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
 
     def versions(self, keys: str | Sequence[str]) -> Any:
@@ -267,11 +290,13 @@ class KeyedHandle(ByAddress):
     def __delitem__(self, key: str | Sequence[str]) -> None:
         self.delete(key)
 
-    def _decode(self, keys: str | Sequence[str], records: Sequence[bytes], select: Any) -> Any:
+    def _decode(self, keys: str | Sequence[str], records: Sequence[bytes], select: Any, numpy: bool | None) -> Any:
         chosen = None if select is None else _list_paths(select)
+        show = partial(self._client.hand_over, numpy=numpy)
         if isinstance(keys, str):
-            return self._records.decode(keys, records[0], chosen)
-        return self._records.decode_many(keys, records, chosen)
+            return show(self._records.decode(keys, records[0], chosen))
+        found = self._records.decode_many(keys, records, chosen)
+        return [*map(show, found)] if type(found) is list else show(found)
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None) -> FoundEntries:
         encoded = [_encode_key(keys)] if isinstance(keys, str) else [_encode_key(key) for key in _list_keys(keys)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
@@ -15,6 +16,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like
+from tdserve.structure.array_dicts import read_array
 from tdserve.structure.capture import capture
 from tdserve.structure.fake_tensors import to_structure_capture
 from tdserve.v1 import control_pb2
@@ -31,11 +33,12 @@ def create_keyed(
     exists_ok: bool,
 ) -> StoreDescription:
     """Creates a keyed store; arguments and errors as of ``Client.create_kv``."""
+    if isinstance(like, np.ndarray):
+        like = read_array(like, store=name)
     kind: Like = "any" if like is None else "tensor" if isinstance(like, torch.Tensor) else "tensordict"
-    if like is not None and kind != "tensor" and not is_tensor_collection(like):
-        raise InvalidRequestError(
-            argument="like", reason=f"a {type(like).__name__} is neither a tensordict nor a tensor"
-        )
+    if like is not None and kind != "tensor" and not (is_tensor_collection(like) or isinstance(like, dict)):
+        reason = f"a {type(like).__name__} is neither a tensordict nor a tensor, nor a dict of arrays nor an array"
+        raise InvalidRequestError(argument="like", reason=reason)
     for argument, limit in (("max_bytes", max_bytes), ("ttl_s", ttl_s)):
         is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
         if limit is not None and not (is_number and limit > 0):

@@ -19,7 +19,6 @@ from tensordict import TensorDict, is_tensor_collection, lazy_stack
 from tdserve.base.errors import (
     InvalidRequestError,
     KeyNotFoundError,
-    NotSupportedError,
     RemoteProtocolError,
     SpecMismatchError,
 )
@@ -29,6 +28,7 @@ from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
+from tdserve.structure.array_dicts import read_array, read_dict
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.dtypes import NAMES, WIRE
@@ -72,8 +72,7 @@ class AnyRecords:
         ):
             return _encode_tensor(value)
         if isinstance(value, dict) and not self._allow_pickle and _has_tensors(value):
-            reason = "put TensorDict(value, []), which keeps the tensors together"
-            raise NotSupportedError(feature=f"entry {key!r} as a dict of tensors", reason=reason)
+            value = read_dict(value, store=self._store)
         if is_tensor_collection(value) or isinstance(value, torch.Tensor):
             return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
         return bytes([_VALUE]) + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
@@ -133,7 +132,9 @@ class LikeRecords:
     def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
         """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
         if self._has_values or isinstance(values, (list, tuple)):
+            values = self._read_arrays(values)
             return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
+        values = self._read_arrays(values)
         _check_num_rows(keys, values)
         if not keys:
             return []
@@ -193,6 +194,7 @@ class LikeRecords:
             return lazy_stack(rows)
 
     def _capture(self, value: Any, expected: Spec) -> Captured:
+        value = self._read_arrays(value)
         if self._is_tensor:
             if not isinstance(value, torch.Tensor):
                 raise SpecMismatchError(store=self._store, key="", expected="a tensor", actual=type(value).__name__)
@@ -203,6 +205,12 @@ class LikeRecords:
         if captured.spec is not expected:
             check_matches(expected, captured.spec, store=self._store)
         return captured
+
+    def _read_arrays(self, value: Any) -> Any:
+        """Returns a dict of arrays as a tensordict, an array as a tensor, and anything else as it is."""
+        if self._is_tensor:
+            return read_array(value, store=self._store) if isinstance(value, np.ndarray) else value
+        return read_dict(value, self._spec, store=self._store) if isinstance(value, dict) else value
 
     def _check_size(self, record: bytes) -> None:
         nbytes = self._layout.nbytes

@@ -16,6 +16,7 @@ from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
     ClosedError,
     ConnectError,
+    InvalidRequestError,
     ServerBusyError,
     TDServeError,
     TransferAbortedError,
@@ -29,6 +30,7 @@ from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.timeouts import compute_min_channel_s
+from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import control_pb2
@@ -68,6 +70,7 @@ class Recipe:
     allow_pickle: bool
     root: str | None
     device: Any
+    numpy: bool = False
 
     def make(self) -> SessionClient:
         """Makes a client, which connects when it is first used."""
@@ -79,6 +82,7 @@ class Recipe:
             allow_pickle=self.allow_pickle,
             root=self.root,
             device=self.device,
+            numpy=self.numpy,
         )
 
 
@@ -90,6 +94,7 @@ class SessionClient:
         requests: Numbers of its requests.
         senders: Of open writers on this client, which closes them before it ends.
         known_stores: Stores that were read by name.
+        numpy: Whether what is read is handed over as NumPy arrays.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class SessionClient:
         allow_pickle: bool = False,
         root: str | None = None,
         device: Any = None,
+        numpy: bool = False,
     ) -> None:
         chosen = check_transport(transport)
         self._gpu = find_gpu(device, transport=chosen)
@@ -111,6 +117,7 @@ class SessionClient:
         self.requests = self.catalog.requests
         self.transport = chosen
         self.allow_pickle = allow_pickle
+        self.numpy = numpy
         self._root = root
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
@@ -141,6 +148,7 @@ class SessionClient:
             allow_pickle=self.allow_pickle,
             root=self._root,
             device=self._gpu.device or None,
+            numpy=self.numpy,
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -246,6 +254,24 @@ class SessionClient:
     def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | AwaitableFuture[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
+
+    def wants_arrays(self, numpy: bool | None, device: Any = None) -> bool:
+        """Returns whether a call hands over NumPy arrays.
+
+        Args:
+            numpy: As given for the call; None is the client's setting, for what stays on the CPU.
+            device: Where the call moves what it reads.
+
+        Raises:
+            InvalidRequestError: Arrays on a device are asked for.
+        """
+        if numpy and device is not None:
+            raise InvalidRequestError(argument="numpy", reason=f"NumPy has no arrays on device={device!r}")
+        return self.numpy and device is None if numpy is None else numpy
+
+    def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
+        """Returns what a call has read, in the form that its caller wants; arguments as of ``wants_arrays``."""
+        return to_arrays(found) if self.wants_arrays(numpy, device) else found
 
     @property
     def is_closed(self) -> bool:

@@ -147,7 +147,7 @@ class Batches:
             came_s, oldest, upload = item
             is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
             if is_fresh:
-                return upload.take()
+                return self._order.query.hand_over(upload.take())
             if time.monotonic() - began_s > self._timeout_s:
                 what = f"a batch of {self._name!r} that did not wait too long for its taker"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import is_tensor_collection, lazy_stack
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.structure.tree import Spec
+from tdserve.structure.tree import Spec, show
 
 
 class GivenRows(NamedTuple):
@@ -31,7 +31,14 @@ class GivenRows(NamedTuple):
 
     @classmethod
     def read(
-        cls, batch: Any, annotations: RowAnnotations, row: Spec, sampler: Sampler, *, flatten: bool = False
+        cls,
+        batch: Any,
+        annotations: RowAnnotations,
+        row: Spec,
+        sampler: Sampler,
+        *,
+        flatten: bool = False,
+        store: str = "",
     ) -> GivenRows:
         """Reads rows in any form; what is in no known form stays as it is.
 
@@ -41,10 +48,12 @@ class GivenRows(NamedTuple):
             row: Structure of a row of the table.
             sampler: The table's.
             flatten: Whether all dimensions before those of a row are dimensions of rows.
+            store: Name, for errors.
 
         Raises:
             InvalidRequestError: An annotation has neither the shape of the rows nor one element; or rows cannot be
                 flattened.
+            SpecMismatchError: They are several rows, whose batch size does not say so.
         """
         if not is_tensor_collection(batch) or isinstance(batch, type):
             return cls(batch, annotations, (-1,))
@@ -57,6 +66,7 @@ class GivenRows(NamedTuple):
             return cls(batch, annotations, (-1,))
         batch_size = tuple(batch.batch_size)
         if batch_size == row.batch_size:
+            _check_is_one(batch, row, store)
             return cls(lazy_stack([batch]) if row.packed else batch.unsqueeze(0), annotations, (1,))
         num_dims = len(batch_size) - len(row.batch_size)
         if not flatten or num_dims < 2 or batch_size[num_dims:] != row.batch_size:
@@ -92,6 +102,15 @@ class GivenRows(NamedTuple):
                 index = torch.cat([index.new_full((self.num_cut,), -1), index])
             return index.reshape(self.shape)
         return index.convert(self.restore)
+
+
+def _check_is_one(batch: Any, row: Spec, store: str) -> None:
+    for path, leaf in row.tensors[:1]:
+        shape = tuple(getattr(batch.get(path, None), "shape", ()))
+        if len(shape) > len(leaf.shape) and shape[1:] == leaf.shape:
+            wanted = [shape[0], *row.batch_size]
+            actual = f"{list(row.batch_size)} around shape {list(shape)}; give the tensordict batch_size={wanted}"
+            raise SpecMismatchError(store=store, key=show(path), expected=f"batch size {wanted}", actual=actual)
 
 
 def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:

@@ -24,6 +24,7 @@ class QueueHandle(TableHandle):
         max_lag: int | None = None,
         ack: bool = True,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Takes rows, the oldest first (from a stack, the newest).
@@ -36,6 +37,7 @@ class QueueHandle(TableHandle):
             ack: True returns a context manager, ``with queue.take(8) as rows``: the rows are acknowledged at a clean
                 exit, and given back on an exception. False returns the rows, to be acknowledged with :meth:`ack`.
             pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
+            numpy: True returns a dict of NumPy arrays; None is the client's setting.
             timeout_s: Seconds to wait for so many; None is the client's default, 0 asks once.
 
         Raises:
@@ -45,12 +47,12 @@ class QueueHandle(TableHandle):
         num_rows = check_num_rows(num_rows, None)
         deadline = self._client.deadline(timeout_s)
 
-        def draw() -> Any:
-            query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad)
-            return take_rows(self._client, query, num_rows, deadline)
+        def draw() -> Taken:
+            query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, numpy=numpy)
+            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
-        rows = self._follow_and_retry(draw)
-        return Taken(self._client, self._query(is_lease=True), rows, None) if ack else rows
+        taken = self._follow_and_retry(draw)
+        return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``: they are consumed.
@@ -68,6 +70,7 @@ class QueueHandle(TableHandle):
         max_lag: int | None = None,
         device: Any = None,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> TakenBatches:
         """Returns an iterator that takes rows until the queue is closed and drained; a context manager.
@@ -79,9 +82,10 @@ class QueueHandle(TableHandle):
             max_lag: As for :meth:`take`.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
+            numpy: As for :meth:`take`.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad)
+        query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, device=device, numpy=numpy)
         return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

@@ -29,6 +29,7 @@ class ReplayHandle(TableHandle):
         max_lag: int | None = None,
         device: Any = None,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows with the table's sampler.
@@ -51,6 +52,8 @@ class ReplayHandle(TableHandle):
             pad: Pads ragged tensors to the longest of the result with this number (or numbers by key), and adds masks
                 of the content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in batch size
                 stay as they are.
+            numpy: True returns a dict of NumPy arrays, which share the memory of what was received, as of
+                ``tdserve.connect``; None is the client's setting.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
         Returns:
@@ -73,15 +76,15 @@ class ReplayHandle(TableHandle):
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
 
         def draw() -> Any:
-            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device)
+            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy)
             if not consumer:
-                return draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
-            td = take_rows(self._client, query, num_rows, deadline)
-            acknowledge(self._client, query, td, self._client.deadline(None))
-            return td
+                td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
+            else:
+                td = take_rows(self._client, query, num_rows, deadline)
+                acknowledge(self._client, query, td, self._client.deadline(None))
+            return query.hand_over(to_device(td, device))
 
-        td = self._follow_and_retry(draw)
-        return to_device(td, device)
+        return self._follow_and_retry(draw)
 
     def take(
         self,
@@ -94,6 +97,7 @@ class ReplayHandle(TableHandle):
         max_lag: int | None = None,
         ack: bool = True,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged.
@@ -110,9 +114,10 @@ class ReplayHandle(TableHandle):
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        query = self._query(conditions, is_lease=True, pad=pad)
+        query = self._query(conditions, is_lease=True, pad=pad, numpy=numpy)
         rows = take_rows(self._client, query, num_rows, self._client.deadline(timeout_s))
-        return Taken(self._client, query, rows, None) if ack else rows
+        taken = Taken(self._client, query, rows, None)
+        return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``.
@@ -171,6 +176,7 @@ class ReplayHandle(TableHandle):
         group_by: Any = None,
         group_size: int = 0,
         max_lag: int | None = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Batches | TakenBatches:
         """Returns an endless iterator over samples, which requests some of them while the caller works.
@@ -183,6 +189,7 @@ class ReplayHandle(TableHandle):
             drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
                 the next one is requested, and nothing is prefetched.
+            numpy: As of :meth:`sample`.
             max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
                 became too old while it waited is dropped, and replaced by a new one.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
@@ -191,7 +198,7 @@ class ReplayHandle(TableHandle):
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device)
+        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy)
         if consumer:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(

@@ -32,6 +32,7 @@ from tdserve.messages.content import (
 )
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
+from tdserve.structure.array_views import to_arrays
 from tdserve.structure.build import build
 from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.stacks.elements import with_one_value
@@ -86,6 +87,7 @@ class Query:
         pad: Padding of ragged tensors.
         device: Where the rows will be moved.
         replaces_torn: Whether they replace rows that were overwritten while they were copied.
+        is_numpy: Whether they are handed over as NumPy arrays.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Query:
     pad: Pad = None
     device: Any = None
     replaces_torn: bool = False
+    is_numpy: bool = False
 
     def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""
@@ -129,6 +132,10 @@ class Query:
     def make_wanted(self) -> WantedRows:
         """Returns how the mover reads its rows."""
         return WantedRows(self.name, self.stored, self.added, keeps_fault=self.is_lease, device=self.device)
+
+    def hand_over(self, rows: Any) -> Any:
+        """Returns rows in the form that the caller wants."""
+        return to_arrays(rows) if self.is_numpy else rows
 
     def make_layout(self, num_rows: int) -> Layout:
         """Returns the layout of so many rows."""

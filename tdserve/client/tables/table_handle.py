@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
-    SelectionError,
     SpecMismatchError,
     StoreNotFoundError,
     TooLargeError,
-    TransferAbortedError,
 )
 from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
-from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
-from tdserve.client.content.read_content import Content
-from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.by_address import ByAddress, OfProcess
-from tdserve.client.session.client_mover import WantedRows
+from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.outgoing import WriteTarget
-from tdserve.client.session.pending import Reply
-from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, change, to_generations, to_row_numbers
+from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.given_rows import GivenRows, is_plain_batch
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
-from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query, build_rows
+from tdserve.client.tables.rows_by_number import RowsByNumber
+from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
 from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.content import ADDED_KEYS
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.messages.selection.selection import encode, parse
 from tdserve.rules.replay.settings import Settings
+from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
 from tdserve.structure.tree import Path, Spec, check_matches
@@ -56,7 +46,7 @@ from tdserve.v1 import content_pb2, control_pb2
 T = TypeVar("T")
 
 
-class TableHandle(ByAddress):
+class TableHandle(RowsByNumber):
     """A table of rows on the server.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
@@ -136,7 +126,8 @@ class TableHandle(ByAddress):
             batch: Tensordict of batch size ``[n, *row]``, or one row, of batch size ``row``. It may lack leaves, which
                 are written later with ``set_at_``; until then the rows are drawn only by samples with ``require``.
                 Keys that samples add, such as ``"index"``, are ignored. Tensors are converted to the dtypes of the
-                table where these hold all values of theirs.
+                table where these hold all values of theirs. A dict of arrays or tensors stands for a tensordict, and a
+                list of dicts for one of its rows each.
             flatten: True also takes rows in several dimensions, such as ``[workers, time, *row]``. They are stored in
                 row-major order. Where the table links rows to trajectories by their order, one ends at the end of each
                 line along the last of these dimensions.
@@ -168,16 +159,27 @@ class TableHandle(ByAddress):
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         annotations = RowAnnotations(priority, ends, writer, policy_version)
+        if isinstance(batch, (dict, list)):
+            batch = read_rows(batch, self.spec, store=self.name)
         if not flatten and is_plain_batch(batch, self._num_dims, self.capacity):
             captured, keys = self._capture_batch(batch)
-            return self._extend((captured,), keys, annotations, timeout_s, return_early)
-        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten)
+            index = self._extend((captured,), keys, annotations, timeout_s, return_early)
+            return self._show_numbers(index) if self._client.numpy else index
+        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
         if given.num_rows > self.capacity:
             self._follow_recreated()  # perhaps with room for all of them, or with another limiter
             given = given.keep_newest(self.capacity) if self.settings.overwrites_oldest else given
         captured, keys = self._capture_batch(given.batch)
         is_cut = given.num_cut > 0
-        return given.restore(self._extend((captured,), keys, given.annotations, timeout_s, return_early, is_cut=is_cut))
+        index = given.restore(
+            self._extend((captured,), keys, given.annotations, timeout_s, return_early, is_cut=is_cut)
+        )
+        return self._show_numbers(index) if self._client.numpy else index
+
+    def _show_numbers(self, index: Any) -> Any:
+        """Returns row numbers, or a future of them, in the form of the client."""
+        show = self._client.hand_over
+        return show(index) if isinstance(index, torch.Tensor) else index.convert(show)
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
@@ -328,78 +330,14 @@ class TableHandle(ByAddress):
         change(self._client, self.name, self._client.deadline(timeout_s), sampler=settings.to_json())
         self.settings = settings
 
-    def __getitem__(self, index: Any) -> Any:
-        """Reads live rows by number, which does not count as sampling.
-
-        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``; a slice
-        or a mask selects among the live rows.
-
-        Raises:
-            SelectionError: A row is not live, or out of range.
-        """
-        check_real("reading rows", ROWS)
-        deadline = self._client.deadline(None)
-        if isinstance(index, tuple):
-            raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
-        index, shape = (slice(None) if index is Ellipsis else index), None
-        if not isinstance(index, slice):
-            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
-            if array.dtype != np.bool_:
-                shape = array.shape
-                self._check_index(index)
-                if array.size > MAX_MESSAGE_ROWS:
-                    numbers = array.reshape(-1)
-                    begins = range(0, array.size, MAX_MESSAGE_ROWS)
-                    parts = [self[numbers[begin : begin + MAX_MESSAGE_ROWS]] for begin in begins]
-                    return torch.cat(parts).reshape(*array.shape)
-        found = self._follow_and_retry(lambda: self._read(index, deadline))
-        if shape is None or len(shape) == 1:
-            return found
-        return found[0] if shape == () else found.reshape(*shape)
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
-
-        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
-        """
-        read_into_shared_memory(self._client)
-        return self[list(indices)]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
-        return read_in_blocks(lambda start, stop: self[start:stop], self.spec.nbytes)
-
-    def _check_index(self, index: Any) -> None:
-        try:
-            encode(index, batch_size=(self.capacity,), store=self.name)
-        except SelectionError:  # another table may have this name now
-            encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
-
-    def _read(self, index: Any, deadline: Deadline) -> Any:
-        selection = parse(index, store=self.name)
-
-        wanted = WantedRows(self.name, self._stored)
-
-        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
-            content = session.mover.read_listed(wanted, selection)
-            if content is None:
-                asked = control_pb2.ReadRequest(
-                    store=self.name,
-                    selection=selection.to_message(),
-                    fingerprint=self._stored.fingerprint,
-                    timeout_s=deadline.remaining_s,
-                )
-                on_announced = session.mover.make_early_receiver(request, lambda: wanted)
-                pending = session.send(request, on_announced=on_announced, read=asked)
-                answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
-                content = session.mover.take_rows(Reply(request, pending, answer, deadline), wanted)
-            _check_whole(content, request)
-            return build_rows(content, self._stored)
-
-        return self._client.call(attempt, deadline)
-
     def _query(
-        self, conditions: Conditions = ANY_ROWS, *, is_lease: bool = False, pad: Pad = None, device: Any = None
+        self,
+        conditions: Conditions = ANY_ROWS,
+        *,
+        is_lease: bool = False,
+        pad: Pad = None,
+        device: Any = None,
+        numpy: bool | None = None,
     ) -> Query:
         """Makes the query of a sample, and checks it as far as the client can.
 
@@ -436,6 +374,7 @@ class TableHandle(ByAddress):
             is_plain=conditions == ANY_ROWS and not is_lease and self.settings.min_drawable > 0,
             is_ordered=self.settings.sampler.is_ordered,
             is_exact=not is_lease and self.settings.sampler.is_exact,
+            is_numpy=self._client.wants_arrays(numpy, device),
         )
 
     def _follow_and_retry(self, act: Callable[[], T]) -> T:
@@ -503,7 +442,7 @@ class TableHandle(ByAddress):
         batch_size = spec.batch_size
         if len(batch_size) != self._num_dims:
             expected = f"batch size {['n', *self.spec.batch_size]}"
-            hint = " (flatten=True takes rows in several dimensions)" if len(batch_size) > self._num_dims else ""
+            hint = _suggest_form(len(batch_size) - self._num_dims, self.spec)
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=f"{list(batch_size)}{hint}")
         expected_spec = self._stored.with_rows(batch_size[0])
         keys = ()
@@ -520,9 +459,15 @@ class TableHandle(ByAddress):
         return keys
 
 
-def _check_whole(content: Content, request: int) -> None:
-    if content.columns.num_torn:
-        raise TransferAbortedError(transfer=request, reason="rows were written while they were read")
+def _suggest_form(num_extra_dims: int, row: Spec) -> str:
+    """Returns what may have been meant by rows with so many batch dimensions too many."""
+    if num_extra_dims > 0:
+        return " (flatten=True takes rows in several dimensions)"
+    return (
+        f" (the like= of the table was a batch {list(row.batch_size)}, so that each row is one)"
+        if row.batch_size
+        else ""
+    )
 
 
 def _list_keys(require: Any) -> list[Any]:

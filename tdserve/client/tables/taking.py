@@ -123,7 +123,10 @@ class Taken:
 
     @property
     def rows(self) -> Any:
-        """The tensordict. From now on the caller must acknowledge the rows or give them back."""
+        """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
+        return self._query.hand_over(self._hold())
+
+    def _hold(self) -> Any:
         self._unseen.detach()
         return self._rows
 
@@ -140,11 +143,11 @@ class Taken:
 
     def ack(self) -> None:
         """Acknowledges the rows. Raises WrongStateError if this client does not hold them any more."""
-        acknowledge(self._client, self._query, self.rows, self._client.deadline(self._timeout_s))
+        acknowledge(self._client, self._query, self._hold(), self._client.deadline(self._timeout_s))
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
-        give_back(self._client, self._query, self.rows, GIVE_BACK_TIMEOUT_S)
+        give_back(self._client, self._query, self._hold(), GIVE_BACK_TIMEOUT_S)
 
 
 class TakenBatches:
@@ -194,7 +197,7 @@ class TakenBatches:
             if self._closed.is_set():  # by another thread, which found nothing to give back
                 self.close()
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            return to_device(self._held, self._device)
+            return self._query.hand_over(to_device(self._held, self._device))
 
     def __enter__(self) -> TakenBatches:
         return self

@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import NotLocalError, SpecMismatchError, StoreExistsError, StructureChangedError
+from tdserve.base.errors import (
+    InvalidRequestError,
+    NotLocalError,
+    SpecMismatchError,
+    StoreExistsError,
+    StructureChangedError,
+)
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.description import check_storage
@@ -25,6 +31,7 @@ from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.rules.catalog import make_identity
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT, allows_local
 from tdserve.structure.adapting import adapt
+from tdserve.structure.array_dicts import read_dict
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
 from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
@@ -39,7 +46,19 @@ class NewStore:
         NotSupportedError: A leaf cannot be stored.
     """
 
-    def __init__(self, client: SessionClient, name: str, td: Any, options: StoreOptions) -> None:
+    def __init__(
+        self,
+        client: SessionClient,
+        name: str,
+        td: Any,
+        options: StoreOptions,
+        batch_size: Sequence[int] | int | None = None,
+    ) -> None:
+        if isinstance(td, dict):
+            td = read_dict(td, batch_size=check_sizes(() if batch_size is None else batch_size), store=name)
+        elif batch_size is not None:
+            reason = f"a {type(td).__name__} has its own; it is given for a dict of arrays"
+            raise InvalidRequestError(argument="batch_size", reason=reason)
         self._client = client
         self._name = name
         self._td = td
@@ -164,11 +183,11 @@ def adopt_folder(
     client.call(attempt, deadline, request=client.requests.begin_change())
 
 
-def replace_content(client: SessionClient, name: str, captured: Captured, td: Any, deadline: Deadline) -> int:
+def replace_content(client: SessionClient, name: str, captured: Captured | None, td: Any, deadline: Deadline) -> int:
     """Replaces a store's content as a whole; see ``Client.send``.
 
     Args:
-        captured: The content, captured without knowing the store.
+        captured: The content, captured without knowing the store; None if that is not possible.
         td: The tensordict that it was captured from.
     """
     known = client.known_stores.find(name)
@@ -189,10 +208,10 @@ def replace_content(client: SessionClient, name: str, captured: Captured, td: An
 
 
 def _replace_known(
-    client: SessionClient, name: str, known: KnownStore, captured: Captured, td: Any, deadline: Deadline
+    client: SessionClient, name: str, known: KnownStore, captured: Captured | None, td: Any, deadline: Deadline
 ) -> int:
     stored = known.spec
-    if stored.has_ragged or captured.spec.has_ragged:
+    if captured is None or stored.has_ragged or captured.spec.has_ragged:
         captured = capture(td, store=name, allow_pickle=client.allow_pickle, like=stored, is_exact=True)
     else:
         captured = adapt(captured, stored)

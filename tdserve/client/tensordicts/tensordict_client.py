@@ -53,6 +53,7 @@ class TensorDictClient(SessionClient):
         td: Any,
         name: str,
         *,
+        batch_size: Sequence[int] | int | None = None,
         exists_ok: bool = False,
         existsok: bool = False,
         share_non_tensor: bool = False,
@@ -68,6 +69,7 @@ class TensorDictClient(SessionClient):
                 store reads as a TensorDict. Of meta and fake tensors only the structure is stored: the store reads as
                 meta tensors until it is first written, and then as its content, with zeros where nothing was written.
             name: Name of the store.
+            batch_size: Of a dict of arrays, as of ``TensorDict``; None is ``[]``. A tensordict has its own.
             exists_ok: True writes the content into an existing store of the same structure.
             share_non_tensor: True makes the non-tensor leaves live in tensordicts that are loaded from the store or
                 read by its
@@ -88,7 +90,7 @@ class TensorDictClient(SessionClient):
             CapacityError: The server's disk has no room. Nothing was created.
         """
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
-        new = NewStore(self, name, td, options)
+        new = NewStore(self, name, td, options, batch_size)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: new.fill(deadline), return_early)
 
@@ -100,6 +102,7 @@ class TensorDictClient(SessionClient):
         keys: Sequence[str | Path] | None = None,
         out: Any = None,
         pad: Pad = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -112,6 +115,7 @@ class TensorDictClient(SessionClient):
             out: Filled instead of a new tensordict; must fit.
             pad: Pads ragged tensors to the longest of them with this number (or numbers by key), and adds masks of the
                 content under ``("masks", *key)``; None leaves them ragged.
+            numpy: True returns a dict of NumPy arrays, unless ``out`` is given; None is the client's setting.
 
         Raises:
             StoreNotFoundError: It does not exist, with ``timeout_s=0``.
@@ -128,9 +132,10 @@ class TensorDictClient(SessionClient):
                     self, check_store_name(name), deadline=deadline, keys=paths, destination=destination, device=device
                 )
             )
-            return (
-                drop_extra(show_content(self, name, content, device, pad), paths, content.spec) if out is None else out
-            )
+            if out is not None:
+                return out
+            found = drop_extra(show_content(self, name, content, device, pad), paths, content.spec)
+            return self.hand_over(found, numpy, device)
 
         return self.perform(read, return_early)
 
@@ -141,7 +146,9 @@ class TensorDictClient(SessionClient):
             StoreNotFoundError: There is no such store; ``init_remote`` creates one.
             SpecMismatchError: The tensordict does not fit. Nothing was written.
         """
-        captured = capture(td, store=check_store_name(name), allow_pickle=self.allow_pickle)
+        check_store_name(name)
+        # A dict is read for the structure of the store.
+        captured = None if isinstance(td, dict) else capture(td, store=name, allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: replace_content(self, name, captured, td, deadline), return_early)
 
@@ -169,6 +176,7 @@ class TensorDictClient(SessionClient):
         name: str,
         copy_existing: bool | None = None,
         *,
+        batch_size: Sequence[int] | int | None = None,
         num_threads: int = 0,
         return_early: bool = False,
         share_non_tensor: bool = False,
@@ -192,7 +200,7 @@ class TensorDictClient(SessionClient):
         if copy_existing is False:
             check_no_files(td)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
-        new = NewStore(self, name, td, options)
+        new = NewStore(self, name, td, options, batch_size)
         deadline = self.deadline(timeout_s)
 
         def make() -> StoreHandle:

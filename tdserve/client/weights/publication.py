@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import nn
 
 from tdserve.base.deadline import Deadline
@@ -167,7 +168,7 @@ class _PublishAttempt:
 
 
 def _check_named(td: Any) -> None:
-    if isinstance(td, dict):
+    if isinstance(td, dict) and any("." in key and isinstance(td[key], torch.Tensor) for key in td):
         reason = (
             f"{type(td).__qualname__} does not show how its names are nested; give the module itself, publish(name, "
             "module), or TensorDict(state_dict).unflatten_keys('.'), both of which latest(into=module) takes"

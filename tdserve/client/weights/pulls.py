@@ -77,6 +77,7 @@ class Wanted:
         device: Where a new tensordict is moved.
         copy: Whether a local client copies it.
         dtype: To convert floating-point leaves to; "" leaves them.
+        numpy: Whether a new tensordict is handed over as NumPy arrays; None is the client's setting.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Wanted:
     device: Any = None
     copy: bool = True
     dtype: str = ""
+    numpy: bool | None = None
 
     def check(self) -> None:
         """Raises InvalidRequestError for contradictory arguments, or a version that is no number."""
@@ -100,6 +102,11 @@ class Wanted:
         for argument, version in (("version", self.version), ("newer_than", self.newer_than)):
             if version is not None:
                 check_version(argument, version)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether content goes to a place of the caller's."""
+        return self.out is not None or self.into is not None
 
     def make_destination(self) -> Destination | None:
         """Returns the caller's place. Raises an error if nothing can be put there."""
@@ -140,7 +147,10 @@ class Pulls:
         """Gets a version; None if there is nothing newer and the call does not wait; see ``Client.latest``."""
         wanted.check()
         attempt = _Attempt(self._client, wanted, self._known, self._held, watch)
-        return self._client.call(attempt, deadline)
+        found = self._client.call(attempt, deadline)
+        if found is None or wanted.has_place:
+            return found
+        return found._replace(data=self._client.hand_over(found.data, wanted.numpy, wanted.device))
 
 
 def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int | None:
@@ -204,8 +214,7 @@ class _Attempt:
         spec = self._known.get(wanted.name)
         if self._watch is not None:
             self._watch(session, request)
-        has_place = wanted.out is not None or wanted.into is not None
-        holds = 0 if self._wants_all else self._held.find_last(wanted.name, has_place=has_place)
+        holds = 0 if self._wants_all else self._held.find_last(wanted.name, has_place=wanted.has_place)
         message = wanted.request(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)

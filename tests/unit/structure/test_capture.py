@@ -137,7 +137,7 @@ def test_capture_when_leaf_does_not_travel_then_names_its_key(make: Callable[[],
         capture(TensorDict({"n": inner}))
 
 
-@pytest.mark.parametrize("root", [None, {"a": 1}, torch.zeros(2), Inner, NonTensorData("x")])
+@pytest.mark.parametrize("root", [None, [{"a": 1}], torch.zeros(2), Inner, NonTensorData("x")])
 def test_capture_when_root_is_no_dense_tensordict_then_names_the_store(root: Any) -> None:
     with pytest.raises(NotSupportedError, match="store 'frames'"):
         capture(root, store="frames")

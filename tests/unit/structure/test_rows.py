@@ -76,7 +76,7 @@ def test_read_when_row_does_not_fit_then_error_names_store_and_key(td: Any, key:
     [
         row(b=torch.ones(3, device="meta")),
         row(b=torch.ones(3).to_sparse()),
-        {"b": torch.ones(3)},
+        [row()],
         None,
     ],
 )

@@ -1,0 +1,119 @@
+"""Reads of a table's rows by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, SelectionError, TransferAbortedError
+from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.read_content import Content
+from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
+from tdserve.client.session.by_address import ByAddress
+from tdserve.client.session.client_mover import WantedRows
+from tdserve.client.session.pending import Reply
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS
+from tdserve.client.tables.sampling import build_rows
+from tdserve.messages.selection.selection import encode, parse
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+T = TypeVar("T")
+
+
+class RowsByNumber(ByAddress):
+    """The part of a table's handle that reads live rows by number; attributes as of ``TableHandle``."""
+
+    name: str
+    capacity: int
+    spec: Spec
+    _stored: Spec
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads live rows by number, which does not count as sampling.
+
+        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``; a slice
+        or a mask selects among the live rows.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
+        """
+        return self._client.hand_over(self._read_live(index))
+
+    def _read_live(self, index: Any) -> Any:
+        check_real("reading rows", ROWS)
+        deadline = self._client.deadline(None)
+        if isinstance(index, tuple):
+            raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
+        index, shape = (slice(None) if index is Ellipsis else index), None
+        if not isinstance(index, slice):
+            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            if array.dtype != np.bool_:
+                shape = array.shape
+                self._check_index(index)
+                if array.size > MAX_MESSAGE_ROWS:
+                    numbers = array.reshape(-1)
+                    begins = range(0, array.size, MAX_MESSAGE_ROWS)
+                    parts = [self._read_live(numbers[begin : begin + MAX_MESSAGE_ROWS]) for begin in begins]
+                    return torch.cat(parts).reshape(*array.shape)
+        found = self._follow_and_retry(lambda: self._read(index, deadline))
+        if shape is None or len(shape) == 1:
+            return found
+        return found[0] if shape == () else found.reshape(*shape)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
+
+        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
+        """
+        read_into_shared_memory(self._client)
+        return self._read_live(list(indices))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
+        rows = read_in_blocks(lambda start, stop: self._read_live(slice(start, stop)), self.spec.nbytes)
+        return map(self._client.hand_over, rows)
+
+    def _check_index(self, index: Any) -> None:
+        try:
+            encode(index, batch_size=(self.capacity,), store=self.name)
+        except SelectionError:  # another table may have this name now
+            encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
+
+    def _read(self, index: Any, deadline: Deadline) -> Any:
+        selection = parse(index, store=self.name)
+
+        wanted = WantedRows(self.name, self._stored)
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+            content = session.mover.read_listed(wanted, selection)
+            if content is None:
+                asked = control_pb2.ReadRequest(
+                    store=self.name,
+                    selection=selection.to_message(),
+                    fingerprint=self._stored.fingerprint,
+                    timeout_s=deadline.remaining_s,
+                )
+                on_announced = session.mover.make_early_receiver(request, lambda: wanted)
+                pending = session.send(request, on_announced=on_announced, read=asked)
+                answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
+                content = session.mover.take_rows(Reply(request, pending, answer, deadline), wanted)
+            _check_whole(content, request)
+            return build_rows(content, self._stored)
+
+        return self._client.call(attempt, deadline)
+
+    def _follow_and_retry(self, act: Callable[[], T]) -> T:
+        """Runs ``act``, once more if the table was recreated in between."""
+        raise NotImplementedError
+
+
+def _check_whole(content: Content, request: int) -> None:
+    if content.columns.num_torn:
+        raise TransferAbortedError(transfer=request, reason="rows were written while they were read")

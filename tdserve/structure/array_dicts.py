@@ -1,0 +1,299 @@
+"""Dicts of NumPy arrays as content: read as tensordicts, which share their memory where torch can.
+
+A dict has no batch size. Where a structure is known it follows from the dimensions that leaves have there, so that one
+row and several rows are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection, lazy_stack
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.matching import quote, show
+from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.stacks.elements import make_single_value
+from tdserve.structure.tensordict_private import new_tensordict
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Spec
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+_REMEDIES = {
+    "M": "give its .view('int64')",
+    "m": "give its .view('int64')",
+    "V": "give each of its fields under a key of its own",
+    "f": "give its .astype('float64')",
+    "c": "give its .astype('complex128')",
+}
+"""What to give instead of arrays that torch has no dtype for, by the kind of their dtype."""
+
+
+class _DictNode(NamedTuple):
+    """A node of a structure, prepared for look-ups by key."""
+
+    num_dims: int
+    entries: Mapping[str, Entry | _DictNode]
+
+
+def read_dict(
+    content: Mapping[str, Any], like: Spec | None = None, *, batch_size: Sequence[int] | None = None, store: str = ""
+) -> Any:
+    """Reads a dict of arrays, tensors, numbers, values and further dicts as a tensordict.
+
+    Args:
+        content: Numbers of Python and lists get the dtype of the structure where they can have it. Arrays share their
+            memory with the tensordict, unless they are read-only, have negative strides, or another byte order. Arrays
+            of strings and objects become non-tensor values, one per row.
+        like: A structure, of any number of rows, that it is for: its leaves decide how many dimensions are batch
+            dimensions.
+        batch_size: Without a structure; None is [].
+        store: Name, for errors.
+
+    Raises:
+        NotSupportedError: There is an array that no tensor can show; the error names its key.
+        SpecMismatchError: A number, list or array does not fit the structure.
+    """
+    reader = _DictReader(store)
+    if like is None:
+        return reader.read(content, None, tuple(batch_size or ()), ())
+    place = like.memo.get(_DictNode)
+    if place is None:
+        place = like.memo[_DictNode] = _prepare(like.root)
+    return reader.read(content, place, reader.find_batch_size(content, place), ())
+
+
+def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
+    """Reads one row or several, in a dict of arrays or a list of dicts, as a tensordict; errors as of ``read_dict``.
+
+    What is neither is returned as it is.
+
+    Args:
+        row: The structure of one row.
+    """
+    if isinstance(rows, dict):
+        return read_dict(rows, row, store=store)
+    if not rows or not all(isinstance(each, dict) for each in rows):
+        return rows
+    found = [read_dict(each, row, store=store) for each in rows]
+    try:
+        return lazy_stack(found) if row.has_ragged else torch.stack(found)
+    except RuntimeError:  # they differ, which is the table's to judge
+        return lazy_stack(found)
+
+
+def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torch.Tensor:
+    """Returns a tensor of an array's elements, which shares its memory where torch can.
+
+    Raises:
+        NotSupportedError: torch has no such dtype.
+    """
+    try:
+        if array.flags.writeable and not isinstance(array, np.ma.MaskedArray):
+            return torch.from_numpy(array)
+    except (TypeError, ValueError):  # another dtype, byte order, or strides
+        pass
+    if isinstance(array, np.ma.MaskedArray):
+        raise _make_refusal("a masked array", path, store, "give its .filled(value)")
+    try:
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False))
+    except TypeError:
+        reason = _REMEDIES.get(array.dtype.kind, "torch has no such dtype")
+        raise _make_refusal(f"an array of dtype {array.dtype}", path, store, reason) from None
+
+
+class _DictReader:
+    """One pass over one dict."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    def read(self, content: Mapping[str, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path) -> Any:
+        """Reads a dict that stands for a tensordict of this batch size."""
+        entries: dict[str, Any] = {}
+        known: Mapping[str, Entry | _DictNode] = {} if place is None else place.entries
+        for key, value in content.items():
+            if not isinstance(key, str):
+                raise _make_refusal(f"the key {key!r}", path, self._store, "nest one dict in another instead")
+            entry = known.get(key)
+            if type(value) is np.ndarray and not isinstance(entry, ValueLeaf) and value.dtype.kind not in "USO":
+                entries[key] = read_array(value, (*path, key), store=self._store)
+                continue
+            entries[key] = self._read_entry(value, entry, batch_size, (*path, key))
+        return new_tensordict(entries, batch_size=torch.Size(batch_size), device=None, names=None, nested=False)
+
+    def find_batch_size(self, content: Mapping[str, Any], place: _DictNode) -> tuple[int, ...]:
+        """Returns the batch size of a dict: the dimensions that precede those that the first leaf has in one row."""
+        found = self._find_leading(content, place, place.num_dims, ())
+        if found is not None:
+            return found
+        for key, value in content.items():  # without any tensor
+            if isinstance(place.entries.get(key), (ValueLeaf, Node)):
+                return _measure(value)[: place.num_dims]
+        return ()
+
+    def _find_leading(
+        self, content: Mapping[str, Any], place: _DictNode, num_dims: int, path: Path
+    ) -> tuple[int, ...] | None:
+        """Returns the sizes of the first dimensions of the first leaf: ``num_dims``, if it has as many as stored."""
+        for key, value in content.items():
+            entry = place.entries.get(key)
+            if isinstance(entry, _DictNode):
+                found = self._find_leading(value, entry, num_dims, (*path, key)) if isinstance(value, dict) else None
+                if found is not None:
+                    return found
+                continue
+            num_known = _count_dims(entry)
+            if num_known is None or getattr(value, "is_nested", False):
+                continue
+            sizes = _measure(value)
+            if (num_own := num_dims + len(sizes) - num_known) < 0:
+                expected = f"at least {num_known - num_dims} dimensions"
+                raise self._make_mismatch((*path, key), expected, f"shape {list(sizes)}")
+            return sizes[:num_own]
+        return None
+
+    def _read_entry(self, value: Any, entry: Entry | _DictNode | None, batch_size: tuple[int, ...], path: Path) -> Any:
+        if isinstance(value, NonTensorData):
+            value = value.data
+        elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
+            return value
+        if isinstance(entry, Node) or (isinstance(entry, _DictNode) and isinstance(value, (list, tuple))):
+            return self._read_packed(value, batch_size, path)
+        if isinstance(entry, ValueLeaf):
+            is_tensor = entry.ragged is not None and entry.ragged.form is not Form.PACKED
+            return self._read_ragged(value, entry, batch_size, path) if is_tensor else _make_value(value, batch_size)
+        if isinstance(value, dict):
+            place = entry if isinstance(entry, _DictNode) else None
+            return self.read(value, place, self._find_nested_size(value, place, batch_size, path), path)
+        if isinstance(value, _NUMBERS):
+            return self._read_numbers(value, entry, path)
+        if isinstance(value, (list, tuple)):
+            return self._read_list(value, entry, batch_size, path)
+        if not isinstance(value, np.ndarray) and hasattr(value, "__array__") and not isinstance(value, np.generic):
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
+            return read_array(value, path, store=self._store)
+        return _make_value(value, batch_size)
+
+    def _find_nested_size(
+        self, content: Mapping[str, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path
+    ) -> tuple[int, ...]:
+        """Returns the batch size of a nested dict, which may have more dimensions in the structure."""
+        if place is None or not place.num_dims:
+            return batch_size
+        return self._find_leading(content, place, place.num_dims, path) or batch_size
+
+    def _read_list(self, value: Sequence[Any], entry: Any, batch_size: tuple[int, ...], path: Path) -> Any:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # of several lengths
+            array = np.empty(0, object)
+        if array.dtype.kind not in "biufc":
+            return _make_value(value, batch_size)
+        return self._read_numbers(value, entry, path)
+
+    def _read_numbers(self, value: Any, entry: Any, path: Path, dtype: str = "") -> torch.Tensor:
+        """Reads a number, or a list of them, in the dtype of the structure; else in that which torch gives them."""
+        wanted = entry.dtype if isinstance(entry, TensorLeaf) else dtype
+        array = np.asarray(value)
+        if not wanted:
+            is_typed = isinstance(value, np.generic) or _has_arrays(value)
+            return read_array(array) if is_typed else torch.tensor(value)
+        tensor = read_array(np.array(array), path, store=self._store)
+        if array.dtype.kind == "b" or wanted.startswith(("float", "bfloat", "complex")):
+            is_fit = array.dtype.kind != "c" or wanted.startswith("complex")
+        else:
+            is_fit = array.dtype.kind in "iu" and wanted != "bool" and np.array_equal(array.astype(wanted), array)
+        if not is_fit:
+            raise self._make_mismatch(path, f"{wanted} numbers", f"{value!r}"[:80])
+        return tensor.to(to_torch(wanted))
+
+    def _read_ragged(self, value: Any, leaf: ValueLeaf, batch_size: tuple[int, ...], path: Path) -> torch.Tensor:
+        """Reads a tensor whose rows differ in size: one row, or a list of rows."""
+        dtype = leaf.ragged.dtype if isinstance(leaf.ragged, Ragged) else ""
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
+            return read_array(value, path, store=self._store)
+        if not batch_size or not isinstance(value, (list, tuple, np.ndarray)):
+            return self._read_numbers(value, None, path, dtype)
+        rows = [
+            each
+            if isinstance(each, torch.Tensor)
+            else read_array(each, path, store=self._store)
+            if isinstance(each, np.ndarray)
+            else self._read_numbers(each, None, path, dtype)
+            for each in value
+        ]
+        is_jagged = leaf.ragged is not None and leaf.ragged.form is Form.JAGGED
+        return torch.nested.nested_tensor(rows, layout=torch.jagged if is_jagged else torch.strided)
+
+    def _read_packed(self, value: Any, batch_size: tuple[int, ...], path: Path) -> Any:
+        """Reads rows that differ in structure: a list of dicts, or one dict."""
+        if isinstance(value, dict):
+            return self.read(value, None, batch_size, path)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(each, dict) for each in value):
+            return lazy_stack([self.read(each, None, batch_size[1:], path) for each in value])
+        return _make_value(value, batch_size)
+
+    def _make_mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
+        return SpecMismatchError(store=self._store, key=show(path), expected=expected, actual=actual)
+
+
+def _prepare(node: Node) -> _DictNode:
+    entries: dict[str, Entry | _DictNode] = {
+        key: _prepare(entry) if isinstance(entry, Node) and entry.inner is None else entry
+        for key, entry in node.entries
+    }
+    return _DictNode(len(node.batch_size), entries)
+
+
+def _count_dims(entry: Entry | _DictNode | None) -> int | None:
+    """Returns the number of dimensions of a tensor in the structure; None for anything else."""
+    if isinstance(entry, TensorLeaf):
+        return len(entry.shape)
+    if isinstance(entry, ValueLeaf) and entry.ragged is not None and entry.ragged.dtype:
+        return len(entry.batch_size) + len(entry.ragged.shape)
+    return None
+
+
+def _measure(value: Any) -> tuple[int, ...]:
+    """Returns the shape of an array, a tensor, or nested lists; of lists that differ that of the first."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return tuple(shape)
+    if isinstance(value, (list, tuple)):
+        return (len(value), *(_measure(value[0]) if value else ()))
+    return ()
+
+
+def _has_arrays(value: Any) -> bool:
+    """Returns whether nested lists end in arrays, which have dtypes of their own."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (np.ndarray, np.generic, torch.Tensor))
+
+
+def _make_value(value: Any, batch_size: tuple[int, ...]) -> Any:
+    """Returns the entry of a non-tensor value: one per row if there are as many, else one for all."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    sizes = _measure(value) if isinstance(value, list) else ()
+    if not batch_size or 0 in batch_size or sizes[: len(batch_size)] != batch_size:
+        return make_single_value(value, batch_size, None, None)
+    return _stack_values(value, batch_size)
+
+
+def _stack_values(value: Any, batch_size: tuple[int, ...]) -> Any:
+    if not batch_size:
+        return make_single_value(value, (), None, None)
+    return NonTensorStack(*[_stack_values(row, batch_size[1:]) for row in value], stack_dim=0)
+
+
+def _make_refusal(what: str, path: Path, store: str, reason: str) -> NotSupportedError:
+    where = f" at key {quote(path)}" if path else ""
+    return NotSupportedError(feature=f"{what}{where}" + (f" of store {store!r}" if store else ""), reason=reason)

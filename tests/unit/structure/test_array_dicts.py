@@ -1,0 +1,199 @@
+"""Dicts of arrays become tensordicts that share their memory where torch can, in the form of a structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict, lazy_stack
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.array_dicts import read_array, read_dict, read_rows
+from tdserve.structure.capture import capture
+from tdserve.structure.declaring import declare_ragged
+from tdserve.structure.nodes import TensorLeaf
+from tdserve.structure.tree import Spec
+
+DTYPES = ["bool", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def spec_of(row: dict[str, Any]) -> Spec:
+    """The structure of a row."""
+    return capture(row).spec
+
+
+ROW = spec_of({"x": np.zeros(2, np.float32), "n": {"y": np.int32(0), "b": False}, "text": "a"})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_array_when_torch_has_its_dtype_then_shares_its_memory(dtype: str) -> None:
+    array = np.zeros((3, 2), dtype)
+    tensor = read_array(array)
+    array[1, 0] = 1
+    assert tensor[1, 0].item() == 1
+    assert np.dtype(dtype) == tensor.numpy().dtype
+
+
+def make_read_only() -> Any:
+    array = np.arange(6.0).reshape(2, 3)
+    array.flags.writeable = False
+    return array
+
+
+COPIED: dict[str, Callable[[], Any]] = {
+    "read-only": make_read_only,
+    "broadcast": lambda: np.broadcast_to(np.arange(3.0), (2, 3)),
+    "negative strides": lambda: np.arange(6.0).reshape(2, 3)[::-1, ::-1],
+    "other byte order": lambda: np.arange(6.0).reshape(2, 3).astype(">f8"),
+    "field": lambda: np.array([(1, 2.0)], "i2,f8")["f1"],
+    "empty, read-only": lambda: np.broadcast_to(np.zeros(3), (0, 3)),
+    "scalar, read-only": lambda: np.broadcast_to(np.float64(3), ()),
+    "subclass": lambda: np.eye(2).view(np.recarray)[::-1],
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", list(COPIED.values()), ids=list(COPIED))
+def test_array_when_torch_cannot_share_it_then_a_tensor_of_the_same_numbers(make: Callable[[], Any]) -> None:
+    array = make()
+    assert np.array_equal(read_array(array).numpy(), array)
+
+
+def test_array_when_of_wide_strides_then_shares_its_memory() -> None:
+    array = np.zeros((4, 6), np.float32)
+    read_array(array[::2, 1:5].T)[0, 1] = 7
+    assert array[2, 1] == 7
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "long double": (np.zeros(2, np.longdouble), r"astype\('float64'\)"),
+    "its complex": (np.zeros(2, np.clongdouble), r"astype\('complex128'\)"),
+    "datetime": (np.zeros(2, "M8[s]"), r"view\('int64'\)"),
+    "timedelta": (np.zeros(2, "m8[s]"), r"view\('int64'\)"),
+    "fields": (np.zeros(2, "i4,f4"), "under a key of its own"),
+    "masked": (np.ma.masked_array([1.0, 2.0], [False, True]), "filled"),
+}
+
+
+@pytest.mark.parametrize(("array", "remedy"), list(REFUSED.values()), ids=list(REFUSED))
+def test_array_when_no_tensor_can_show_it_then_refused_by_key_with_a_remedy(array: Any, remedy: str) -> None:
+    with pytest.raises(NotSupportedError, match=rf"'n', 'a'.*store 'frames'.*{remedy}"):
+        read_dict({"n": {"a": array}}, store="frames")
+
+
+def test_dict_when_no_structure_is_known_then_as_the_tensordict_of_its_content() -> None:
+    x = np.ones((2, 3))
+    found = read_dict({"x": x, "n": {"y": np.arange(2)}, "t": torch.zeros(2), "s": "one"}, batch_size=[2])
+    assert found.batch_size == found["n"].batch_size == (2,)
+    assert found["x"].data_ptr() == x.ctypes.data
+    assert (found["n", "y"].tolist(), found["s"]) == ([0, 1], "one")
+    assert read_dict({}).batch_size == ()
+
+
+def test_dict_when_it_has_numbers_and_lists_then_of_torchs_dtypes_unless_they_have_some() -> None:
+    given = {"f": 1.5, "i": 3, "b": True, "l": [1.0, 2.0], "g": np.float64(2), "h": [np.float16(1), np.float16(2)]}
+    found = read_dict(given)
+    dtypes = [torch.float32, torch.int64, torch.bool, torch.float32, torch.float64, torch.float16]
+    assert [found[key].dtype for key in given] == dtypes
+
+
+@pytest.mark.parametrize("names", [np.array(["a", "bc"]), np.array(["a", "bc"], object), ["a", "bc"]], ids=str)
+def test_dict_when_it_has_strings_for_all_rows_then_each_row_has_its_own(names: Any) -> None:
+    found = read_dict({"x": np.zeros(2), "s": names}, batch_size=[2])
+    assert isinstance(found.get("s"), NonTensorStack)
+    assert found[1]["s"] == "bc"
+
+
+def test_dict_when_the_structure_is_known_then_its_dimensions_tell_rows_from_one() -> None:
+    one = {"x": np.ones(2, np.float32), "n": {"y": 3, "b": True}, "text": "hello"}
+    assert read_dict(one, ROW).batch_size == ()
+    rows = {
+        "text": ["a", "b", "c"],
+        "n": {"b": [True, False, True], "y": np.arange(3)},
+        "x": np.ones((3, 2), np.float32),
+    }
+    found = read_dict(rows, ROW)
+    assert found.batch_size == found["n"].batch_size == (3,)
+    assert [row["text"] for row in found] == ["a", "b", "c"]
+    assert read_dict({"x": np.ones((4, 3, 2))}, ROW).batch_size == (4, 3)
+    assert read_dict({"text": ["a", "b"]}, ROW.prepend((9,))).batch_size == (2,)
+
+
+def test_dict_when_nodes_have_dimensions_of_their_own_then_they_get_them() -> None:
+    row = capture(TensorDict({"agents": TensorDict({"x": torch.zeros(3, 2)}, [3]), "r": torch.zeros(())}, [])).spec
+    found = read_dict({"agents": {"x": np.zeros((5, 3, 2))}, "r": np.zeros(5)}, row)
+    assert (found.batch_size, found["agents"].batch_size) == ((5,), (5, 3))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(1, "uint8"), ([1, 2], "int16"), (2, "float16"), (1.5, "bfloat16"), (1.5, "complex64"), (True, "int8")],
+)
+def test_number_when_the_structure_has_a_dtype_for_it_then_of_that(value: Any, dtype: str) -> None:
+    leaf = TensorLeaf(dtype, tuple(np.shape(value)))
+    found = read_dict({"a": value}, Spec(ROW.root._replace(entries=(("a", leaf),))))
+    assert found["a"].dtype is getattr(torch, dtype)
+    assert found["a"].tolist() == value
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(300, "uint8"), (-1, "uint8"), (1.5, "int64"), (1j, "float32"), (2, "bool"), ([1, 2.5], "int8")],
+)
+def test_number_when_the_dtype_would_change_it_then_refused(value: Any, dtype: str) -> None:
+    leaf = TensorLeaf(dtype, tuple(np.shape(value)))
+    with pytest.raises(SpecMismatchError, match=f"'a'.*{dtype}"):
+        read_dict({"a": value}, Spec(ROW.root._replace(entries=(("a", leaf),))))
+
+
+def test_dict_when_a_leaf_has_too_few_dimensions_then_refused_by_its_key() -> None:
+    with pytest.raises(SpecMismatchError, match="'x': expected at least 1 dimensions"):
+        read_dict({"x": np.float32(1)}, ROW)
+
+
+def test_dict_when_a_key_is_no_text_then_refused() -> None:
+    with pytest.raises(NotSupportedError, match=r"\('n', 'x'\).*nest"):
+        read_dict({("n", "x"): np.zeros(2)})  # type: ignore[dict-item]  # it is the mistake
+
+
+def test_dict_when_it_has_tensordicts_then_they_stay() -> None:
+    inner = TensorDict({"x": torch.zeros(2)}, [])
+    assert read_dict({"n": inner})["n"] is inner
+
+
+def test_dict_when_objects_have_arrays_inside_then_those() -> None:
+    class Held:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.arange(2)
+
+    assert read_dict({"a": Held()})["a"].tolist() == [0, 1]
+
+
+def test_dict_when_rows_differ_in_size_then_a_nested_tensor() -> None:
+    one = capture({"tokens": np.zeros(3, np.int64)})
+    row = declare_ragged(one.spec, one.values, "tokens", store="")
+    found = read_dict({"tokens": [np.arange(2), [1, 2, 3], torch.arange(1)]}, row.prepend((9,)))
+    assert [each.tolist() for each in found["tokens"].unbind()] == [[0, 1], [1, 2, 3], [0]]
+    assert read_dict({"tokens": [4, 5]}, row)["tokens"].tolist() == [4, 5]
+    assert read_dict({"tokens": np.zeros((2, 3), int)}, row).batch_size == (2,)
+
+
+def test_dict_when_rows_differ_in_structure_then_a_list_of_dicts_is_a_lazy_stack() -> None:
+    like = TensorDict({"chat": lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(3)})])}, [2])
+    found = read_dict({"chat": [{"a": np.zeros(4)}, {"a": np.zeros(1)}]}, capture(like).spec)
+    assert [row["a"].shape for row in found["chat"].tensordicts] == [(4,), (1,)]
+
+
+def test_rows_when_given_as_a_list_of_dicts_then_stacked() -> None:
+    one = {"x": [1.0, 2.0], "n": {"y": 3, "b": True}, "text": "hello"}
+    found = read_rows([one, {**one, "x": np.zeros(2, np.float32)}], ROW, store="")
+    assert found.batch_size == (2,)
+    assert found["x"].tolist() == [[1, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("rows", [[], [3], [TensorDict({})], "text"], ids=str)
+def test_rows_when_they_are_no_dicts_then_returned_as_they_are(rows: Any) -> None:
+    assert read_rows(rows, ROW, store="") is rows
