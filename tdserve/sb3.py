@@ -6,6 +6,7 @@ program changes. Stable-Baselines3 is read at version 2.9.2.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -21,8 +22,17 @@ from tensordict import TensorDict
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.client import Client, connect
 
-_MAX_UNDER_WAY = 32
-"""Steps whose rows may be on their way while the environment goes on."""
+_MAX_UNDER_WAY = 8
+"""Extends that may be on their way while the environment goes on."""
+
+_MAX_WAITING = 16
+"""Steps that wait to be sent together: an extend of one row costs nearly as much as one of sixteen."""
+
+_MAX_WAITING_NBYTES = 1024 * 1024
+"""Most content that waits, but for at least one step."""
+
+_MAX_WAITING_S = 0.05
+"""A step does not wait longer for others, as long as steps are added."""
 
 
 class TDServeReplayBuffer(ReplayBuffer):
@@ -30,7 +40,9 @@ class TDServeReplayBuffer(ReplayBuffer):
 
     Each step of each environment is one row, with the keys ``observations``, ``next_observations``, ``actions``,
     ``rewards``, ``dones`` and ``timeouts``. Several processes may give the same address and name: they share the rows.
-    Samples are uniform. A process samples all rows that it has added. Threads: one at a time, as Stable-Baselines3's.
+    Samples are uniform. A process samples all rows that it has added. Others see them a little later: up to 16 steps,
+    or what is added within 50 ms, are sent together. ``flush`` sends and stores all. Threads: one at a time, as
+    Stable-Baselines3's.
 
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
 
@@ -80,18 +92,20 @@ class TDServeReplayBuffer(ReplayBuffer):
 
     def _connect(self) -> None:
         self._client: Client = connect(**self._options)
+        row = self._make_row()
+        like = _make_tensordict(_make_arrays(row, 1, 1), 1, [1])[0]
         self._table = self._client.create_replay(
-            self._name, self._make_row(), self._capacity, exists_ok=True, **self._table_options
+            self._name, like, self._capacity, exists_ok=True, **self._table_options
         )
         self._under_way: deque[Future[Any]] = deque()
+        self._waiting = _Steps(row, self.n_envs)
 
-    def _make_row(self) -> TensorDict:
-        """Makes one row of zeros."""
+    def _make_row(self) -> dict[str, Any]:
+        """Makes one row, as nested arrays."""
         observation = _make_observation(self.observation_space, self.obs_shape)
         action = np.zeros(self.action_dim, self._maybe_cast_dtype(self.action_space.dtype))
-        numbers = {key: np.float32(0.0) for key in ("rewards", "dones", "timeouts")}
-        content = {"observations": observation, "next_observations": observation, "actions": action, **numbers}
-        return _make_tensordict(content, [])
+        numbers = {key: np.zeros((), np.float32) for key in ("rewards", "dones", "timeouts")}
+        return {"observations": observation, "next_observations": observation, "actions": action, **numbers}
 
     def add(
         self,
@@ -102,39 +116,38 @@ class TDServeReplayBuffer(ReplayBuffer):
         done: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Adds one step of every environment; the rows are on their way when it returns.
+        """Adds one step of every environment; the rows are on their way soon after it returns.
 
         Raises:
             TDServeError: Rows of this or an earlier step could not be stored, as raised by ``ReplayHandle.extend``.
         """
-        timeouts = np.zeros(self.n_envs, np.float32)
-        if self.handle_timeout_termination:
-            timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
-        rows = {
-            "observations": self._copy_observation(obs),
-            "next_observations": self._copy_observation(next_obs),
-            "actions": np.array(action, self._maybe_cast_dtype(self.action_space.dtype)).reshape(self.n_envs, -1),
-            "rewards": np.array(reward, np.float32),
-            "dones": np.array(done, np.float32),
-            "timeouts": timeouts,
-        }
-        batch = _make_tensordict(rows, [self.n_envs])
-        self._under_way.append(self._table.extend(batch, return_early=True))
-        while self._under_way and (len(self._under_way) > _MAX_UNDER_WAY or self._under_way[0].done()):
-            self._under_way.popleft().result()
+        has_timeouts = self.handle_timeout_termination
+        timeouts = [has_timeouts and info.get("TimeLimit.truncated", False) for info in infos]
+        self._waiting.add(
+            {
+                "observations": obs,
+                "next_observations": next_obs,
+                "actions": action,
+                "rewards": reward,
+                "dones": done,
+                "timeouts": timeouts,
+            }
+        )
+        if self._waiting.is_due:
+            self._send()
         self.pos = (self.pos + 1) % self.buffer_size
         self.full |= self.pos == 0
 
-    def _copy_observation(self, observation: Any) -> Any:
-        if isinstance(self.observation_space, spaces.Dict):
-            return {
-                key: np.array(observation[key], space.dtype).reshape(self.n_envs, *self.obs_shape[key])  # type: ignore[call-overload]
-                for key, space in self.observation_space.items()
-            }
-        return np.array(observation, self.observation_space.dtype).reshape(self.n_envs, *self.obs_shape)
+    def _send(self) -> None:
+        """Sends the steps that wait."""
+        if self._waiting.num_steps:
+            self._under_way.append(self._table.extend(self._waiting.take(), return_early=True))
+        while self._under_way and (len(self._under_way) > _MAX_UNDER_WAY or self._under_way[0].done()):
+            self._under_way.popleft().result()
 
     def flush(self) -> None:
         """Waits until all rows that were added are stored. Errors as of ``add``."""
+        self._send()
         while self._under_way:
             self._under_way.popleft().result()
 
@@ -181,18 +194,84 @@ class TDServeReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return {key: value for key, value in vars(self).items() if key not in ("_client", "_table", "_under_way")}
+        return {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("_client", "_table", "_under_way", "_waiting")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._connect()
 
 
-def _make_tensordict(content: Mapping[str, Any], batch_size: list[int]) -> TensorDict:
-    """Makes a tensordict that shares the memory of arrays: ``from_dict`` takes eight times as long."""
+class _Steps:
+    """Steps that wait to be sent together.
+
+    Args:
+        row: One row, as nested arrays.
+        n_envs: Rows of a step.
+    """
+
+    def __init__(self, row: Mapping[str, Any], n_envs: int) -> None:
+        self._row = row
+        self._n_envs = n_envs
+        step_nbytes = max(sum(map(_count_bytes, row.values())) * n_envs, 1)
+        self._max_steps = min(max(_MAX_WAITING_NBYTES // step_nbytes, 1), _MAX_WAITING)
+        self.num_steps = 0
+        self._began_s = 0.0
+        self._arrays: dict[str, Any] = {}
+
+    def add(self, step: Mapping[str, Any]) -> None:
+        """Adds a step."""
+        if not self.num_steps:
+            self._began_s = time.monotonic()
+            self._arrays = _make_arrays(self._row, self._max_steps, self._n_envs)
+        _put(self._arrays, step, self.num_steps)
+        self.num_steps += 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether no other step should be waited for."""
+        return self.num_steps == self._max_steps or time.monotonic() - self._began_s > _MAX_WAITING_S
+
+    def take(self) -> TensorDict:
+        """Returns the rows of all steps, and begins with none."""
+        taken = _make_tensordict(self._arrays, self.num_steps, [self.num_steps * self._n_envs])
+        self.num_steps, self._arrays = 0, {}  # what was taken may be read until it is stored
+        return taken
+
+
+def _count_bytes(content: Any) -> int:
+    return sum(map(_count_bytes, content.values())) if isinstance(content, dict) else int(content.nbytes)
+
+
+def _make_arrays(row: Mapping[str, Any], max_steps: int, n_envs: int) -> dict[str, Any]:
+    """Makes arrays for steps of rows, ``[max_steps, n_envs, ...]``."""
+    return {
+        key: _make_arrays(part, max_steps, n_envs)
+        if isinstance(part, dict)
+        else np.empty((max_steps, n_envs, *part.shape), part.dtype)
+        for key, part in row.items()
+    }
+
+
+def _put(arrays: Mapping[str, Any], step: Mapping[str, Any], number: int) -> None:
+    """Copies a step to its place."""
+    for key, array in arrays.items():
+        if isinstance(array, dict):
+            _put(array, step[key], number)
+        else:
+            array[number] = np.reshape(step[key], array.shape[1:])
+
+
+def _make_tensordict(arrays: Mapping[str, Any], num_steps: int, batch_size: list[int]) -> TensorDict:
+    """Makes a tensordict that shares the memory of the first steps; ``from_dict`` takes eight times as long."""
     tensors = {
-        key: _make_tensordict(part, batch_size) if isinstance(part, dict) else torch.as_tensor(part)
-        for key, part in content.items()
+        key: _make_tensordict(part, num_steps, batch_size)
+        if isinstance(part, dict)
+        else torch.from_numpy(part[:num_steps].reshape(*batch_size, *part.shape[2:]))
+        for key, part in arrays.items()
     }
     return TensorDict(tensors, batch_size)
 

@@ -76,12 +76,14 @@ class RowClaim:
                 rows %= self._capacity
                 places = Places(rows=rows)
             try:
-                generations, num_evicted = self._hide(places.get_part(0, num_rows))
+                where = places.get_part(0, num_rows)
+                before = self._generations[where].copy()
+                hidden = self._generations[where] = before | 1
                 self._file.fence()  # a long copy may bypass the order of stores
                 fill(rows, places)
                 is_awaited = self._file.write(filled)
                 if self._is_sole:
-                    self._store.uncommitted.mark_filled(self._shared, rows, generations, num_evicted=num_evicted)
+                    self._store.uncommitted.mark_filled(self._shared, rows, before, hidden)
                 else:
                     self._shared.mark_filled()
             except BaseException:
@@ -97,13 +99,6 @@ class RowClaim:
         """Waits until no row is being filled, and lets none be filled any more."""
         with self._lock:
             self._end()
-
-    def _hide(self, where: slice | Rows) -> tuple[Rows, int]:
-        """Makes claimed rows odd; returns their generations, and how many of them were live."""
-        before = self._generations[where]
-        hidden = before | 1
-        self._generations[where] = hidden
-        return hidden, int(np.count_nonzero((before > 0) & (before != hidden)))
 
     def _end(self) -> None:
         """Ends the claim, under the lock. Whether its rows are stored may be decided by a retry from now on."""

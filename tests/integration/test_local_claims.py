@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
 from tdserve.control.local import SOCKET_NAME
+from tests import chi_square
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.local_roles import NUM_ROWS, is_claiming, numbers_in, row, rows
 from tests.integration.nursery import Child, Nursery
@@ -342,26 +344,29 @@ def test_extend_when_its_session_is_lost_before_it_was_reported_then_stored_once
         waits.result(60.0)
 
 
+@pytest.mark.parametrize("num_extends", [FEW, 40], ids=["with room", "full"])
 def test_sample_when_the_server_stands_still_then_rows_that_this_client_has_just_extended_are_drawn_as_later(
-    tmp_path: Path,
+    tmp_path: Path, num_extends: int
 ) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(transport="shm", timeout_s=30.0) as client:
         replay: Any = client.create_replay("r", row(), CAPACITY)
-        for number in range(FEW):
+        for number in range(num_extends):
             replay.extend(rows(number))
         assert is_claiming(client, "r")
-        assert set(numbers_in(replay.sample(500))) == set(range(FEW))
+        replay.sample(8)  # from the second on, the client draws
         os.kill(crashing.server.pid, signal.SIGSTOP)
         try:
-            replay.extend(rows(FEW))
-            replay.extend(rows(FEW + 1))
-            early = replay.sample(2000)
+            replay.extend(rows(num_extends))
+            replay.extend(rows(num_extends + 1))
+            early = replay.sample(20_000)
         finally:
             os.kill(crashing.server.pid, signal.SIGCONT)
-        assert set(numbers_in(early)) == set(range(FEW + 2))
+        live = range(max(num_extends + 2 - CAPACITY // NUM_ROWS, 0), num_extends + 2)
+        assert set(numbers_in(early)) == set(live)
+        drawn = np.bincount(early["index"].numpy())
+        assert chi_square.statistic(drawn) < chi_square.limit(len(live) * NUM_ROWS)
         replay.info()  # commits them
+        generation = torch.zeros(len(drawn), dtype=torch.int64)
+        generation[early["index"]] = early["generation"]
         late = replay.sample(2000)
-        generations = [
-            dict(zip(each["index"].tolist(), each["generation"].tolist(), strict=True)) for each in (early, late)
-        ]
-        assert generations[0] == generations[1]
+        assert (generation[late["index"]] == late["generation"]).all()

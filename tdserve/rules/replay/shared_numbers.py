@@ -210,7 +210,7 @@ class SharedNumbers:
         num_rows: int,
         *,
         rng: np.random.Generator,
-        find_uncommitted: Callable[[SharedNumbers], UncommittedRows | None] = lambda _: None,
+        find_uncommitted: Callable[[SharedNumbers, Rows], UncommittedRows | None] = lambda *_: None,
     ) -> FoundRows | None:
         """Draws rows, each live row with the same probability; None if control must be asked.
 
@@ -223,7 +223,7 @@ class SharedNumbers:
         """
         uncommitted = None
         if self.uncommitted_mark is not None:
-            uncommitted = find_uncommitted(self)
+            uncommitted = find_uncommitted(self, generations)
             if uncommitted is None:
                 return None
         found = self._draw_committed(generations, num_rows, rng=rng)
@@ -249,6 +249,8 @@ class SharedNumbers:
     def _mix(self, found: FoundRows, uncommitted: UncommittedRows, *, rng: np.random.Generator) -> FoundRows:
         """Replaces as many of some drawn rows by uncommitted ones as gives each live row the same probability."""
         num_uncommitted = len(uncommitted.rows)
+        if not num_uncommitted:
+            return found
         num_committed = max(self.num_live - uncommitted.num_evicted, 0)  # control learns later what was evicted
         places = np.flatnonzero(rng.random(len(found.rows)) * (num_committed + num_uncommitted) < num_uncommitted)
         if not len(places):

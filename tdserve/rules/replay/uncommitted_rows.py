@@ -7,6 +7,7 @@ no other process has filled rows of the table that are not committed.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.shared_numbers import SharedNumbers, UncommittedRows
@@ -27,9 +28,9 @@ class _Extends:
     def __init__(self, first_mark: int, num_given_up: int, max_rows: int) -> None:
         self.first_mark = first_mark
         self.num_given_up = num_given_up
-        self._rows = np.empty((3, max_rows), np.int64)  # their numbers, and generations before and after a commit
+        # Their numbers, generations before and after the commit, and 1 for those in the place of a live row.
+        self._rows = np.empty((4, max_rows), np.int64)
         self._ends = [0]
-        self._nums_evicted = [0]
 
     @property
     def next_mark(self) -> int:
@@ -40,23 +41,25 @@ class _Extends:
         """Returns whether an extend of so many rows fits in."""
         return self._ends[-1] + num_rows <= self._rows.shape[1]
 
-    def append(self, rows: Rows, before: Rows, after: Rows, num_evicted: int) -> None:
+    def append(self, rows: Rows, before: Rows, after: Rows, has_evicted: NDArray[np.bool_]) -> None:
         """Adds an extend. Readers do not look at it before they see its mark."""
         begin = self._ends[-1]
-        self._rows[:, begin : begin + len(rows)] = rows, before, after
-        self._nums_evicted.append(self._nums_evicted[-1] + num_evicted)
+        self._rows[:, begin : begin + len(rows)] = rows, before, after, has_evicted
         self._ends.append(begin + len(rows))
 
-    def find(self, mark: int, committed_mark: int) -> UncommittedRows | None:
+    def find(self, mark: int, committed_mark: int, generations: Rows) -> UncommittedRows | None:
         """Returns the rows up to a mark, without those that are committed; None if it is not a mark of these."""
         stop = mark - self.first_mark + 1
         if not 0 < stop < len(self._ends):
             return None
         start = committed_mark - self.first_mark + 1
         start = start if 0 <= start < stop else 0  # otherwise it is a mark from before these
-        rows, before, after = self._rows[:, self._ends[start] : self._ends[stop]]
-        num_evicted = self._nums_evicted[stop] - self._nums_evicted[start]
-        return UncommittedRows(rows, before, after, num_evicted, self.num_given_up)
+        found = self._rows[:, self._ends[start] : self._ends[stop]]
+        is_left = generations[found[0]] == found[1]
+        if np.count_nonzero(is_left) != len(is_left):  # control commits rows before it shows that it has
+            found = found[:, is_left]
+        rows, before, after, has_evicted = found
+        return UncommittedRows(rows, before, after, int(np.count_nonzero(has_evicted)), self.num_given_up)
 
     def make_room(self, committed_mark: int, num_rows: int) -> _Extends:
         """Returns these extends but for those that are committed, with room for another one."""
@@ -66,7 +69,6 @@ class _Extends:
         made = _Extends(self.first_mark + start, self.num_given_up, max(2 * num_left + num_rows, self._rows.shape[1]))
         made._rows[:, :num_left] = self._rows[:, self._ends[start] : self._ends[-1]]
         made._ends = [end - self._ends[start] for end in self._ends[start:]]
-        made._nums_evicted = self._nums_evicted[start:]
         return made
 
 
@@ -81,14 +83,14 @@ class OwnUncommittedRows:
         self._first_generation = first_generation
         self._extends: _Extends | None = None
 
-    def mark_filled(self, shared: SharedNumbers, rows: Rows, generations: Rows, *, num_evicted: int) -> None:
+    def mark_filled(self, shared: SharedNumbers, rows: Rows, before: Rows, hidden: Rows) -> None:
         """Shows all processes that rows were filled, and remembers them for samples of this process.
 
         Args:
             shared: The numbers of the table, to be written.
             rows: Their numbers.
-            generations: Their generations, which are odd.
-            num_evicted: How many of them were live.
+            before: Their generations before they were claimed.
+            hidden: Their generations now, which are odd.
         """
         mark, uncommitted_mark, num_given_up = shared.make_mark(), shared.uncommitted_mark, shared.num_given_up
         extends = self._extends
@@ -99,9 +101,9 @@ class OwnUncommittedRows:
         elif extends is not None and not extends.has_room(len(rows)):
             extends = extends.make_room(shared.committed_mark, len(rows))
         if extends is not None and extends.num_given_up == num_given_up:
-            after = generations + 1
-            after[generations == 1] = self._first_generation
-            extends.append(rows, generations, after, num_evicted)
+            after = hidden + 1
+            after[hidden == 1] = self._first_generation
+            extends.append(rows, hidden, after, (before > 0) & (before != hidden))
             self._extends = extends
         else:
             self.forget()
@@ -111,9 +113,14 @@ class OwnUncommittedRows:
         """Forgets all rows: their claim is over."""
         self._extends = None
 
-    def find(self, shared: SharedNumbers) -> UncommittedRows | None:
-        """Returns the rows; None if there are some that this process does not know."""
+    def find(self, shared: SharedNumbers, generations: Rows) -> UncommittedRows | None:
+        """Returns the rows; None if there are some that this process does not know.
+
+        Args:
+            shared: The numbers of the table.
+            generations: Those of all its rows.
+        """
         extends, mark = self._extends, shared.uncommitted_mark
         if extends is None or mark is None or shared.num_given_up != extends.num_given_up:
             return None
-        return extends.find(mark, shared.committed_mark)
+        return extends.find(mark, shared.committed_mark, generations)

@@ -131,7 +131,7 @@ class Claiming:
         if claimed.abandons:
             claims.abandon()
         else:
-            claims.catch_up()
+            claims.table.catch_up()  # all of it: then readers find that nothing is left
 
     def catch_up(self) -> bool:
         """Commits all rows that were filled, and returns whether all of them are live."""

@@ -81,6 +81,7 @@ class TableClaims:
 
     Attributes:
         holder: The writer; None for a claim from before a restart.
+        table: The table.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class TableClaims:
         self._answers = context.answers
         self._traffic = context.traffic
         self._store = store
-        self._table = store.get_table()
+        self.table = store.get_table()
         self._file = file
         self._record = record
         self.holder = holder
@@ -114,10 +115,10 @@ class TableClaims:
         self._is_catching_up = False  # a commit wakes others, who catch up too
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
-        self._table.claims.append(self)
+        self.table.claims.append(self)
         self._active = context.active
         self._active[self.num] = self
-        store.waiters.on_wait = self._table.listen
+        store.waiters.on_wait = self.table.listen
         self._request_messages()
 
     def catch_up(self) -> bool:
@@ -174,7 +175,7 @@ class TableClaims:
         """Ends the claim of a writer that fills nothing more."""
         self.take_back()
         while self._pending:
-            self._table.abort(self._pending.pop())
+            self.table.abort(self._pending.pop())
         self._settle()
 
     def may_hold(self, client_id: bytes) -> bool:
@@ -218,14 +219,14 @@ class TableClaims:
         if self._state is _ClaimState.OPEN or self._failure is not None:  # it may have claimed more than is known here
             return
         self.promised, rows = NO_ROWS, self.promised
-        self._table.ring.end_promise(rows)
+        self.table.ring.end_promise(rows)
 
     def _settle(self) -> None:
         if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
             return
         self._enter(_ClaimState.SETTLED)
         self._active.pop(self.num, None)
-        self._table.claims.remove(self)
+        self.table.claims.remove(self)
         if not self._store.waiters.is_deleted:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
@@ -233,17 +234,17 @@ class TableClaims:
         if self.holder is not None:
             self.holder.claims.pop(self._record.uid)
             was_worth_it = self._record.num_taken >= MIN_EXTENDS
-            self.holder.pace(self._table).on_ended(was_worth_it=was_worth_it, is_next_due=was_worth_it)
+            self.holder.pace(self.table).on_ended(was_worth_it=was_worth_it, is_next_due=was_worth_it)
 
     def _claim(self, num_rows: int) -> Reservation:
         if self._num_claimed + num_rows > self._record.num_allowed:
             expected = f"claims of at most {self._record.num_allowed} rows"
             raise RemoteProtocolError(expected=expected, received=f"{self._num_claimed + num_rows}")
         if self.is_block:
-            reservation = self._table.claim_promised(self.promised[:num_rows])
+            reservation = self.table.claim_promised(self.promised[:num_rows])
             self.promised = self.promised[num_rows:]
         else:
-            reservation = self._table.claim(num_rows)
+            reservation = self.table.claim(num_rows)
         self._num_claimed += num_rows
         self._pending.append(reservation)
         return reservation
@@ -286,7 +287,7 @@ class TableClaims:
         num_allowed = self._record.num_allowed
         if self._state is _ClaimState.OPEN and not self.is_block:
             num_left = num_allowed - self._num_claimed
-            num_allowed = self._num_claimed + self._table.num_claimable(self._window, num_promised=num_left)
+            num_allowed = self._num_claimed + self.table.num_claimable(self._window, num_promised=num_left)
         record = self._record.take(num_rows, num_taken=num_taken, num_allowed=num_allowed)
         commit_rows(
             self._stores,
@@ -308,8 +309,8 @@ class TableClaims:
         reservation = self._get_claimed(extend.num_rows)
         record = self._record.take(extend.num_rows, num_taken=num_taken)
         record.save(self._stores.db)
-        self._table.shared.count_given_up()
-        self._table.abort(reservation)
+        self.table.shared.count_given_up()
+        self.table.abort(reservation)
         self._finish_oldest(record)
 
     def _get_claimed(self, num_rows: int) -> Reservation:

@@ -34,8 +34,7 @@ class Ring:
         rows = np.arange(self.num_filled, self.num_filled + num_rows) % CAPACITY
         before = self.generations[rows]
         self.generations[rows] |= 1
-        num_evicted = int(np.count_nonzero((before > 0) & (before & 1 == 0)))
-        self.own.mark_filled(self.writer, rows, self.generations[rows], num_evicted=num_evicted)
+        self.own.mark_filled(self.writer, rows, before, self.generations[rows])
         self.num_filled += num_rows
 
     def commit(self, num_rows: int | None = None) -> None:
@@ -101,21 +100,35 @@ def test_draw_when_some_were_committed_meanwhile_then_each_live_row_is_equally_l
     check_uniform(found, set(range(26)))
 
 
-def test_draw_when_thousands_of_rows_are_not_committed_then_all_are_known() -> None:
-    own, shared, rows = OwnUncommittedRows(FIRST_GENERATION), SharedNumbers(), np.arange(7)
-    for _ in range(500):
-        own.mark_filled(shared, rows, rows * 2 + 1, num_evicted=1)
-    found = own.find(shared)
+def test_draw_when_some_were_committed_and_control_has_not_shown_that_then_each_live_row_is_equally_likely(
+    ring: Ring,
+) -> None:
+    ring.fill(8)
+    ring.commit(6)
+    found = ring.draw(20_000)
     assert found is not None
-    assert found.rows.tolist() == rows.tolist() * 500
-    assert found.num_evicted == 500
+    check_uniform(found, set(range(24)))
+
+
+def test_find_when_thousands_of_rows_are_not_committed_then_all_are_known() -> None:
+    own, shared, generations = OwnUncommittedRows(FIRST_GENERATION), SharedNumbers(), np.zeros(7000, np.int64)
+    everything = np.arange(7000)
+    for rows in np.split(everything, 500):
+        generations[rows] = 5
+        own.mark_filled(shared, rows, generations[rows] - 1, generations[rows])
+    found = own.find(shared, generations)
+    assert found is not None
+    assert found.rows.tolist() == everything.tolist()
+    assert found.num_evicted == 7000
     shared.note_committed(shared.read_mark() - 300)
-    for _ in range(700):
-        own.mark_filled(shared, rows, rows * 2 + 1, num_evicted=0)
-    found = own.find(shared)
+    generations[: 200 * 14] = 6
+    for rows in np.split(everything[: 100 * 14], 100):
+        generations[rows] = 7
+        own.mark_filled(shared, rows, generations[rows], generations[rows])
+    found = own.find(shared, generations)
     assert found is not None
-    assert found.rows.tolist() == rows.tolist() * 1000
-    assert found.num_evicted == 300
+    assert found.rows.tolist() == [*range(200 * 14, 7000), *range(100 * 14)]
+    assert found.num_evicted == 300 * 14
 
 
 def test_generations_when_rows_were_drawn_before_their_commit_then_those_that_the_commit_gives(ring: Ring) -> None:
