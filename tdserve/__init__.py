@@ -58,6 +58,7 @@ _HOMES = {
         "SelectionError",
         "ServerBusyError",
         "SpecMismatchError",
+        "StepForgottenError",
         "StoreExistsError",
         "StoreNotCreatedError",
         "StoreNotFoundError",

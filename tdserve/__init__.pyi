@@ -28,6 +28,7 @@ from tdserve.base.errors import (
     SelectionError as SelectionError,
     ServerBusyError as ServerBusyError,
     SpecMismatchError as SpecMismatchError,
+    StepForgottenError as StepForgottenError,
     StoreExistsError as StoreExistsError,
     StoreNotCreatedError as StoreNotCreatedError,
     StoreNotFoundError as StoreNotFoundError,

@@ -14,6 +14,7 @@
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
     │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
+    │   ├── StepForgottenError        OUT_OF_RANGE         store, step, kept, next
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
@@ -195,6 +196,17 @@ class SelectionError(RequestError, IndexError):
     code = "OUT_OF_RANGE"
     template = "index {selection} does not fit: {reason}"
     defaults = {"selection": "", "reason": ""}
+
+
+class StepForgottenError(RequestError):
+    """The draw that a rank asks for is not kept any more. Nothing was drawn."""
+
+    code = "OUT_OF_RANGE"
+    template = (
+        "the draw of step {step} of table {store!r} was forgotten (kept are: {kept}); let all ranks go on with step "
+        "{next}, or call forget_draws() once before a new run begins at step 0"
+    )
+    defaults = {"store": "", "step": 0, "kept": "", "next": 0}
 
 
 class WrongStateError(RequestError):

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from tdserve.base.errors import CorruptDataError, RemoteProtocolError
+from tdserve.base.errors import CorruptDataError, NotSupportedError, RemoteProtocolError
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
@@ -17,11 +18,12 @@ from tdserve.messages.selection.selection import from_message
 from tdserve.store.objects import ObjectColumn
 from tdserve.store.spools import read_spooled
 from tdserve.structure import codec
+from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.values.value_bundles import Unbundled, encode_bundles
 from tdserve.values.value_codec import NONE
-from tdserve.values.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
+from tdserve.values.value_columns import JoinedValues, ValueColumn, decode_block, encode_block, measure_sizes
 
 Elements = npt.NDArray[np.int64]
 
@@ -112,6 +114,28 @@ def read_block(store: MappedStore, paths: Sequence[Path], elements: Elements | N
 def read_values(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
     """Returns the result of ``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
     return encode_block(read_columns(store, paths, elements))
+
+
+def measure_rows(store: MappedStore, path: Path, rows: Elements) -> Elements:
+    """Returns the size of a leaf in each row: the sum of a tensor's elements, or the bytes of its values; 0 where rows
+    share one value.
+
+    Raises:
+        NotSupportedError: The tensor has numbers that are not integers.
+    """
+    if path in store.leaves:
+        leaf = store.leaves[path]
+        if leaf.is_floating_point() or leaf.is_complex():
+            raise NotSupportedError(feature=f"balance={path!r}", reason=f"sizes are integers, not {leaf.dtype}")
+        sums: Elements = to_indexable(leaf)[torch.tensor(rows)].reshape(len(rows), -1).sum(1).numpy()
+        return sums
+    num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
+    (column,) = read_columns(store, [path], spread(rows, num_each) if num_each != 1 else rows)
+    if not column.per_row:
+        return np.zeros(len(rows), np.int64)
+    sizes = column.values.sizes if isinstance(column.values, JoinedValues) else measure_sizes(column.values)
+    total: Elements = sizes.reshape(len(rows), -1).sum(axis=1)
+    return total
 
 
 def put_values(store: MappedStore, order: worker_pb2.PutValues, *, before: bytes = b"") -> None:

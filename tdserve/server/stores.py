@@ -31,6 +31,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
 from tdserve.server.opening import LongOpening, begin_opening, open_new
 from tdserve.server.packed_stores import PackedStores
+from tdserve.server.recovery.draw_records import forget_draw_records
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
 from tdserve.server.specs import Specs, make_keys
@@ -482,6 +483,7 @@ class Stores:
         txn.delete("states", record.uid.encode())
         txn.delete("packed", record.uid.encode())
         self.unfinished_writes.forget(record.uid, txn)
+        forget_draw_records(self.db, record.uid, txn)
 
     def _remove(self, record: StoreRecord) -> None:
         self.root.move_to_trash(record.name, record.uid)

@@ -14,7 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
-from tdserve.data.values import drop_values, move_values, put_values, read_values
+from tdserve.data.values import drop_values, measure_rows, move_values, put_values, read_values
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
@@ -158,12 +158,16 @@ def _take_and_store(
 
 
 def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
-    """Reports the bytes of some leaves of rows, for control's rules; for values, a ValueBlock with one column."""
+    """Reports the bytes of some leaves of rows, for control's rules; for values, a ValueBlock with one column. Or their
+    sizes, of each row one."""
     wanted = order.read_columns
     store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
     for path in decode_paths(wanted.keys):
+        if wanted.measures:
+            columns.append(measure_rows(store, path, rows).tobytes())
+            continue
         is_tensor = path in store.leaves
         columns.append(store.get_table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
     return worker_pb2.Worked(columns=columns)

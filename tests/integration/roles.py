@@ -119,6 +119,19 @@ def overwrite(address: str, say: Say, *, name: str, first: int, num_rows: int, s
             say("stored", number)
 
 
+def share(
+    address: str, say: Say, *, name: str, rank: int, world_size: int, num_rows: int, first: int, num_steps: int
+) -> None:
+    """Reads its share of some steps, and prints each with the numbers of its rows; fails if a row is torn."""
+    with tdserve.connect(address, transport=transport, timeout_s=TIMEOUT_S) as client:
+        replay = client.replay(name)
+        for step in range(first, first + num_steps):
+            batch = replay.sample(num_rows, rank=rank, world_size=world_size, step=step)
+            say("step", step, *checked_ids(batch).tolist())
+        say("done", rank)
+        signal.pause()
+
+
 ROLES: dict[str, Callable[..., None]] = {
     "extend": extend,
     "sample": sample,
@@ -128,4 +141,5 @@ ROLES: dict[str, Callable[..., None]] = {
     "hold": hold,
     "epoch": epoch,
     "overwrite": overwrite,
+    "share": share,
 }

@@ -8,11 +8,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from queue import Empty, Full, Queue
 from threading import BoundedSemaphore, Event, Thread, current_thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -41,7 +42,7 @@ POLL_S = 0.2
 """Longest time until a waiting thread notices that the iterator was closed."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Order:
     """The thread's part of an iterator.
 
@@ -59,6 +60,19 @@ class _Order:
     closed: Event
     room: BoundedSemaphore  # one permit per batch that may be under way or waiting
     under_way: dict[int, Session] = field(default_factory=dict)
+    num_received: int = 0  # requests whose batches are ready
+
+    def iter_queries(self) -> Iterator[Query]:
+        """Yields the query of each request, from the first on whose batches are not ready. Of shares each has the next
+        step."""
+        share = self.query.share
+        for number in count(self.num_received):
+            yield self.query if share is None else replace(self.query, share=share.move_to(share.step + number))
+
+    @property
+    def drops_old(self) -> bool:
+        """Whether batches that became too old for ``max_lag`` are dropped; the other ranks would keep their shares."""
+        return self.query.max_lag is not None and self.query.share is None
 
     def reserve(self, *, wait: bool) -> bool:
         """Reserves room for one request's batches; False if there is none (with ``wait``: within POLL_S).
@@ -82,6 +96,15 @@ class _Order:
         self.closed.set()
         for request, session in list(self.under_way.items()):
             session.cancel(request)
+
+
+class _UnderWay(NamedTuple):
+    """A request under way, and its query."""
+
+    request: int
+    asked: Asked
+    query: Query
+    deadline: Deadline
 
 
 class Batches:
@@ -155,7 +178,7 @@ class Batches:
     def _is_in_time(self, oldest: int) -> bool:
         """Returns whether rows of this policy version are still within the largest lag."""
         order, max_lag = self._order, self._order.query.max_lag
-        if max_lag is None:
+        if max_lag is None or not order.drops_old:
             return True
         newest = ask_newest_version(order.client, self._name, Deadline.after(self._timeout_s))
         return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted and created again
@@ -237,26 +260,24 @@ class _Progress:
 
 def _fetch(order: _Order, progress: _Progress) -> None:
     """Requests and receives until the iterator is closed or an error occurs; then cancels everything under way."""
-    under_way: deque[tuple[int, Asked, Deadline]] = deque()
-    client = order.client
+    under_way: deque[_UnderWay] = deque()
+    client, queries = order.client, order.iter_queries()
     session = client.session(Deadline.after(order.timeout_s))
     # Announced content is received at once, whatever this thread waits for, but only if the channel is open already.
     num_under_way = order.num_under_way if session.mover.is_ready else 1
     try:
         while not order.closed.is_set():
             while len(under_way) < num_under_way and order.reserve(wait=not under_way):
-                under_way.append(_ask(order, session))
+                under_way.append(_ask(order, session, next(queries)))
             if order.closed.is_set():  # checked after asking: end() either saw those requests, or is seen here
                 return
             if not under_way:
                 continue
-            request, asked, deadline = under_way.popleft()
+            request, asked, query, deadline = under_way.popleft()
             try:
                 is_over = order.closed.is_set
-                rows = receive_sample(
-                    client, session, request, asked, query=order.query, deadline=deadline, is_over=is_over
-                )
-                whole = replace_torn(client, order.query, rows, deadline, num_rows=order.num_rows)
+                rows = receive_sample(client, session, request, asked, query=query, deadline=deadline, is_over=is_over)
+                whole = replace_torn(client, query, rows, deadline, num_rows=order.num_rows)
                 batches = whole.split(order.num_rows)
             except BaseException:
                 order.release()
@@ -265,8 +286,9 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 _forget(order, session, request)
             for _ in range(order.num_batches - len(batches)):  # a limiter grants fewer than requested
                 order.room.release()
+            order.num_received += 1
             for batch in batches:
-                oldest = 0 if order.query.max_lag is None else find_oldest_version(batch)
+                oldest = 0 if not order.drops_old else find_oldest_version(batch)
                 _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
             progress.record_progress()
             num_under_way = order.num_under_way
@@ -277,7 +299,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
         _give_up(order, session, under_way)
 
 
-def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
+def _ask(order: _Order, session: Session, query: Query) -> _UnderWay:
     """Sends a request with the room that was reserved for it; returns the room if that fails."""
     request = order.client.requests.take_number()
     deadline = Deadline.after(order.timeout_s)
@@ -286,7 +308,7 @@ def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
             order.client,
             session,
             request,
-            order.query,
+            query,
             order.num_rows,
             num_batches=order.num_batches,
             deadline=deadline,
@@ -296,7 +318,7 @@ def _ask(order: _Order, session: Session) -> tuple[int, Asked, Deadline]:
         session.forget(request)
         raise
     order.under_way[request] = session
-    return request, asked, deadline
+    return _UnderWay(request, asked, query, deadline)
 
 
 def _forget(order: _Order, session: Session, request: int) -> None:
@@ -304,15 +326,15 @@ def _forget(order: _Order, session: Session, request: int) -> None:
     session.forget(request)
 
 
-def _give_up(order: _Order, session: Session, under_way: deque[tuple[int, Asked, Deadline]]) -> None:
+def _give_up(order: _Order, session: Session, under_way: deque[_UnderWay]) -> None:
     """Receives what was granted, and cancels what still waits."""
     client = order.client
-    for request, _, _ in under_way:
+    for request, *_ in under_way:
         session.cancel(request)
-    for request, asked, _ in under_way:
+    for request, asked, query, _ in under_way:
         try:
             deadline = Deadline.after(1.0)
-            receive_sample(client, session, request, asked, query=order.query, deadline=deadline, is_over=lambda: True)
+            receive_sample(client, session, request, asked, query=query, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, ClosedError):
             session.close()  # content may still come that nobody would receive
         except TDServeError:

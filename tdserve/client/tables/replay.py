@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
+from tdserve.client.handles.key_paths import check_path
+from tdserve.client.session.by_address import OfProcess
 from tdserve.client.tables.batches import Batches
-from tdserve.client.tables.change_requests import change_priorities, encode_priorities
+from tdserve.client.tables.change_requests import change, change_priorities, encode_priorities
 from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
+from tdserve.client.tables.share import Share, StepCounts, parse_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
+from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+
+MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
+"""Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""
 
 
 class ReplayHandle(TableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
 
+    _of_process = (*TableHandle._of_process, "_step_counts")
+
+    @OfProcess
+    def _step_counts(self) -> StepCounts:
+        """Counts the steps of calls that name none."""
+        return StepCounts()
+
     def sample(
         self,
         num_rows: int,
         *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
+        balance: Any = None,
         require: Any = None,
         consumer: str = "",
         group_by: Any = None,
@@ -34,8 +54,25 @@ class ReplayHandle(TableHandle):
     ) -> Any:
         """Draws rows with the table's sampler.
 
+        With ``rank`` and ``world_size`` the rows are this rank's share of one draw for all ranks of a step,
+        which the first of them causes: all rows of it differ, and it counts as sampled once. The draw is kept:
+        whoever asks for the same rank and step again, such as another rank of a tensor-parallel group or a rank
+        that was restarted, gets the same rows in the same order, also after a restart of the server. A table
+        keeps the draws of 16 steps. Until then no writer gets their rows, and rows that reach
+        ``max_times_sampled`` stay readable. A writer that needs the room waits until all ranks have asked for a
+        later step than the first that is kept, which is then forgotten; so a table that is not much larger than
+        a draw makes writers and ranks keep step. Leaves that are written after the draw are seen by those who
+        read later, and rows that are deleted end their share.
+
         Args:
-            num_rows: At least 1.
+            num_rows: At least 1. With ``rank`` the rows of each rank.
+            rank: Which share, from 0; the ranks that work on the same rows pass the same number.
+            world_size: Number of shares; the same for all ranks of a step, as all arguments but ``rank`` and ``pad``.
+            step: The step; any number of at least 0 that was not forgotten. None counts the calls of this handle for
+                this rank and number of ranks, from 0; a call that fails is not counted.
+            balance: A leaf of integers, flags or values, by which the rows are dealt so that the totals of the ranks
+                are as equal as can be: by the sum of its elements in each row (a number of tokens, an attention mask),
+                or the size of its ragged tensor or values. None: the rows are dealt in turn.
             require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
                 in any state; leaves that were not written read as zeros.
             consumer: Draws only rows that the consumer of this name has not had yet; it has had them when this call
@@ -68,15 +105,18 @@ class ReplayHandle(TableHandle):
         Raises:
             DeadlineExceededError: There were not enough rows in time; the error names what is missing.
             CapacityError: The table has 64 names of consumers already.
-            InvalidRequestError: There can never be so many at once. Or, without replacement, there are fewer now: set
-                ``min_size`` if a learner may start before its actors.
+            StepForgottenError: The draw of this step is not kept any more; the error names the next step.
+            WrongStateError: Rows of this share were deleted since the draw.
+            InvalidRequestError: Other ranks of this step have asked for something else. Or there can never be so many
+                at once. Or, without replacement, there are fewer now: set ``min_size`` if a learner may start
+                before its actors.
         """
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
 
-        def draw() -> Any:
-            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy)
+        def draw(share: Share | None) -> Any:
+            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy, share=share)
             if not consumer:
                 td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             else:
@@ -84,7 +124,26 @@ class ReplayHandle(TableHandle):
                 acknowledge(self._client, query, td, self._client.deadline(None))
             return query.hand_over(to_device(td, device))
 
-        return self._follow_and_retry(draw)
+        with self._take_share(rank, world_size, step, balance) as share:
+            return self._follow_and_retry(lambda: draw(share))
+
+    def _take_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> AbstractContextManager[Share | None]:
+        share = self._parse_share(rank, world_size, step, balance)
+        return nullcontext(share) if share is None or step is not None else self._step_counts.take(share)
+
+    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> Share | None:
+        path = None if balance is None else check_path(balance, argument="balance")
+        share = parse_share(rank, world_size, step, path)
+        if path is not None:
+            self.spec.find(path, store=self.name)
+        return share
+
+    def forget_draws(self, *, timeout_s: float | None = None) -> None:
+        """Forgets the draws of all steps: a new run with ``rank`` and ``world_size`` may begin at step 0.
+
+        Call it once, before the first rank of the run samples; the ranks of an earlier run must have ended.
+        """
+        change(self._client, self.name, self._client.deadline(timeout_s), forget_draws=True)
 
     def take(
         self,
@@ -167,6 +226,10 @@ class ReplayHandle(TableHandle):
         self,
         num_rows: int,
         *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
+        balance: Any = None,
         prefetch: int = 4,
         device: Any = None,
         pad: Pad = None,
@@ -183,22 +246,30 @@ class ReplayHandle(TableHandle):
 
         Args:
             num_rows: Rows of each batch.
+            rank, world_size, balance: As of :meth:`sample`: each batch is the share of the next step.
+            step: The first step; None is 0.
             prefetch: Batches under way or waiting, at most; several of them share one message.
             device: Where batches are moved.
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
-            drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none.
+            drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none. A rank
+                drops none: the other ranks would keep theirs.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
                 the next one is requested, and nothing is prefetched.
             numpy: As of :meth:`sample`.
             max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
-                became too old while it waited is dropped, and replaced by a new one.
+                became too old while it waited is dropped, and replaced by a new one. With ``rank`` it is kept.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy)
+        share = self._parse_share(rank, world_size, step, balance)
+        if share is not None and (drop is not None or prefetch > MAX_PREFETCHED_STEPS):
+            argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
+            reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
+            raise InvalidRequestError(argument=argument, reason=reason)
+        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy, share=share)
         if consumer:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(

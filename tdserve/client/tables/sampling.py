@@ -20,6 +20,7 @@ from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
+from tdserve.client.tables.share import Share
 from tdserve.client.transfers.download import Posted, post
 from tdserve.client.transfers.read import finish_posted
 from tdserve.messages.content import (
@@ -88,6 +89,7 @@ class Query:
         device: Where the rows will be moved.
         replaces_torn: Whether they replace rows that were overwritten while they were copied.
         is_numpy: Whether they are handed over as NumPy arrays.
+        share: The part of one rank in a draw for several; None: a draw of its own.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Query:
     device: Any = None
     replaces_torn: bool = False
     is_numpy: bool = False
+    share: Share | None = None
 
     def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""
@@ -122,6 +125,7 @@ class Query:
             max_lag=self.max_lag,
             is_plain=self.is_plain,
             replaces_torn=self.replaces_torn,
+            share=None if self.share is None else self.share.make_message(),
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -306,7 +310,10 @@ def receive_sample(
             session.cancel(request)
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
-    return Sampled(session.mover.take_rows(reply, query.make_wanted()), query)
+    rows = Sampled(session.mover.take_rows(reply, query.make_wanted()), query)
+    if rows.num_torn and query.share is not None:  # nothing replaces them: others have the same rows
+        raise TransferAbortedError(transfer=request, reason="rows were written while they were copied")
+    return rows
 
 
 def _ask_again(

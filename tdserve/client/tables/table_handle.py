@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ from tdserve.client.tables.retype_table import find_current_description, retype,
 from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
 from tdserve.client.tables.rows_by_number import RowsByNumber
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
+from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.messages.content import ADDED_KEYS
@@ -63,7 +64,7 @@ class TableHandle(RowsByNumber):
         self.name = description.name
         self._follow(description)
 
-    _of_process = ("_client", "_coalescer")
+    _of_process: ClassVar[tuple[str, ...]] = ("_client", "_coalescer")
 
     @OfProcess
     def _coalescer(self) -> ExtendCoalescer:
@@ -338,6 +339,7 @@ class TableHandle(RowsByNumber):
         pad: Pad = None,
         device: Any = None,
         numpy: bool | None = None,
+        share: Share | None = None,
     ) -> Query:
         """Makes the query of a sample, and checks it as far as the client can.
 
@@ -371,10 +373,11 @@ class TableHandle(RowsByNumber):
             is_lease=is_lease,
             pad=pad,
             device=device,
-            is_plain=conditions == ANY_ROWS and not is_lease and self.settings.min_drawable > 0,
+            is_plain=conditions == ANY_ROWS and not is_lease and share is None and self.settings.min_drawable > 0,
             is_ordered=self.settings.sampler.is_ordered,
-            is_exact=not is_lease and self.settings.sampler.is_exact,
+            is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
             is_numpy=self._client.wants_arrays(numpy, device),
+            share=share,
         )
 
     def _follow_and_retry(self, act: Callable[[], T]) -> T:

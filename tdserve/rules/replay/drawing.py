@@ -83,20 +83,22 @@ class Drawing:
             rng: Source of randomness.
             num_total: Rows that are still needed, these included; if there are fewer, none are drawn.
         """
-        pieces: list[Drawn] = []
-        missing, num_total = num_rows, max(num_total, num_rows)
-        while missing:
-            drawn = selector.draw(missing, rng=rng, num_total=num_total) if len(selector) >= num_total else None
-            if drawn is None:
-                selector.add(_join_rows(pieces))
-                return None
-            places = np.sort(np.unique(drawn.rows, return_index=True)[1])
-            kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
-            selector.remove(kept.rows)
-            num_total -= len(kept.rows)
-            pieces.append(kept)
-            missing -= len(kept.rows)
-        return Draw(self._count(pieces[0] if len(pieces) == 1 else _join(pieces)), NO_ROWS)
+        drawn = _take_different(selector, num_rows, rng, num_total=max(num_total, num_rows))
+        return None if drawn is None else Draw(self._count(drawn), NO_ROWS)
+
+    def draw_apart(self, selector: Selector, num_rows: int, *, rng: np.random.Generator) -> Draw | None:
+        """Draws different rows, whatever the sampler, all at once; they stay in the selector, except those that were
+        sampled for the last time. Returns ``None``, and changes nothing, if there are too few."""
+        drawn = _take_different(selector, num_rows, rng, num_total=num_rows)
+        if drawn is None:
+            return None
+        selector.add(drawn.rows)
+        drawn = self._count(drawn)
+        if not self._max_times:
+            return Draw(drawn, NO_ROWS)
+        spent = sort_unique(drawn.rows[self._columns.times_sampled[drawn.rows] >= self._max_times])
+        self._selectors.leave(spent)
+        return Draw(drawn, spent)
 
     def undo(self, rows: Rows, spent: Rows) -> None:
         """Undoes a draw. Rows of ``spent``, which must still be live, may be drawn again."""
@@ -141,6 +143,25 @@ class Drawing:
             columns[POLICY_VERSION_KEY] = self._selectors.staleness.get_versions(rows)
         # In the order in which they travel: the reader derives it from the settings alone.
         return Drawn(rows, {name: columns[name] for name in ADDED_DTYPES if name in columns})
+
+
+def _take_different(selector: Selector, num_rows: int, rng: np.random.Generator, *, num_total: int) -> Drawn | None:
+    """Removes different rows from a selector by its own draws; returns None, and changes nothing, if it has fewer than
+    ``num_total``."""
+    pieces: list[Drawn] = []
+    missing = num_rows
+    while missing:
+        drawn = selector.draw(missing, rng=rng, num_total=num_total) if len(selector) >= num_total else None
+        if drawn is None:
+            selector.add(_join_rows(pieces))
+            return None
+        places = np.sort(np.unique(drawn.rows, return_index=True)[1])
+        kept = Drawn(drawn.rows[places], {key: column[places] for key, column in drawn.columns.items()})
+        selector.remove(kept.rows)
+        num_total -= len(kept.rows)
+        pieces.append(kept)
+        missing -= len(kept.rows)
+    return pieces[0] if len(pieces) == 1 else _join(pieces)
 
 
 def _count_occurrences(rows: Rows) -> NDArray[np.int64]:

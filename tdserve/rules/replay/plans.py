@@ -46,6 +46,7 @@ class SampleTerms:
         is_alone: Whether no other sample whose rows must differ is drawn until all of this one is.
         num_clears: How often the table had been cleared when its rows were counted.
         is_counted: Whether its rows count as sampled; otherwise they replace rows that do.
+        is_apart: Whether its rows differ although the sampler may draw one twice.
     """
 
     conditions: SampleConditions
@@ -54,6 +55,7 @@ class SampleTerms:
     is_alone: bool
     num_clears: int
     is_counted: bool
+    is_apart: bool = False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ module distinguishes. An odd row is reserved by a writer, or *quarantined* from 
 it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. A row is held for a
 little longer than it is odd: no writer gets it before and after. Rows that are live or were never used may be
 *promised*: the cursor has passed them, and only one writer may claim them. Once the promise has ended they are
-*overdue*: the next writer gets them behind the holes. The lower 44 bits count commits and identify a row:
-partial writes change only the bits above. They begin at another number in each table, so that rows of a deleted table
-are not taken for those of the next of its name.
+*overdue*: the next writer gets them behind the holes. Live rows may be *pinned*: no writer gets them. The lower 44 bits
+count commits and identify a row: partial writes change only the bits above. They begin at another number in each table,
+so that rows of a deleted table are not taken for those of the next of its name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.row_pins import RowPins
 from tdserve.rules.replay.rows_in_line import RowsInLine
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 
@@ -58,6 +59,7 @@ class Ring:
     Attributes:
         num_left_held: How many rows were given up while they were held, ever.
         num_promised: Rows that single writers may claim.
+        pins: Live rows that no writer gets, though they are read and drawn as any other; promised to nobody.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Ring:
         self._num_held = 0
         self._is_promised = np.zeros(capacity, np.bool_)
         self.num_promised = 0
+        self.pins = RowPins(capacity)
         self.num_left_held = 0
         self._num_live = 0
         self._num_reserved = 0
@@ -211,8 +214,7 @@ class Ring:
 
     def is_held(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which of these rows are held, and have not left."""
-        found: NDArray[np.bool_] = self._is_held[rows]
-        return found
+        return np.asarray(self._is_held[rows])
 
     def select_held(self, rows: RowSet) -> RowSet:
         """Returns those of these rows that are held, and have not left."""
@@ -235,12 +237,13 @@ class Ring:
 
     def has_room(self, num_rows: int) -> bool:
         """Returns whether a writer could have ``num_rows``, live ones included: others hold or fill the rest, or it is
-        promised to them. Errors as of :meth:`reserve`."""
+        promised to them, or pinned. Errors as of :meth:`reserve`."""
         if num_rows < 1:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
             raise TooLargeError(what="rows of one write", asked=num_rows, free=self.capacity)
-        return num_rows <= self.capacity - self._num_reserved - self._num_held - self.num_promised
+        num_taken = self._num_reserved + self._num_held + self.num_promised + len(self.pins)  # held ones perhaps twice
+        return num_rows <= self.capacity - num_taken
 
     def reserve(self, num_rows: int) -> Reservation | None:
         """Reserves rows for one writer and makes them invisible, before it may write a byte of them.
@@ -305,7 +308,7 @@ class Ring:
         """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
 
         It is 0 if there are holes or overdue rows, which are filled first; otherwise the rows before the first that is
-        reserved, held or promised.
+        reserved, held, promised or pinned.
 
         Args:
             num_promised: Rows that it may claim already, and may be claiming now.
@@ -450,6 +453,7 @@ class Ring:
         """Gives up live or held rows, each named once, that were deleted or consumed. They become holes; held ones when
         the hold ends, since they are still being written."""
         self._generations[rows] |= 1
+        self.pins.drop(rows)
         is_held = self._is_held[rows]
         if np.count_nonzero(is_held):
             held, rows = rows[is_held], rows[~is_held]
@@ -538,7 +542,7 @@ class Ring:
             is_taken |= self._is_held[piece]
         if self.num_promised:
             is_taken |= self._is_promised[piece]
-        return is_taken
+        return is_taken | self.pins.contains(piece) if self.pins else is_taken
 
     def _move_cursor(self, cursor: int) -> None:
         """Moves the cursor; it never returns to where it was, since there are never so many reserved rows, except at

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,24 @@ class Staleness:
         self.uid = uid
         self.num_former = num_former
         self.num_discarded = num_discarded
+
+    @classmethod
+    def restore(cls, columns: RowColumns, state: Mapping[str, Any]) -> Staleness:
+        """Restores it from what :meth:`state` returned; from nothing for a new table."""
+        return cls(
+            columns,
+            uid=str(state.get("policy_uid", "")),
+            num_former=int(state.get("num_former_policies", 0)),
+            num_discarded=int(state.get("num_discarded", 0)),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state that the columns do not have and a restart needs."""
+        return {
+            "policy_uid": self.uid,
+            "num_former_policies": self.num_former,
+            "num_discarded": self.num_discarded,
+        }
 
     def __repr__(self) -> str:
         return f"<Staleness of {self.count(UNKNOWN)} rows of {len(self._ordered)} versions, newest {self.newest}>"

@@ -3,7 +3,7 @@ waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,7 @@ class Table(TableState):
         max_drawn: int = 0,
         request: int = 0,
         replaces: bool = False,
+        is_apart: bool = False,
     ) -> SamplePlan | None:
         """Draws rows for some batches at once; returns ``None`` if the limiter makes the caller wait.
 
@@ -173,6 +174,7 @@ class Table(TableState):
             request: The owner's request, as in ``Leases.grant``.
             replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
+            is_apart: Whether all rows must differ, whatever the sampler; of one batch, drawn at once.
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
@@ -191,7 +193,11 @@ class Table(TableState):
         elif not replaces and not limiter.can_sample(counts, total):
             return None
         selector = self.selectors.get(conditions)
-        if not total or not len(selector) or self._waits_for_more(conditions, num_rows, len(selector)):
+        if (
+            not total
+            or len(selector) < (total if is_apart else 1)
+            or self._waits_for_more(conditions, num_rows, len(selector))
+        ):
             return None
         sampler = self.settings.sampler
         is_lease, is_grouped = owner is not None, bool(conditions.group)
@@ -202,6 +208,7 @@ class Table(TableState):
             is_alone=is_lease or is_grouped or sampler.is_distinct,
             num_clears=self._num_clears,
             is_counted=not replaces,
+            is_apart=is_apart and not (is_grouped or sampler.is_distinct),
         )
         if terms.is_alone and self._is_drawing:
             return None
@@ -229,7 +236,9 @@ class Table(TableState):
     ) -> SamplePlan | None:
         num_rows, num_batches, num_drawn = self._choose_next_part(terms, num_missing, max_drawn)
         selector, lease = self.selectors.get(terms.conditions), terms.lease
-        if lease is None:
+        if terms.is_apart:
+            draw = self._drawing.draw_apart(selector, num_rows, rng=rng)
+        elif lease is None:
             draw = self._drawing.draw(
                 selector, num_rows, num_batches=num_batches, rng=rng, num_drawn=num_drawn, num_total=terms.batch_rows
             )
@@ -306,7 +315,11 @@ class Table(TableState):
             SelectionError: A row is out of range, or not live: never written, or being overwritten.
         """
         self.check_live(rows)
-        return RowsPlan(rows, self._generations[rows], {})
+        return self.plan_rows(rows, {})
+
+    def plan_rows(self, rows: Rows, columns: Mapping[str, NDArray[Any]]) -> RowsPlan:
+        """Plans a read of rows as they are, with these columns; also of rows that are on their way out."""
+        return RowsPlan(rows, self._generations[rows], columns)
 
     # ------------------------------------------------------------ changes
 
@@ -383,12 +396,13 @@ class Table(TableState):
 
     def clear_in_pieces(self, *, resets_counts: bool = False) -> Iterator[int]:
         """Removes all rows a piece at a time, as :meth:`delete_in_pieces`, and lets the limiter start again. Rows that
-        come from here on stay.
+        come from here on stay. All draws are forgotten.
 
         Args:
             resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
         """
         self.take_back_claims()
+        self.draws.forget_all(self)
         self._cleared = (self.ring.inserts, self.num_samples)
         self._num_clears += 1
         if resets_counts:
@@ -509,4 +523,5 @@ class Table(TableState):
         counts = self.counts
         if not self.settings.limiter.can_insert(counts, num_rows):
             return self.settings.limiter.explain_insert(counts, self.name, num_rows)
-        return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written)"
+        kept = f", {len(self.ring.pins)} are kept for the ranks of a step" if self.ring.pins else ""
+        return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written{kept})"

@@ -15,6 +15,7 @@ from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
+from tdserve.rules.replay.kept_draws import BEFORE_FIRST, KeptDraws
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
@@ -53,6 +54,7 @@ class TableState:
         is_closed: Whether the table accepts no more rows.
         num_coming: Rows whose commit is on record, and which are not visible yet.
         claims: Claims of the writers that take rows by themselves.
+        draws: Draws for data-parallel readers.
         shared: Numbers that all processes share.
 
     Raises:
@@ -122,6 +124,7 @@ class TableState:
         self.ring = ring
         self.columns = RowColumns(ring.capacity, make_column)
         self.claims: list[Claims] = []
+        self.draws = KeptDraws(name, horizon=int(state.get("forgotten_step", BEFORE_FIRST)))
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
         self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
@@ -149,7 +152,7 @@ class TableState:
             num_keys=num_keys,
             consumers=state.get("consumers", ()),
             has_partial_rows=bool(state.get("has_partial_rows", False)),
-            staleness=self._make_staleness(settings, state),
+            staleness=Staleness.restore(self.columns, state) if settings.policy else None,
         )
         self._live = RowMask(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.selectors)
@@ -162,7 +165,8 @@ class TableState:
         self._permit_readers()
 
     def __len__(self) -> int:
-        return len(self.ring)
+        """Returns the number of rows, without those that leave as soon as their draw is forgotten."""
+        return len(self.ring) - self.draws.num_spent
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r} {self.ring!r}>"
@@ -172,7 +176,7 @@ class TableState:
         """Returns the counts for the limiter."""
         inserts, samples = self._cleared
         return LimiterCounts(
-            num_rows=len(self.ring),
+            num_rows=len(self),
             inserts=self.ring.inserts - inserts,
             samples=self.num_samples - samples,
             capacity=self.ring.capacity,
@@ -296,7 +300,10 @@ class TableState:
 
     def make_way(self, num_rows: int) -> None:
         """Prepares the table for another writer: takes back the claim of a sole writer, and promises too if the others
-        would leave no room."""
+        would leave no room. Draws that are over are forgotten if their rows are needed."""
+        while self.ring.pins and num_rows <= self.ring.capacity and not self.ring.has_room(num_rows):
+            if not self.draws.forget_over(self):
+                break
         for claims in tuple(self.claims):
             if not claims.is_block or promises.is_far_behind(self.ring, claims.promised):
                 claims.take_back()
@@ -376,7 +383,7 @@ class TableState:
     def info(self) -> dict[str, int | str]:
         """Returns figures for users and statistics."""
         return {
-            "num_rows": len(self.ring),
+            "num_rows": len(self),
             "capacity": self.ring.capacity,
             "num_held": self.ring.num_held,
             "num_reserved": self.ring.num_reserved,
@@ -394,17 +401,14 @@ class TableState:
         changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
         staleness = self.selectors.staleness
         if staleness is not None:
-            changed |= {
-                "policy_uid": staleness.uid,
-                "num_former_policies": staleness.num_former,
-                "num_discarded": staleness.num_discarded,
-            }
+            changed |= staleness.state()
         return {
             **self.ring.state(),
             **changed,
             "inserts": self.ring.inserts + self.num_coming,
             "last_sequence": self._last_sequence,
             **({"arriving": self._arriving} if self._arriving else {}),
+            **({"forgotten_step": self.draws.horizon} if self.draws.horizon != BEFORE_FIRST else {}),
             "samples": self._samples,
             "cleared_inserts": inserts,
             "cleared_samples": samples,
@@ -414,16 +418,6 @@ class TableState:
             "consumers": self.selectors.consumers,
             "has_partial_rows": self.selectors.has_partial_rows,
         }
-
-    def _make_staleness(self, settings: Settings, state: Mapping[str, Any]) -> Staleness | None:
-        if not settings.policy:
-            return None
-        return Staleness(
-            self.columns,
-            uid=str(state.get("policy_uid", "")),
-            num_former=int(state.get("num_former_policies", 0)),
-            num_discarded=int(state.get("num_discarded", 0)),
-        )
 
     def iter_steps(self, pieces: Iterable[slice | Rows]) -> Iterator[Rows]:
         """Yields the numbers in pieces of rows, at most ``step_rows`` at a time; fewer if slices begin at many rows
@@ -448,10 +442,33 @@ class TableState:
         is_slow = has_ids or self._evictor is not None
         return max((TREE_PIECE_ROWS if is_slow else PIECE_ROWS // 4) // len(self.selectors), 64)
 
+    def get_names(self, rows: Rows) -> Rows:
+        """See :meth:`Ring.get_names`."""
+        return self.ring.get_names(rows)
+
+    def pin(self, rows: Rows) -> None:
+        """Keeps live rows, each named once, from being overwritten until :meth:`unpin`; no claims of writers remain."""
+        self.take_back_claims()
+        self.ring.pins.add(rows)
+        if self._evictor is not None:
+            self._evictor.remove(rows)
+
+    def unpin(self, rows: Rows) -> None:
+        """Ends one :meth:`pin` of rows that have not left since."""
+        loose = self.ring.pins.remove(rows)
+        if self._evictor is not None:
+            self._evictor.add(loose[self._live.contains(loose) & ~self.ring.is_held(loose)])
+
+    def spend(self, rows: Rows) -> None:
+        """Makes rows unavailable that were sampled for the last time: they are on their way out."""
+        self._live.remove(rows)
+        self.selectors.leave(rows)
+        self.columns.times_sampled[rows] = self.settings.max_times_sampled
+
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)
         if self._evictor is not None:
-            self._evictor.add(rows)
+            self._evictor.add(rows[~self.ring.pins.contains(rows)] if self.ring.pins else rows)
 
     def _leave(self, rows: Rows) -> None:
         self._live.remove(rows)

@@ -23,6 +23,7 @@ from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.policies import check_policy, describe_policy
 from tdserve.server.recovery.claim_records import find_unfilled_claims
+from tdserve.server.recovery.draw_records import restore_draws
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -108,6 +109,7 @@ class TableKind(StoreKind):
             store.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
             store.known_groups.update(store.group_keys)
             left = iter(stores.unfinished_writes.restore(store, reserved))
+            restore_draws(stores.db, record.uid, table)
             store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return store
 

@@ -17,6 +17,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.draw_records import erase_draws
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
@@ -63,6 +64,7 @@ class RowChanges:
             with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
                 self._stores.save_state(store, txn, store.get_table_state())
                 self._stores.unfinished_writes.note_left(store, txn)
+                erase_draws(store.record.uid, store.get_table(), txn)
         store.waiters.wake()
         return done
 
@@ -84,6 +86,8 @@ class RowChanges:
             table.set_sampler(Settings.from_json(asked.sampler).sampler)
         elif kind == "close":
             table.close()
+        elif kind == "forget_draws":
+            table.draws.forget_all(table, restarts=True)
         elif kind == "acknowledge":
             return await _end_leases(store, table.acknowledge_in_parts, session, asked.acknowledge)
         elif kind == "give_back":

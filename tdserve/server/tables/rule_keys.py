@@ -102,14 +102,33 @@ class RuleKeys:
             ids[part] = as_numbers(content, part.stop - part.start)
         return ids
 
+    async def measure(self, store: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> NDArray[np.int64]:
+        """Returns the size of a leaf in each of these rows: the sum of a tensor's elements, the bytes of its values.
+
+        Raises:
+            NotSupportedError: It has numbers that are not integers.
+        """
+        sizes = np.empty(len(rows), np.int64)
+        for start in range(0, len(rows), TREE_PIECE_ROWS):
+            part = slice(start, start + TREE_PIECE_ROWS)
+            sizes[part] = np.frombuffer(await _ask_worker(store, path, rows[part], session, measures=True), np.int64)
+        return sizes
+
     async def read(self, store: OpenedStore, path: Path, rows: Rows, session: ClientSession) -> bytes:
         """Returns the bytes of a leaf of filled rows."""
-        order = worker_pb2.Order()
-        order.read_columns.store.CopyFrom(store.make_ref(session.worker.known_specs))
-        order.read_columns.rows = encode_rows(rows)
-        order.read_columns.keys.add(parts=path)
-        worked = await session.worker.submit(order)
-        return worked.columns[0]
+        return await _ask_worker(store, path, rows, session)
+
+
+async def _ask_worker(
+    store: OpenedStore, path: Path, rows: Rows, session: ClientSession, *, measures: bool = False
+) -> bytes:
+    order = worker_pb2.Order()
+    order.read_columns.store.CopyFrom(store.make_ref(session.worker.known_specs))
+    order.read_columns.rows = encode_rows(rows)
+    order.read_columns.keys.add(parts=path)
+    order.read_columns.measures = measures
+    worked = await session.worker.submit(order)
+    return worked.columns[0]
 
 
 def _iter_parts(store: OpenedStore, path: Path, num_rows: int) -> Iterator[slice]:

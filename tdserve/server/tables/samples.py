@@ -26,6 +26,7 @@ from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policy_versions import check_max_lag
+from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
@@ -121,6 +122,9 @@ class Samples:
         self._rule_keys = rule_keys
         self._selector_building = SelectorBuilding()
         self._discarding = Discarding(stores)
+        self._rank_shares = RankShares(
+            stores, rule_keys=rule_keys, discarding=self._discarding, selector_building=self._selector_building
+        )
         self._rng = np.random.default_rng()
         self._settling: set[asyncio.Task[None]] = set()
         self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, then uid: tables that it has leases of
@@ -135,6 +139,7 @@ class Samples:
             KeyNotFoundError: The table has no such key to require or to group by.
             DeadlineExceededError: No sample was possible in time; the message names what was missing.
             EndOfStreamError: The queue was closed and is drained.
+            StepForgottenError: The draw of the share is not kept any more.
         """
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
@@ -147,6 +152,9 @@ class Samples:
         conditions = await self._parse_conditions(session, store, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             conditions = conditions._replace(max_lag=max_lag)
+        if asked.HasField("share"):
+            share = await self._rank_shares.plan(session, store, asked, conditions, deadline)
+            return await self.send(session, request, store, share, includes_spec=not asked.fingerprint)
         call = _SampleCall(
             session,
             request,

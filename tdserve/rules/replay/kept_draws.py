@@ -1,0 +1,172 @@
+"""The draws of a table for data-parallel readers, kept by their steps: each rank reads its share, as often as it asks.
+
+A table keeps a bounded number of draws. Their rows are pinned, so that a late rank, or one that was restarted, finds
+what the others have had. Steps up to a *horizon* are forgotten, unless they are kept: nothing is drawn for them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from tdserve.base.errors import InvalidRequestError, StepForgottenError
+from tdserve.messages.row_numbers import Rows
+from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
+
+MAX_KEPT_DRAWS = 16
+"""Most draws that a table keeps: ranks that prefetch steps, and one that was restarted behind them, find theirs."""
+
+BEFORE_FIRST = -1
+"""The horizon of a table that has forgotten no step."""
+
+
+class PinnableRows(Protocol):
+    """What is used of a table here; see its methods."""
+
+    def get_names(self, rows: Rows) -> Rows:
+        """Returns what identifies the rows now."""
+
+    def pin(self, rows: Rows) -> None:
+        """Keeps rows from being overwritten."""
+
+    def unpin(self, rows: Rows) -> None:
+        """Ends one pin of rows."""
+
+    def spend(self, rows: Rows) -> None:
+        """Makes rows unavailable that are on their way out."""
+
+    def remove(self, rows: Rows) -> None:
+        """Removes rows."""
+
+
+class KeptDraws:
+    """The kept draws of one table, by step.
+
+    Args:
+        table: Name of the table, for errors.
+        horizon: Largest step that is forgotten.
+
+    Attributes:
+        horizon: As above.
+        erasable: Steps whose records are of no use any more.
+    """
+
+    def __init__(self, table: str, *, horizon: int = BEFORE_FIRST) -> None:
+        self._table = table
+        self.horizon = horizon
+        self.erasable: list[int] = []
+        self._draws: dict[int, KeptDraw] = {}
+
+    def __len__(self) -> int:
+        return len(self._draws)
+
+    def __iter__(self) -> Iterator[KeptDraw]:
+        """Yields the draws, those of lower steps first."""
+        return iter([self._draws[step] for step in sorted(self._draws)])
+
+    def __repr__(self) -> str:
+        return f"<KeptDraws of steps {sorted(self._draws)}, {self.horizon} and earlier forgotten>"
+
+    @property
+    def num_spent(self) -> int:
+        """Returns the number of rows that leave the table once their draw is forgotten."""
+        return sum(len(draw.spent) for draw in self._draws.values())
+
+    def find(self, step: int, terms: DrawTerms) -> KeptDraw | None:
+        """Returns the draw of a step; None if nothing was drawn for it yet.
+
+        Raises:
+            InvalidRequestError: It was drawn under other terms. The error names the first that differs.
+            StepForgottenError: It was forgotten.
+        """
+        draw = self._draws.get(step)
+        if draw is not None:
+            self._check_same(draw, terms)
+            return draw
+        if step <= self.horizon:
+            steps = sorted(self._draws)
+            kept = f"{steps[0]} to {steps[-1]}" if steps else "none"
+            raise StepForgottenError(store=self._table, step=step, kept=kept, next=max((self.horizon, *steps)) + 1)
+        return None
+
+    def _check_same(self, draw: KeptDraw, terms: DrawTerms) -> None:
+        kept, asked = _name_terms(draw.terms), _name_terms(terms)
+        for name, value in kept.items():
+            if asked[name] != value:
+                reason = f"step {draw.step} of table {self._table!r} was drawn with {value!r}, not {asked[name]!r}"
+                raise InvalidRequestError(argument=name, reason=reason + "; all ranks of a step ask for the same")
+
+    def note_asked(self, rank: int, step: int, world_size: int) -> bool:
+        """Notes that a rank asks for a step; returns whether an earlier draw is over by that. Where the number of ranks
+        has changed, all earlier ones are."""
+        is_any_over = False
+        for draw in self._draws.values():
+            if draw.step < step and not draw.is_over:
+                is_other = draw.terms.world_size != world_size
+                draw.ranks_beyond.update(range(draw.terms.world_size) if is_other else (rank,))
+                is_any_over |= draw.is_over
+        return is_any_over
+
+    def keep(self, draw: KeptDraw, rows: PinnableRows) -> None:
+        """Keeps a draw: no writer gets its rows until it is forgotten. Forgets the first if there are too many."""
+        rows.pin(draw.rows)
+        self._draws[draw.step] = draw
+        if len(self._draws) > MAX_KEPT_DRAWS:
+            self._forget(min(self._draws), rows)
+
+    def withdraw(self, draw: KeptDraw, rows: PinnableRows) -> None:
+        """Undoes :meth:`keep`: the step may be drawn again."""
+        del self._draws[draw.step]
+        rows.unpin(draw.rows)
+
+    def restore(self, draw: KeptDraw, rows: PinnableRows) -> None:
+        """Keeps a draw again after a restart; forgets it if some of its rows have gone."""
+        if not np.array_equal(rows.get_names(draw.rows), draw.names):
+            self._note_forgotten(draw.step)
+            return
+        if len(draw.spent):
+            rows.spend(draw.spent)
+        self.keep(draw, rows)
+
+    def forget_over(self, rows: PinnableRows) -> bool:
+        """Forgets the draw of the lowest step if it is over; returns whether it was."""
+        first = min(self._draws, default=None)
+        if first is None or not self._draws[first].is_over:
+            return False
+        self._forget(first, rows)
+        return True
+
+    def forget_all(self, rows: PinnableRows, *, restarts: bool = False) -> None:
+        """Forgets all draws; with ``restarts`` a new run may begin at step 0."""
+        for step in sorted(self._draws):
+            self._forget(step, rows)
+        if restarts:
+            self.horizon = BEFORE_FIRST
+
+    def _forget(self, step: int, rows: PinnableRows) -> None:
+        """Forgets a draw. Rows that it spent leave the table, or do so with another draw that has them."""
+        draw = self._draws.pop(step)
+        self._note_forgotten(step)
+        is_same = rows.get_names(draw.rows) == draw.names
+        rows.unpin(draw.rows[is_same])
+        spent = draw.spent[rows.get_names(draw.spent) == draw.spent_names]
+        for other in self._draws.values():
+            is_shared = np.isin(spent, other.rows)
+            other.spent = np.concatenate((other.spent, spent[is_shared]))
+            other.spent_names = rows.get_names(other.spent)
+            spent = spent[~is_shared]
+        if len(spent):
+            rows.remove(spent)
+
+    def _note_forgotten(self, step: int) -> None:
+        self.horizon = max(self.horizon, step)
+        self.erasable.append(step)
+
+
+def _name_terms(terms: DrawTerms) -> dict[str, Any]:
+    """Returns the terms by the names of the caller's arguments."""
+    conditions = terms.conditions._asdict()
+    conditions["group_by"] = conditions.pop("group")
+    return {"world_size": terms.world_size, "num_rows": terms.num_rows, "balance": terms.balance, **conditions}

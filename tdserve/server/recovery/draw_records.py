@@ -1,0 +1,37 @@
+"""The records of draws that tables keep for data-parallel readers: a restarted server answers a step as before."""
+
+from __future__ import annotations
+
+from tdserve.rules.replay.kept_draw import KeptDraw
+from tdserve.rules.replay.table import Table
+from tdserve.store.catalog_db import CatalogDB, Transaction
+
+_STEP_BYTES = 8
+
+
+def save_draw(uid: str, draw: KeptDraw, txn: Transaction) -> None:
+    """Records a draw of a table, or that it was dealt."""
+    txn.put("draws", _make_key(uid, draw.step), draw.to_bytes())
+
+
+def erase_draws(uid: str, table: Table, txn: Transaction) -> None:
+    """Deletes the records of draws that a table has forgotten."""
+    for step in table.draws.erasable:
+        txn.delete("draws", _make_key(uid, step))
+    table.draws.erasable = []
+
+
+def restore_draws(db: CatalogDB, uid: str, table: Table) -> None:
+    """Lets a table that was just opened keep the draws on record."""
+    for _, record in db.scan("draws", uid.encode()):
+        table.draws.restore(KeptDraw.from_bytes(record), table)
+
+
+def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:
+    """Deletes all records of a table that is being deleted."""
+    for key, _ in db.scan("draws", uid.encode()):
+        txn.delete("draws", key)
+
+
+def _make_key(uid: str, step: int) -> bytes:
+    return uid.encode() + step.to_bytes(_STEP_BYTES, "big")

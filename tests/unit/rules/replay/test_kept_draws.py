@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdserve.base.errors import InvalidRequestError, StepForgottenError, WrongStateError
+from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
+from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+from tdserve.rules.replay.rank_draws import RankDraw, plan_share
+from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.table import Table
+from tests.unit.rules.replay.tables import clear, delete, numbers, rng, table_of, write
+
+TWO = DrawTerms(2, 2, PLAIN)
+
+
+def drawn(table: Table, step: int, terms: DrawTerms = TWO) -> KeptDraw:
+    """Draws for a step, which must be possible."""
+    made = RankDraw.make(table, step, terms, rng=rng())
+    assert made is not None
+    made.draw.deal()
+    return made.draw
+
+
+def full_table(capacity: int = 8, **parts: Any) -> Table:
+    """Returns a table that is full."""
+    table = table_of(capacity, **parts)
+    write(table, capacity)
+    return table
+
+
+def go_on(table: Table, step: int, world_size: int = 2) -> None:
+    """Notes that all ranks ask for a step."""
+    for rank in range(world_size):
+        table.draws.note_asked(rank, step, world_size)
+
+
+def test_find_when_kept_then_the_draw_and_otherwise_none() -> None:
+    table = full_table()
+    draw = drawn(table, 3)
+    assert table.draws.find(3, TWO) is draw
+    assert table.draws.find(4, TWO) is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "argument"),
+    [
+        (DrawTerms(2, 3, PLAIN), "world_size"),
+        (DrawTerms(1, 2, PLAIN), "num_rows"),
+        (DrawTerms(2, 2, PLAIN, ("n",)), "balance"),
+        (DrawTerms(2, 2, SampleConditions(max_lag=1)), "max_lag"),
+        (DrawTerms(2, 2, SampleConditions(group="g", group_size=2)), "group_size"),
+    ],
+)
+def test_find_when_on_other_terms_then_refused_by_name(terms: DrawTerms, argument: str) -> None:
+    table = full_table()
+    drawn(table, 3)
+    with pytest.raises(InvalidRequestError, match="step 3 of table 'replay'") as raised:
+        table.draws.find(3, terms)
+    assert raised.value.argument == argument
+
+
+def test_keep_when_there_are_too_many_then_the_lowest_step_is_forgotten() -> None:
+    table = full_table()
+    for step in (*range(1, MAX_KEPT_DRAWS + 1), 0):
+        drawn(table, step)
+    assert [draw.step for draw in table.draws] == list(range(1, MAX_KEPT_DRAWS + 1))
+    with pytest.raises(StepForgottenError) as raised:
+        table.draws.find(0, TWO)
+    assert (raised.value.kept, raised.value.next) == ("1 to 16", 17)
+    assert table.draws.erasable == [0]
+
+
+def test_extend_when_rows_are_drawn_then_they_are_not_overwritten() -> None:
+    table = full_table()
+    draw = drawn(table, 0)
+    for _ in range(4):
+        assert not set(write(table, 2)) & set(draw.rows.tolist())
+    assert plan_share(table, draw, 1).rows.tolist() == draw.rows[[1, 3]].tolist()
+
+
+def test_extend_when_it_needs_rows_of_a_draw_then_waits_until_all_ranks_go_on() -> None:
+    table = full_table(4)
+    drawn(table, 0)
+    assert table.reserve(1) is None
+    assert "4 are kept for the ranks of a step" in table.explain_extend(1)
+    assert not table.draws.note_asked(0, 1, 2)
+    assert table.reserve(1) is None
+    assert table.draws.note_asked(1, 1, 2)
+    assert len(write(table, 1)) == 1
+    with pytest.raises(StepForgottenError, match=r"kept are: none.*step 1"):
+        table.draws.find(0, TWO)
+
+
+def test_extend_when_the_number_of_ranks_has_changed_then_earlier_steps_are_over() -> None:
+    table = full_table(4)
+    drawn(table, 0)
+    assert table.draws.note_asked(0, 1, 3)
+    assert len(write(table, 4)) == 4
+
+
+def test_forget_when_rows_were_spent_then_they_leave_and_were_not_counted_before() -> None:
+    table = full_table(max_times_sampled=1)
+    drawn(table, 0)
+    assert (len(table), table.counts.num_rows, table.draws.num_spent) == (4, 4, 4)
+    assert table.draw_sample(8, rng=rng(), is_apart=True) is None
+    table.draws.forget_all(table)
+    assert (len(table), len(table.ring.list_live_rows()), len(table.ring.pins)) == (4, 4, 0)
+
+
+def test_forget_when_another_draw_has_a_spent_row_then_it_leaves_with_that() -> None:
+    table = full_table(4, max_times_sampled=2)
+    later = drawn(table, 2)
+    drawn(table, 1)  # spends what the draw of a later step has too
+    go_on(table, 2)
+    assert table.draws.forget_over(table)
+    assert plan_share(table, later, 0).rows.tolist() == later.rows[[0, 2]].tolist()
+    go_on(table, 3)
+    assert table.draws.forget_over(table)
+    assert len(table.ring.list_live_rows()) == 0
+
+
+def test_forget_when_two_draws_have_a_row_then_it_is_pinned_until_the_second() -> None:
+    table = full_table(4)
+    drawn(table, 0)
+    drawn(table, 1)
+    go_on(table, 1)
+    assert table.draws.forget_over(table)
+    assert len(table.ring.pins) == 4
+    go_on(table, 2)
+    assert table.draws.forget_over(table)
+    assert len(table.ring.pins) == 0
+
+
+def test_forget_when_new_run_then_steps_begin_at_zero() -> None:
+    table = full_table()
+    drawn(table, 5)
+    table.draws.forget_all(table)
+    with pytest.raises(StepForgottenError):
+        table.draws.find(5, TWO)
+    table.draws.forget_all(table, restarts=True)
+    assert table.draws.find(5, TWO) is None
+
+
+def test_delete_when_a_row_is_drawn_then_its_place_is_used_again_and_its_share_ends() -> None:
+    table = full_table(4)
+    draw = drawn(table, 0)
+    gone = int(draw.rows[0])
+    delete(table, numbers(gone))
+    assert write(table, 1) == [gone]
+    with pytest.raises(WrongStateError, match="rank 0 in step 0"):
+        plan_share(table, draw, 0)
+    plan_share(table, draw, 1)
+    again = drawn(table, 1)
+    table.draws.note_asked(0, 1, 2)
+    table.draws.note_asked(1, 1, 2)
+    table.draws.forget_over(table)
+    assert table.ring.pins.contains(again.rows).all(), "the row of the place belongs to another draw"
+
+
+def test_clear_when_draws_are_kept_then_they_are_forgotten() -> None:
+    table = full_table(max_times_sampled=1)
+    drawn(table, 0)
+    assert clear(table) == 4
+    assert (len(table), len(table.ring.pins), len(table.draws)) == (0, 0, 0)
+    assert len(write(table, 8)) == 8
+
+
+def test_evict_when_the_least_important_rows_are_drawn_then_others_go() -> None:
+    table = table_of(4, remover=LowestPriority())
+    write(table, 4, priorities=np.arange(4.0))
+    draw = drawn(table, 0, DrawTerms(1, 1, PLAIN))
+    pinned = int(draw.rows[0])
+    kept = [row for row in range(4) if row != pinned]
+    assert [write(table, 1, priorities=np.full(1, 9.0))[0] for _ in range(3)] == kept
+    go_on(table, 1, 1)
+    table.draws.forget_over(table)
+    table.update_priority(numbers(pinned), np.zeros(1), None)
+    assert write(table, 1, priorities=np.full(1, 9.0)) == [pinned]
+
+
+def restarted(table: Table, draws: list[KeptDraw]) -> Table:
+    """Returns the table as it is after a restart."""
+    capacity = table.ring.capacity
+    generations = table.plan_rows(np.arange(capacity), {}).generations
+    columns = {"sequence": table.columns.sequence, "times_sampled": table.columns.times_sampled}
+    found = Table.restore(
+        "replay",
+        generations,
+        Settings(max_times_sampled=table.settings.max_times_sampled),
+        table.state(),
+        make_column=lambda name, dtype, shape: columns.get(name, np.zeros(shape, dtype)),
+    )
+    for draw in draws:
+        found.draws.restore(KeptDraw.from_bytes(draw.to_bytes()), found)
+    return found
+
+
+def test_restore_when_rows_are_there_then_kept_pinned_and_spent() -> None:
+    table = full_table(max_times_sampled=1)
+    draw = drawn(table, 0)
+    again = restarted(table, [draw])
+    assert (len(again), len(again.ring.pins)) == (4, 4)
+    found = again.draws.find(0, TWO)
+    assert found is not None
+    for rank in (0, 1):
+        assert plan_share(again, found, rank).rows.tolist() == plan_share(table, draw, rank).rows.tolist()
+    assert not set(draw.rows.tolist()) & set(drawn(again, 1).rows.tolist())
+
+
+def test_restore_when_rows_have_gone_then_forgotten() -> None:
+    table = full_table()
+    draws = [drawn(table, 0), drawn(table, 1)]
+    delete(table, draws[0].rows[:1])
+    again = restarted(table, draws)
+    with pytest.raises(StepForgottenError):
+        again.draws.find(0, TWO)
