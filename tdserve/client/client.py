@@ -28,6 +28,7 @@ from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tables.row_like import make_row_like
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
 from tdserve.client.weights.publication import Published, publish
@@ -168,6 +169,22 @@ class Client(TensorDictClient):
         return handle
 
     # ------------------------------------------------------------ replay stores
+
+    @staticmethod
+    def row_like(source: Any, policy: Any = None) -> Any:
+        """Returns the row that an environment or collector of TorchRL is going to produce, for ``like=``.
+
+        No step is made: an environment tells by its specs what it returns, and the policy is called with zeros.
+
+        Args:
+            source: An environment, a collector, or a spec such as ``Composite``. A batch of environments gives one row.
+                A tensordict is returned as it is.
+            policy: Adds the keys that it writes. A collector's own by default.
+
+        Raises:
+            InvalidRequestError: The source is nothing of this.
+        """
+        return make_row_like(source, policy)
 
     def create_replay(
         self,

@@ -13,6 +13,7 @@ from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotF
 from tdserve.client.client import Client, connect
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tables.row_like import make_row_like
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
 from tdserve.torchrl.table_rows import complete_rows, to_batch, to_path
@@ -57,7 +58,9 @@ class SharedTable(ByAddress):
         self.name = name
         self.capacity = capacity
         self.choose_rule: ChooseRule = partial(_return_rule, options.pop("sampler", None))
-        self._like = None if like is None else to_batch(like.unsqueeze(0))
+        if like is not None:
+            like = to_batch((like if isinstance(like, torch.Tensor) else make_row_like(like)).unsqueeze(0))
+        self._like = like
         self._fills = fills
         self._options = options
         self.find()

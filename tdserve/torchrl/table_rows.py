@@ -85,7 +85,7 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
     if given == stored:
         return batch
     if extra := sorted(given - stored):
-        expected = "the keys of the first rows; put those that come later into like="
+        expected = "the keys of the first rows; name those that come later by like=, which also takes a collector"
         raise SpecMismatchError(store=name, key="/".join(extra[0]), expected=expected, actual="a key that came later")
     if not fills:
         return batch

@@ -39,7 +39,8 @@ class TDServeStorage(Storage):
         address: ``host:port`` of the server, or a client of it. None takes the server that the environment names, as
             ``tdserve.connect`` does; nothing is started.
         name: Name of the table. An existing one is joined.
-        like: One row; None: the first rows that are written define the keys.
+        like: One row, or the environment, collector or spec whose rows are written, see ``Client.row_like``; None: the
+            first rows that are written define the keys.
         missing: What later rows have at keys that they lack: ``"zeros"``, or ``"late"``: nothing yet. Such a row is
             drawn once it has all keys, see ``ReplayHandle.set_at_``.
         **table: Further arguments of ``Client.create_replay``, for a table that does not exist yet. With ``sampler=``
