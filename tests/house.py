@@ -20,7 +20,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3", "transfer_queue"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -40,6 +40,9 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "os.putenv": ("base",),
     "gymnasium": ("examples", "sb3"),
     "stable_baselines3": ("sb3",),
+    "transfer_queue": ("transfer_queue",),
+    "omegaconf": ("transfer_queue",),
+    "ray": (),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl"),
     "rich": ("cli", "examples", "bench", "aio", "torchrl"),

@@ -256,7 +256,7 @@ class ClientConfig:
         Raises:
             InvalidRequestError: ``TDSERVE_ADDRESS`` is not set, or a variable holds an invalid value.
         """
-        if _read_variable("address", str, None) is None:
+        if not has_address_variable():
             reason = "it is not given, and TDSERVE_ADDRESS is not set; one of them must be the server's host:port"
             raise InvalidRequestError(argument="address", reason=reason)
         return cls.from_env()
@@ -270,6 +270,11 @@ class ClientConfig:
         if self.token is None and self.token_file is not None:
             return read_token(self.token_file, "TDSERVE_TOKEN_FILE")
         return self.token
+
+
+def has_address_variable() -> bool:
+    """Returns whether the environment names a server for programs: ``TDSERVE_ADDRESS`` is set."""
+    return _read_variable("address", str, None) is not None
 
 
 @dataclass(frozen=True)

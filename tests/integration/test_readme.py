@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.guide_pages import python_of
+
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[2]
@@ -21,6 +23,9 @@ GUARANTEES = REPOSITORY / "tdserve" / "guide" / "guarantees.md"
 EXTRAS = ("torchrl",)
 """Pages about a package that may be missing, named like it."""
 
+ELSEWHERE = ("transfer-queue",)
+"""Pages whose examples are run by the test of their module, beside which Ray runs already."""
+
 RUN_PAGES = """
 import os, sys
 for script in sys.argv[1:]:
@@ -31,19 +36,11 @@ for script in sys.argv[1:]:
 """All pages in one process, which imports torch once; each in a folder and with names of its own."""
 
 
-def python_of(page: Path) -> str:
-    """The examples of a page on the lines where they stand there, so that a traceback names the page's line."""
-    kept, is_python = [], False
-    for line in page.read_text().splitlines():
-        is_fence = line.startswith("```")
-        kept.append(line if is_python and not is_fence else "")
-        is_python = line == "```python" or (is_python and not is_fence)
-    return "\n".join(kept)
-
-
 def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> None:
     scripts = []
     for page in PAGES:
+        if page.stem in ELSEWHERE:
+            continue
         if page.stem in EXTRAS and importlib.util.find_spec(page.stem) is None:
             continue
         if code := python_of(page).strip("\n"):

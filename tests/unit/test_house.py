@@ -142,7 +142,7 @@ quiet = ("socket.", "subprocess.", "os.fork", "os.posix_spawn", "_thread.start_n
 sys.addaudithook(lambda event, args: seen.append(event) if event.startswith(quiet) else None)
 import tdserve
 import tdserve.server.server_process, tdserve.cli.main
-loaded = sorted({"torch", "tensordict"} & sys.modules.keys())
+loaded = sorted({"torch", "tensordict", "transfer_queue", "ray"} & sys.modules.keys())
 changed = before != dict(os.environ)
 print(json.dumps({"events": seen, "threads": threading.active_count(), "loaded": loaded, "changed": changed}))
 """

@@ -1,0 +1,345 @@
+"""The storage backend ``tdserve`` of TransferQueue: samples as entries of a keyed store. Needs ``TransferQueue``.
+
+Importing this module registers the backend in this process: the storage manager, the storage client and the bootstrap
+provider. Processes that attach to a running TransferQueue import it by themselves, since its configuration has an
+object of this module. TransferQueue is read at version 0.1.11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from omegaconf import open_dict
+from tensordict import TensorDict
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.storage import StorageKeyNotFoundError
+from transfer_queue.storage.bootstrap import StorageBootstrapProvider
+from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVClient
+from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
+
+from tdserve.base.config import TransportName, has_address_variable, read_token
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, VersionConflictError
+from tdserve.client.client import Client, connect
+from tdserve.launcher import Server
+
+BACKEND = "tdserve"
+"""Name of the backend, and of its section in the configuration."""
+
+STARTED_STORE = "transfer-queue"
+"""Prefix of the names of stores that one run of TransferQueue makes for itself."""
+
+MAX_CALL_KEYS = 8192
+MAX_CALL_BYTES = 64 * 1024 * 1024
+"""Entries and bytes of one put; a keyed store takes twice as many keys, and three times as many bytes."""
+
+MAX_SAVED_KEYS = 1024
+"""Entries of one file of a checkpoint, which are in memory while it is written."""
+
+CHECKPOINT_FOLDER = "tdserve"
+"""Where a checkpoint of TransferQueue has the entries."""
+
+FIELDS_KEY = "fields"
+"""The entry that lists all field names: a sample is cleared with all its fields, whichever its metadata names."""
+
+
+def register() -> None:
+    """Does nothing more than the import of this module, which has registered the backend: a name for Ray's hooks."""
+
+
+class StorePlace:
+    """The store of a run, in the configuration that TransferQueue hands to each process.
+
+    A process that unpickles it imports this module, and so has the backend registered before it asks for it.
+
+    Attributes:
+        address: Of the server; None: ``TDSERVE_ADDRESS`` in each process.
+        store: Name of the keyed store.
+    """
+
+    def __init__(self, address: str | None, store: str) -> None:
+        self.address = address
+        self.store = store
+
+    def __repr__(self) -> str:
+        return f"<StorePlace {self.store!r} at {self.address or 'TDSERVE_ADDRESS'}>"
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """The section ``backend.tdserve`` of TransferQueue's configuration.
+
+    Attributes:
+        address: Of the server. None: the environment variable ``TDSERVE_ADDRESS``; if that is not set, the process that
+            calls ``transfer_queue.init`` starts a server of its own.
+        store: Name of a keyed store, which is created unless it exists, and which stays. None: one for this run.
+        max_bytes, ttl_s: As of ``Client.create_kv``.
+        transport, timeout_s: As of ``tdserve.connect``.
+        token_file: File with the token of the server, in each process.
+        allow_pickle: Whether values of any type are stored, as TransferQueue's own backends do.
+        server: Arguments of ``tdserve.Server`` for the server that is started, such as ``root`` and ``host``.
+        place: Is set when TransferQueue starts.
+    """
+
+    address: str | None = None
+    store: str | None = None
+    max_bytes: int | None = None
+    ttl_s: float | None = None
+    transport: TransportName = "auto"
+    timeout_s: float = 30.0
+    token_file: str | None = None
+    allow_pickle: bool = True
+    server: Mapping[str, Any] | None = None
+    place: StorePlace | None = None
+
+    @classmethod
+    def parse(cls, section: Mapping[str, Any] | None) -> BackendSettings:
+        """Returns the settings of a section. Raises InvalidRequestError for an unknown one."""
+        found = dict(section or {})
+        known = [each.name for each in fields(cls)]
+        unknown = sorted(found.keys() - {*known, "client_name"})
+        if unknown:
+            raise InvalidRequestError(argument=f"backend.{BACKEND}.{unknown[0]}", reason=f"known are {known}")
+        return cls(**{name: found[name] for name in known if name in found})
+
+    def connect(self, address: str | None) -> Client:
+        """Connects to a server; None: that of the environment."""
+        token = None if self.token_file is None else read_token(self.token_file, "token_file")
+        return connect(
+            address,
+            transport=self.transport,
+            token=token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+        )
+
+
+class StorageRun:
+    """What ``transfer_queue.init`` has made: a server or a store. Its end, at the latest that of the process, ends it.
+
+    Args:
+        client: A client of the server, which is closed.
+        store: Name of a store to delete; None: none.
+        server: To be ended; None: none.
+        folder: To be removed; None: none.
+    """
+
+    def __init__(self, client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
+        self._finalizer = weakref.finalize(self, _end_run, client, store, server, folder)
+
+    def end(self) -> None:
+        """Ends what was made. Idempotent."""
+        self._finalizer()
+
+
+def _end_run(client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
+    if store is not None and server is None:
+        with suppress(TDServeError):  # the server is gone, or somebody has deleted the store
+            client.delete(store)
+    client.close()
+    if server is not None:
+        server.shutdown()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@StorageBootstrapProvider.register_provider(BACKEND)  # type: ignore[untyped-decorator]
+def prepare_storage(conf: Any) -> StorageRun:
+    """Makes the store of a run, and the server if there is none, and notes its place in the configuration.
+
+    TransferQueue calls it in the first process that calls ``transfer_queue.init``.
+    """
+    settings = BackendSettings.parse(conf.backend.get(BACKEND))
+    server, folder, address = None, None, settings.address
+    if address is None and not has_address_variable():
+        options = dict(settings.server or {})
+        if "root" not in options:
+            folder = options["root"] = tempfile.mkdtemp(prefix="tdserve-transfer-queue-")
+        server = Server(**options).start()
+        address = server.address
+    name = settings.store or f"{STARTED_STORE}-{uuid4().hex[:8]}"
+    client = settings.connect(address)
+    run = StorageRun(client, None if settings.store else name, server, folder)
+    client.create_kv(name, max_bytes=settings.max_bytes, ttl_s=settings.ttl_s, exists_ok=settings.store is not None)
+    with open_dict(conf):
+        if conf.backend.get(BACKEND) is None:
+            conf.backend[BACKEND] = {}
+        conf.backend[BACKEND].place = StorePlace(address, name)
+    return run
+
+
+@StorageClientFactory.register(BACKEND)
+class TDServeStorageClient(StorageKVClient):
+    """Values of TransferQueue by key, in a keyed store. Threads: safe.
+
+    Args:
+        config: The section ``backend.tdserve``; with ``address`` and ``store`` it needs no bootstrap.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(dict(config))
+        settings = BackendSettings.parse(config)
+        place = settings.place or StorePlace(settings.address, settings.store or STARTED_STORE)
+        self._client = settings.connect(place.address)
+        self._store = self._client.kv(place.store)
+        self._allow_pickle = settings.allow_pickle
+        self._fields: set[str] = set()
+
+    def put(self, keys: list[str], values: list[Any]) -> None:
+        """Stores values. Raises TooLargeError for a value of more than 192 MiB."""
+        self._note_fields(keys)
+        self._put(keys, values)
+
+    def get(
+        self, keys: list[str], shapes: Any = None, dtypes: Any = None, custom_backend_meta: Any = None
+    ) -> list[Any]:
+        """Returns values in the order of their keys. Raises StorageKeyNotFoundError if one is missing."""
+        found: list[Any] = []
+        try:
+            for start in range(0, len(keys), MAX_CALL_KEYS):
+                found += self._store.get(keys[start : start + MAX_CALL_KEYS])
+        except KeyNotFoundError as error:
+            raise StorageKeyNotFoundError(str(error)) from error
+        return found
+
+    def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
+        """Deletes values; those that are missing are gone already."""
+        for start in range(0, len(keys), MAX_CALL_KEYS):
+            self._store.delete(keys[start : start + MAX_CALL_KEYS], missing_ok=True)
+
+    def list_fields(self) -> list[str]:
+        """Returns the names of all fields that any process has stored."""
+        return self._read_fields()[0]
+
+    def save(self, folder: Path) -> None:
+        """Writes all entries to files in a new folder."""
+        folder.mkdir()
+        for number, keys in enumerate(self._list_parts()):
+            torch.save({"keys": keys, "values": self._store.get(keys)}, folder / f"part-{number:06d}.pt")
+
+    def load(self, folder: Path) -> None:
+        """Replaces all entries by those of a folder, which this process reads.
+
+        Raises:
+            InvalidRequestError: There is no such folder. Nothing was changed.
+        """
+        if not folder.is_dir():
+            raise InvalidRequestError(argument="checkpoint_dir", reason=f"there is no {folder}")
+        for keys in self._list_parts():
+            self._store.delete(keys, missing_ok=True)
+        for file in sorted(folder.iterdir()):
+            found = torch.load(file, weights_only=not self._allow_pickle)
+            self._put(found["keys"], found["values"])
+        self._fields.clear()
+
+    def close(self) -> None:
+        """Closes the connection. Idempotent."""
+        self._client.close()
+
+    def _list_parts(self) -> Iterator[list[str]]:
+        keys = self._store.keys()
+        for start in range(0, len(keys), MAX_SAVED_KEYS):
+            yield keys[start : start + MAX_SAVED_KEYS]
+
+    def _put(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        waiting = [self._store.put(*part, return_early=True) for part in _split(keys, values)]
+        for future in waiting:
+            future.result()
+
+    def _read_fields(self) -> tuple[list[str], int]:
+        try:
+            found, version = self._store.get_with_versions(FIELDS_KEY)
+        except KeyNotFoundError:
+            return [], 0
+        return found, version
+
+    def _note_fields(self, keys: Sequence[str]) -> None:
+        """Adds the fields of keys to the list of all, before anything is stored below them."""
+        missing = {key.partition("@")[2] for key in keys} - self._fields
+        while missing:
+            found, version = self._read_fields()
+            self._fields |= set(found)
+            missing -= self._fields
+            if not missing:
+                break
+            try:
+                self._store.put(FIELDS_KEY, sorted({*found, *missing}), if_version=version)
+            except VersionConflictError:  # another process has added some
+                continue
+            self._fields |= missing
+            break
+
+
+@StorageManagerFactory.register(BACKEND)
+class TDServeBackend(KVStorageManager):
+    """TransferQueue's access to a keyed store, in each of its clients.
+
+    Args:
+        controller_info, zmq_context: As of ``KVStorageManager``.
+        config: The section ``backend.tdserve``.
+    """
+
+    def __init__(self, controller_info: Any, config: Mapping[str, Any], zmq_context: Any = None) -> None:
+        super().__init__(controller_info, {**config, "client_name": BACKEND}, zmq_context=zmq_context)
+
+    async def get_data(self, metadata: BatchMeta) -> TensorDict:
+        """Returns the samples; meanwhile the event loop goes on."""
+        if not metadata.field_names:
+            return TensorDict({}, batch_size=len(metadata))
+        keys = self._generate_keys(metadata.field_names, metadata.global_indexes)
+        values = await self._run(self.storage_client.get, keys)
+        return self._merge_tensors_to_tensordict(metadata, values)
+
+    async def clear_data(self, metadata: BatchMeta) -> None:
+        """Clears samples with all their fields, also those that the metadata does not name."""
+        names = await self._run(self.storage_client.list_fields)
+        await self._run(self.storage_client.clear, self._generate_keys(names, metadata.global_indexes))
+
+    async def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes all samples to files below a folder of this process."""
+        await self._run(self.storage_client.save, Path(checkpoint_dir) / CHECKPOINT_FOLDER)
+
+    async def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Replaces all samples by those of a checkpoint. Raises InvalidRequestError if another backend has made it."""
+        await self._run(self.storage_client.load, Path(checkpoint_dir) / CHECKPOINT_FOLDER)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        client = getattr(self, "storage_client", None)  # a constructor that fails closes too
+        if client is not None:
+            client.close()
+        super().close()
+
+    @staticmethod
+    async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments))
+
+
+def _split(keys: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[list[str], list[Any]]]:
+    """Splits a put into calls of bounded size."""
+    begin = nbytes = 0
+    for end, value in enumerate(values):
+        size = _measure(value)
+        if end > begin and (nbytes + size > MAX_CALL_BYTES or end - begin == MAX_CALL_KEYS):
+            yield list(keys[begin:end]), list(values[begin:end])
+            begin, nbytes = end, 0
+        nbytes += size
+    yield list(keys[begin:]), list(values[begin:])
+
+
+def _measure(value: Any) -> int:
+    """Returns about how many bytes a value takes; 0 for lists and objects, whose size shows once they are encoded."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    size = getattr(value, "nbytes", 0)  # of tensors and arrays
+    return size if isinstance(size, int) else 0
