@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from tdserve.base.errors import ClosedError
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.cancellation import Cancellation
 
 _Result = TypeVar("_Result")
 
@@ -58,18 +59,31 @@ class Calls:
             raise ClosedError(what="the client") from fault
         return future
 
-    async def run(self, call: Callable[[], Any], *, is_end: bool = False) -> Any:
+    async def run(self, call: Callable[[], Any], *, is_end: bool = False, gives_up: bool = True) -> Any:
         """Runs a call and returns its result, wrapped if it is an object with calls of its own.
 
-        If the task is cancelled, a call that has begun goes on to its end, and one that waits for a thread does not
-        begin. What it brings is closed, and rows that it takes are given back.
+        If the task is cancelled, a call that waits for a thread does not begin, and one that waits on the server ends
+        there and here. One that moves content goes on to its end: what it brings is closed, and rows that it takes are
+        given back.
+
+        Args:
+            gives_up: False lets every call that has begun go on.
         """
-        future = self.start(call, is_end=is_end)
+        cancellation = Cancellation()
+
+        def watch() -> Any:
+            with cancellation.watch():
+                return call()
+
+        future = self.start(watch, is_end=is_end)
         try:
             result = await future
         except asyncio.CancelledError:
             if not future.cancel():
                 future.add_done_callback(self._discard_later)
+                if gives_up:
+                    with suppress(ClosedError):
+                        self.start(cancellation.cancel, is_end=True)
             raise
         return self.wrap(await result if isinstance(result, AwaitableFuture) else result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial, update_wrapper
@@ -31,12 +32,19 @@ _Opened = TypeVar("_Opened", bound="AsyncObject")
 def make_coroutine(
     method: Callable[Concatenate[Any, _Parameters], _Result],
 ) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Result]]:
-    """Makes a coroutine function of a method, with the same arguments."""
+    """Makes a coroutine function of a method, with the same arguments; a ``timeout_s`` covers the wait for a thread."""
 
     async def call(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        result: _Result = await self._run(
-            partial(getattr(self.sync, method.__name__), *args, **kwargs), method.__name__
-        )
+        begun_s = time.monotonic()
+
+        def call_in_thread() -> _Result:
+            timeout_s: Any = kwargs.get("timeout_s")
+            if isinstance(timeout_s, (int, float)) and timeout_s > 0:
+                kwargs["timeout_s"] = max(timeout_s - (time.monotonic() - begun_s), 0.0)
+            made: _Result = getattr(self.sync, method.__name__)(*args, **kwargs)
+            return made
+
+        result: _Result = await self._run(call_in_thread, method.__name__)
         return result
 
     update_wrapper(call, method)
@@ -84,9 +92,11 @@ class AsyncObject:
     Attributes:
         sync: The synchronous object.
         has_end: Whether it is closed, or its rows given back, if the task that made it is cancelled before it gets it.
+        gives_up: Whether its calls give up what they wait for if their task is cancelled. Otherwise they go on.
     """
 
     has_end: ClassVar[bool] = False
+    gives_up: ClassVar[bool] = True
 
     def __init__(self, wrapped: Any, calls: Calls) -> None:
         self.sync = wrapped
@@ -128,7 +138,7 @@ class AsyncObject:
         return f"<{type(self).__name__} of {self.sync!r}>"
 
     async def _run(self, call: Callable[[], Any], name: str = "") -> Any:
-        return await self._calls.run(call, is_end=name == "close")
+        return await self._calls.run(call, is_end=name == "close", gives_up=self.gives_up)
 
     async def __aenter__(self) -> Any:
         entered = self.sync.__enter__()  # here: it asks nobody, and a task cannot be cancelled in the middle of it

@@ -23,6 +23,7 @@ from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
+from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.content_channel import ContentChannel, ContentChannels
@@ -186,6 +187,9 @@ class Session:
                 raise
             # The session was lost during the send, and `pending` holds that error already: raised here too, it would
             # make the caller retry twice.
+        cancellation = get_cancellation()
+        if cancellation is not None:
+            cancellation.follow(partial(self.cancel, request))
         return pending
 
     def notify(self, message: control_pb2.ClientMessage) -> None:

@@ -24,6 +24,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
@@ -193,12 +194,12 @@ class SessionClient:
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
-                    if not error.retryable or _is_over(deadline, backoff_s):
+                    if not error.retryable or _is_over(deadline, backoff_s) or _is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                 except ServerBusyError:
-                    if _is_over(deadline, backoff_s):
+                    if _is_over(deadline, backoff_s) or _is_cancelled():
                         raise
                     self.requests.report_again()
                 except TDServeError as error:
@@ -400,6 +401,11 @@ class SessionClient:
 
 def _has_to_wait(request: Any) -> bool:
     return isinstance(request, control_pb2.DescribeStoreRequest) and request.timeout_s > 0
+
+
+def _is_cancelled() -> bool:
+    cancellation = get_cancellation()
+    return cancellation is not None and cancellation.is_cancelled
 
 
 def _is_over(deadline: Deadline, pause_s: float) -> bool:

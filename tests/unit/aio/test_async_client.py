@@ -248,6 +248,59 @@ def test_step_when_cancelled_then_its_batch_comes_next_or_is_given_back(run: Run
     run(scenario)
 
 
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("waiting", ["take", "extend", "get"])
+def test_calls_when_cancelled_while_they_wait_then_their_threads_are_free_for_others(
+    server: tdserve.Server, waiting: str, transport: str
+) -> None:
+    async def scenario() -> None:
+        client = aio.AsyncClient(server.client(transport=transport, timeout_s=TIMEOUT_S), max_threads=2)
+        queue = await client.create_queue("awaited", ROW, 4)
+        kv = await client.create_kv("awaited-keys")
+        if waiting == "extend":
+            await queue.extend(ROWS)
+        calls: dict[str, Callable[[], Any]] = {
+            "take": lambda: queue.take(4, timeout_s=1e6),
+            "extend": lambda: queue.extend(ROWS, timeout_s=1e6),
+            "get": lambda: kv.get("absent", timeout_s=1e6),
+        }
+        with server.client(timeout_s=TIMEOUT_S) as other:
+            name = "awaited-keys" if waiting == "get" else "awaited"
+            tasks = [asyncio.ensure_future(calls[waiting]()) for _ in range(6)]
+            await asyncio.to_thread(wait_for, lambda: other.describe(name).num_waiting == 2, "calls that wait")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert {"awaited", "awaited-keys"} <= set(await client.stores())  # a thread is free
+            await asyncio.to_thread(wait_for, lambda: other.describe(name).num_waiting == 0, "the end of these calls")
+        assert (await queue.info())["inserts"] == (4 if waiting == "extend" else 0)
+        await client.delete("awaited")
+        await client.delete("awaited-keys")
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 2 * TIMEOUT_S))
+
+
+def test_call_when_it_waits_for_a_thread_then_its_timeout_goes_by(server: tdserve.Server) -> None:
+    async def scenario() -> None:
+        client = aio.AsyncClient(server.client(timeout_s=TIMEOUT_S), max_threads=1)
+        queue = await client.create_queue("few", ROW, 4)
+        with server.client(timeout_s=TIMEOUT_S) as other:
+            first = asyncio.ensure_future(queue.take(4, timeout_s=TIMEOUT_S))
+            await asyncio.to_thread(wait_for, lambda: other.describe("few").num_waiting, "a take")
+            second = asyncio.ensure_future(queue.take(4, timeout_s=0.2))
+            await asyncio.wait([second], timeout=0.3)
+            other.queue("few").extend(ROWS)
+            async with await first:
+                with pytest.raises(tdserve.DeadlineExceededError) as caught:
+                    await second
+            assert caught.value.timeout_s == 0
+            other.delete("few")
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 2 * TIMEOUT_S))
+
+
 def test_client_when_its_threads_are_busy_then_calls_wait_and_close_does_not(server: tdserve.Server) -> None:
     async def scenario() -> None:
         client = aio.AsyncClient(server.client(timeout_s=TIMEOUT_S), max_threads=1)
