@@ -100,7 +100,7 @@ class FrameWriter:
         """Writes whole frames, or the next piece of one."""
         if self._is_paused:
             self._waiting.append(data)
-        elif self._transport is not None:
+        elif self._transport is not None and not self._transport.is_closing():  # asyncio warns of writes to one
             self._transport.write(data)
 
     def flush(self) -> None:

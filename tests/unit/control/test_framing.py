@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from tdserve.base.errors import PeerLostError, RemoteProtocolError, TooLargeError
 from tdserve.control import framing
-from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, WorkerSocket, frame
+from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader, FrameWriter, WorkerSocket, frame
 from tdserve.v1 import worker_pb2
 
 
@@ -161,3 +161,19 @@ def test_close_when_a_thread_reads_then_it_wakes(sockets: tuple[socket.socket, s
         reading = thread.submit(worker.receive_orders)
         worker.close()
         assert reading.result(5.0) == []
+
+
+def test_writer_when_the_other_end_is_gone_then_nothing_is_logged(
+    sockets: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def control() -> None:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=sockets[0])
+        writer = FrameWriter()
+        writer.open(transport)
+        sockets[1].close()
+        for _ in range(100):  # in one turn of the loop, which learns of it later
+            writer.write(bytes(1000))
+        assert transport.is_closing()
+
+    asyncio.run(control())
+    assert caplog.text == ""
