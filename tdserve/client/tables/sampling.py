@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TransferAbortedError
+from tdserve.base.errors import InvalidRequestError, TDServeError, TransferAbortedError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad, pad_ragged
@@ -337,11 +338,26 @@ def draw_whole_rows(
 
 
 def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, deadline: Deadline) -> Sampled:
+    if query.is_plain and (found := _draw_without_request(client, query, num_rows * num_batches)) is not None:
+        return found
+
     def attempt(session: Session, request: int, deadline: Deadline) -> Sampled:
         asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
         return receive_sample(client, session, request, asked, query=query, deadline=deadline)
 
     return client.call(attempt, deadline)
+
+
+def _draw_without_request(client: SessionClient, query: Query, num_rows: int) -> Sampled | None:
+    """Draws rows in this process; None if that is not possible, or fails: a request says why."""
+    client.catalog.check_usable()
+    mover = client.mover
+    if mover is None or not mover.draws_rows:
+        return None
+    with suppress(TDServeError):
+        content = mover.draw_rows(query.make_wanted(), num_rows, is_counted=not query.replaces_torn)
+        return None if content is None else Sampled(content, query)
+    return None
 
 
 def replace_torn(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline, *, num_rows: int) -> Sampled:
