@@ -42,6 +42,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "stable_baselines3": ("sb3",),
     "transfer_queue": ("transfer_queue",),
     "omegaconf": ("transfer_queue",),
+    "verl": ("examples",),
     "ray": (),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl"),
