@@ -1,8 +1,8 @@
 """Rollouts of verl as entries of a keyed store: one process makes them, another trains on them. Needs ``verl``.
 
-``python -m tdserve.examples.verl_rollouts`` runs the trainer, which starts the other. A batch of verl is a ``DataProto``:
-a tensordict, arrays of objects, and facts about the whole. It arrives as it was sent and is taken once; nothing is
-pickled.
+``python -m tdserve.examples.verl_rollouts`` runs the trainer, which starts the other. A batch of verl is a
+``DataProto``: a tensordict, arrays of objects, and facts about the whole. It arrives as it was sent and is taken once;
+nothing is pickled.
 """
 
 from __future__ import annotations
