@@ -1,0 +1,80 @@
+"""The example programs run, shortly, and their rows are in the tables of the server."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tdserve
+from tdserve.examples import frames_per_second, vector_envs
+from tests.processes import wait_for
+
+FRAMES = {"cleanrl_dqn": 400, "sb3_dqn": 512, "torchrl_dqn": 1_200}
+OPTIONS = {
+    "cleanrl_dqn": ["--learning-starts", "100", "--train-frequency", "10"],
+    "sb3_dqn": ["--learning-starts", "300"],
+    "torchrl_dqn": ["--updates-per-batch", "2"],
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages that the programs use
+
+
+@pytest.fixture(params=["gloo", "shm"])
+def client(server: tdserve.Server, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tdserve.Client]:
+    """A client of the server that programs find, over the transport that they take."""
+    monkeypatch.setenv("TDSERVE_ADDRESS", server.address)
+    monkeypatch.setenv("TDSERVE_TRANSPORT", request.param)
+    with server.client(transport=request.param, timeout_s=20.0) as connected:
+        yield connected
+        for name in {"cleanrl", "sb3", "torchrl", "steps"} & {*connected.stores()}:
+            connected.delete(name)
+
+
+def run(name: str, module: str) -> None:
+    """Runs a program in this process."""
+    pytest.importorskip(name.partition("_")[0].replace("cleanrl", "gymnasium").replace("sb3", "stable_baselines3"))
+    program = importlib.import_module(f"tdserve.examples.{module}")
+    program.train(program.parse_args([frames_per_second.PROGRAMS[name], str(FRAMES[name]), *OPTIONS[name]]))
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_program_when_run_then_its_rows_are_on_the_server(
+    client: tdserve.Client, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = name.removesuffix("_dqn")
+    run(name, name)
+    wait_for(lambda: client.describe(table).inserts == FRAMES[name], "the rows that were on their way")
+    assert client.describe(table).as_dict()["samples"] > 0
+    assert " updates/s" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FRAMES)
+def test_program_when_as_before_then_it_needs_no_server(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, f"{name}_before")
+    assert " updates/s" in capsys.readouterr().out
+
+
+def test_vector_environments_when_each_has_a_writer_then_slices_are_of_one_episode(
+    client: tdserve.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--address", client.address, "--num-steps", "300", "--num-envs", "4"]
+    slices = vector_envs.main(arguments)
+    assert slices.shape == (vector_envs.NUM_SLICES, vector_envs.SLICE_STEPS, 4)
+    position, velocity = slices[:, :, 0], slices[:, :, 1]
+    moved = position[:, 1:] - position[:, :-1]
+    assert np.allclose(moved, 0.02 * velocity[:, :-1], atol=1e-6), "CartPole moves by its velocity, within an episode"
+    table = client.replay("steps")
+    assert (table.info()["inserts"], len(table)) == (1_200, 1_200)
+    assert "frames/s of 4 environments" in capsys.readouterr().out
+
+
+def test_rates_when_measured_then_of_both_programs_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    frames_per_second.main(["cleanrl_dqn", "--rounds", "1", "--frames", "300"])
+    assert "| cleanrl_dqn |" in capsys.readouterr().out
+    with pytest.raises(tdserve.PeerLostError, match="not_a_program"):
+        frames_per_second.run_program("not_a_program", [])
