@@ -129,8 +129,7 @@ def measure_rows(store: MappedStore, path: Path, rows: Elements) -> Elements:
             raise NotSupportedError(feature=f"balance={path!r}", reason=f"sizes are integers, not {leaf.dtype}")
         sums: Elements = to_indexable(leaf)[torch.tensor(rows)].reshape(len(rows), -1).sum(1).numpy()
         return sums
-    num_each = math.prod(store.value_batch_sizes[path]) // store.spec.batch_size[0]
-    (column,) = read_columns(store, [path], spread(rows, num_each) if num_each != 1 else rows)
+    (column,) = read_columns(store, [path], rows)
     if not column.per_row:
         return np.zeros(len(rows), np.int64)
     sizes = column.values.sizes if isinstance(column.values, JoinedValues) else measure_sizes(column.values)

@@ -140,10 +140,10 @@ def test_sample_when_balanced_by_lengths_then_ranks_have_as_many_tokens(
     tokens = torch.nested.nested_tensor([torch.arange(length) for length in lengths.tolist()], layout=torch.jagged)
     texts = NonTensorStack(*("x" * length for length in lengths.tolist()))
     mask = torch.arange(8)[None, :] < torch.arange(1, 9)[:, None]
-    rows = TensorDict({"tokens": tokens, "num": lengths, "text": texts, "mask": mask}, [8])
+    rows = TensorDict({"tokens": tokens, "num": lengths, "text": texts, "mask": mask, "part": {"text": texts}}, [8])
     table = client.create_replay(name, rows[0], 8, ragged=["tokens"])
     table.extend(rows)
-    for step, key in enumerate(["tokens", "num", "text", "mask"]):
+    for step, key in enumerate(["tokens", "num", "text", "mask", "part"]):
         batches = [table.sample(4, rank=rank, world_size=2, step=step, balance=key) for rank in (0, 1)]
         assert [int(batch["num"].sum()) for batch in batches] == [18 * size] * 2, key
     with pytest.raises(tdserve.KeyNotFoundError, match="absent"):

@@ -67,6 +67,8 @@ class StoreDescription:
         versions: Kept versions of weights.
         settings: Sampler, remover and limiter of a replay, limits of a keyed store; canonical JSON.
         num_leased: Rows of a replay that are handed out and not acknowledged.
+        num_incomplete: Rows of a replay that lack leaves: they wait for a late reward, for example.
+        num_pinned: Rows of a replay that are kept for the ranks of data-parallel readers.
         is_closed: Whether a replay accepts no more rows.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
         max_object_bytes: Room for its non-tensor values and ragged tensors.
@@ -75,7 +77,7 @@ class StoreDescription:
         policy: Name of the weights with which a replay's rows are made; "" for none. If there is one:
         newest_policy_version: The version from which lags are counted; 0 before the first.
         lag_min, lag_mean, lag_max: How many versions its rows are old; None while no row has a known version.
-        num_discarded: Rows that left a queue because they were too old.
+        num_discarded: Rows that left because they were too old: of a queue, or in groups that a sample would not take.
         fanout: For weights, the number of clients to which each client sends a version at once; 0: the server decides.
         adopted: The user's folder that contains its tensors; "" if they are in the store's own.
         read_only: Whether every write is refused.
@@ -102,6 +104,8 @@ class StoreDescription:
     versions: tuple[VersionInfo, ...]
     settings: str = ""
     num_leased: int = 0
+    num_incomplete: int = 0
+    num_pinned: int = 0
     is_closed: bool = False
     share_non_tensor: bool = False
     max_object_bytes: int = 0
@@ -210,6 +214,8 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         versions=versions,
         settings=message.settings,
         num_leased=message.num_leased,
+        num_incomplete=message.num_incomplete,
+        num_pinned=message.num_pinned,
         is_closed=message.is_closed,
         share_non_tensor=message.share_non_tensor,
         max_object_bytes=message.max_object_bytes,

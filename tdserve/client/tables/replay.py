@@ -70,21 +70,23 @@ class ReplayHandle(TableHandle):
             world_size: Number of shares; the same for all ranks of a step, as all arguments but ``rank`` and ``pad``.
             step: The step; any number of at least 0 that was not forgotten. None counts the calls of this handle for
                 this rank and number of ranks, from 0; a call that fails is not counted.
-            balance: A leaf of integers, flags or values, by which the rows are dealt so that the totals of the ranks
-                are as equal as can be: by the sum of its elements in each row (a number of tokens, an attention mask),
-                or the size of its ragged tensor or values. None: the rows are dealt in turn.
+            balance: A key by which the rows are dealt so that the totals of the ranks are as equal as can be: of
+                integers or flags, whose sum counts in each row (a number of tokens, an attention mask), or of a ragged
+                tensor, values or a nested part such as a ``History``, whose size counts. None: they are dealt in turn.
             require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
                 in any state; leaves that were not written read as zeros.
             consumer: Draws only rows that the consumer of this name has not had yet; it has had them when this call
-                returns. A table keeps up to 64 names, for as long as it exists: name a consumer by its role, not by its
-                run.
+                returns, or with ``rank`` as soon as they are drawn. A table keeps up to 64 names, for as long as it
+                exists: name a consumer by its role, not by its run.
             group_by: A leaf. Draws whole groups of rows with an equal value there, each complete and in order, one
                 group after the other; ``num_rows`` is a multiple of ``group_size``. From the first such call on the
                 table keeps its rows ordered by this leaf: every row must then have it when it is written, and it cannot
                 be written later.
             group_size: Rows of a complete group.
             max_lag: Draws only rows whose policy was at most so many versions behind the newest published one when they
-                were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it.
+                were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it. With
+                ``group_by``, and without a consumer, groups that have an older row leave the table whole, complete or
+                not; ``info()`` counts their rows as ``num_discarded``, and rows that lack leaves as ``num_incomplete``.
             device: Where the result is moved; None leaves it on the CPU.
             pad: Pads ragged tensors to the longest of the result with this number (or numbers by key), and adds masks
                 of the content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in batch size
@@ -116,8 +118,9 @@ class ReplayHandle(TableHandle):
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
 
         def draw(share: Share | None) -> Any:
-            query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy, share=share)
-            if not consumer:
+            is_lease = bool(consumer) and share is None
+            query = self._query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+            if not is_lease:
                 td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             else:
                 td = take_rows(self._client, query, num_rows, deadline)
@@ -253,8 +256,8 @@ class ReplayHandle(TableHandle):
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
             drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none. A rank
                 drops none: the other ranks would keep theirs.
-            require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer a batch counts as had when
-                the next one is requested, and nothing is prefetched.
+            require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer, but without a rank, a batch
+                counts as had when the next one is requested, and nothing is prefetched.
             numpy: As of :meth:`sample`.
             max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
                 became too old while it waited is dropped, and replaced by a new one. With ``rank`` it is kept.
@@ -269,8 +272,9 @@ class ReplayHandle(TableHandle):
             argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
             reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
             raise InvalidRequestError(argument=argument, reason=reason)
-        query = self._query(conditions, is_lease=bool(consumer), pad=pad, device=device, numpy=numpy, share=share)
-        if consumer:
+        is_lease = bool(consumer) and share is None
+        query = self._query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+        if is_lease:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(
             self._client, query, num_rows, prefetch=prefetch, device=device, drop_after_s=drop, timeout_s=seconds

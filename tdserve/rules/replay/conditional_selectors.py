@@ -63,6 +63,7 @@ class ConditionalSelectors:
 
     Attributes:
         dropped: Selectors that are not needed any more: the caller frees them.
+        num_incomplete: Rows that lack leaves.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ConditionalSelectors:
         # Of selectors with members that are too old, the version from which on they may have some.
         self._oldest: dict[SampleConditions, int] = {}
         self.dropped: list[Selector] = []
+        self.num_incomplete = 0
         self._plain = self._selectors[PLAIN] = settings.sampler.make_selector(columns, columns.capacity)
 
     def __len__(self) -> int:
@@ -153,6 +155,7 @@ class ConditionalSelectors:
     def enter(self, rows: Rows) -> None:
         """Adds rows: they may be drawn now."""
         self._members.add(rows)
+        self.num_incomplete += self._count_incomplete(rows)
         if self.staleness is not None:
             self.staleness.enter(rows)
         self._add(rows)
@@ -172,10 +175,16 @@ class ConditionalSelectors:
         """Suspends rows: they may not be drawn until they :meth:`enter` again. Leases of them continue."""
         rows = self._members.select_members(rows)
         self._members.remove(rows)
+        self.num_incomplete -= self._count_incomplete(rows)
         if self.staleness is not None:
             self.staleness.leave(rows)
         for _, selector, _ in self._iter_selectors(rows):
             selector.remove(rows)
+
+    def _count_incomplete(self, rows: Rows) -> int:
+        if self._written is None or not len(rows):
+            return 0
+        return len(rows) - int(np.count_nonzero(self._written.has(rows, range(self._num_keys))))
 
     def note_written(self, rows: Rows, keys: Sequence[int]) -> None:
         """Notes that these leaves of live rows were written."""
@@ -320,6 +329,13 @@ class ConditionalSelectors:
             return rows
         self._consumed[rows] |= self._get_bit(consumer)
         return rows[:0]
+
+    def consume(self, consumer: str, rows: Rows) -> None:
+        """Notes that a consumer has had rows, each named once, without a lease."""
+        for _ in self._learn_consumer(consumer):
+            pass
+        self._consumed[rows] |= self._get_bit(consumer)
+        self._drop_of(consumer, rows)
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
         """Gives rows of the owner's lease back.

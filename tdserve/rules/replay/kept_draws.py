@@ -40,6 +40,9 @@ class PinnableRows(Protocol):
     def remove(self, rows: Rows) -> None:
         """Removes rows."""
 
+    def consume(self, consumer: str, rows: Rows) -> None:
+        """Notes that a consumer has had rows."""
+
 
 class KeptDraws:
     """The kept draws of one table, by step.
@@ -128,6 +131,7 @@ class KeptDraws:
             return
         if len(draw.spent):
             rows.spend(draw.spent)
+        rows.consume(draw.terms.conditions.consumer, draw.rows)
         self.keep(draw, rows)
 
     def forget_over(self, rows: PinnableRows) -> bool:

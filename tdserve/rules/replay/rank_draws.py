@@ -14,7 +14,7 @@ MAX_DRAWN_ROWS = 1 << 17
 
 
 class RankDraw:
-    """A draw that was just made, and can still be undone in the same turn.
+    """A draw that was just made, and is settled or undone in the same turn.
 
     Args:
         table: The table.
@@ -50,6 +50,10 @@ class RankDraw:
         draw = KeptDraw(step, terms, plan.rows, names, plan.columns, plan.spent, spent_names)
         table.draws.keep(draw, table)
         return cls(table, plan, draw)
+
+    def settle(self) -> None:
+        """Ends the draw, which is on record now: its consumer has had the rows."""
+        self._table.consume(self.draw.terms.conditions.consumer, self.draw.rows)
 
     def undo(self) -> None:
         """Undoes the draw: what it used up is available again, and the step may be drawn."""

@@ -13,17 +13,17 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStat
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
+from tdserve.rules.replay.departures import Departures
 from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
 from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.table_state import TableState
 
 
-class Table(TableState):
+class Table(Departures):
     """Decides for one replay table. A caller that gets ``None`` waits until something has changed, and asks again.
 
-    Arguments and errors as of :class:`TableState`.
+    Arguments and errors as of ``TableState``.
     """
 
     # ------------------------------------------------------------ writing

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, TREE_PIECE_ROWS, Rows
-from tdserve.rules.replay import promises
 from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
@@ -23,7 +22,7 @@ from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
-from tdserve.rules.replay.staleness import UNKNOWN, Staleness
+from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.trajectories import Trajectories
 
 if TYPE_CHECKING:
@@ -128,7 +127,8 @@ class TableState:
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
         self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
-        self.num_coming = self._num_kept_too_old = 0
+        self.num_coming = 0
+        self.num_spared = 0  # rows that were too old, and were kept, when the last were discarded
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))  # those that readers draw by themselves are in ``shared``
@@ -298,18 +298,6 @@ class TableState:
         for claims in tuple(self.claims):
             claims.take_back()
 
-    def make_way(self, num_rows: int) -> None:
-        """Prepares the table for another writer: takes back the claim of a sole writer, and promises too if the others
-        would leave no room. Draws that are over are forgotten if their rows are needed."""
-        while self.ring.pins and num_rows <= self.ring.capacity and not self.ring.has_room(num_rows):
-            if not self.draws.forget_over(self):
-                break
-        for claims in tuple(self.claims):
-            if not claims.is_block or promises.is_far_behind(self.ring, claims.promised):
-                claims.take_back()
-        if promises.must_end(self.ring, num_rows):
-            self.take_back_claims()
-
     def claim(self, num_rows: int) -> Reservation:
         """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""
         rows = self.ring.get_next_rows(num_rows)
@@ -323,33 +311,6 @@ class TableState:
         if len(reservation.evicted):
             self._leave(reservation.evicted)
         return reservation
-
-    def discard(self, max_lag: int) -> int:
-        """Removes rows whose lag is above ``max_lag``, except rows on lease; returns how many."""
-        return sum(self.discard_in_pieces(max_lag)) if self._count_too_old(max_lag) else 0
-
-    def discard_in_pieces(self, max_lag: int) -> Iterator[int]:
-        """As :meth:`discard`, a piece at a time: between two pieces rows may come and go."""
-        staleness = self.selectors.staleness
-        if staleness is None:
-            return
-        for rows in staleness.iter_pieces(UNKNOWN, staleness.compute_floor(max_lag), piece_rows=PIECE_ROWS // 4):
-            if self.selectors.leases.num_leased:
-                rows = rows[~self.selectors.leases.holds(rows)]
-            if len(rows):
-                self.remove(rows)
-                staleness.num_discarded += len(rows)
-            yield len(rows)
-        self._num_kept_too_old = self._count_too_old(max_lag)
-
-    def num_too_old(self, max_lag: int) -> int:
-        """Returns the number of rows that are too old, minus those that the last :meth:`discard` spared because a lease
-        holds them."""
-        return self._count_too_old(max_lag) - self._num_kept_too_old
-
-    def _count_too_old(self, max_lag: int) -> int:
-        staleness = self.selectors.staleness
-        return 0 if staleness is None else staleness.count(UNKNOWN, staleness.compute_floor(max_lag))
 
     def close(self) -> None:
         """Closes the table: it accepts no more rows; those that are here can still be taken."""
@@ -441,29 +402,6 @@ class TableState:
         has_ids = bool(self.settings.sampler.trajectory_keys) and not self.settings.sampler.marks_ends
         is_slow = has_ids or self._evictor is not None
         return max((TREE_PIECE_ROWS if is_slow else PIECE_ROWS // 4) // len(self.selectors), 64)
-
-    def get_names(self, rows: Rows) -> Rows:
-        """See :meth:`Ring.get_names`."""
-        return self.ring.get_names(rows)
-
-    def pin(self, rows: Rows) -> None:
-        """Keeps live rows, each named once, from being overwritten until :meth:`unpin`; no claims of writers remain."""
-        self.take_back_claims()
-        self.ring.pins.add(rows)
-        if self._evictor is not None:
-            self._evictor.remove(rows)
-
-    def unpin(self, rows: Rows) -> None:
-        """Ends one :meth:`pin` of rows that have not left since."""
-        loose = self.ring.pins.remove(rows)
-        if self._evictor is not None:
-            self._evictor.add(loose[self._live.contains(loose) & ~self.ring.is_held(loose)])
-
-    def spend(self, rows: Rows) -> None:
-        """Makes rows unavailable that were sampled for the last time: they are on their way out."""
-        self._live.remove(rows)
-        self.selectors.leave(rows)
-        self.columns.times_sampled[rows] = self.settings.max_times_sampled
 
     def _enter(self, rows: Rows) -> None:
         self.selectors.enter(rows)

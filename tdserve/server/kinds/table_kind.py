@@ -123,6 +123,8 @@ class TableKind(StoreKind):
         description.samples = table.counts.samples
         description.reserved_rows = table.ring.num_reserved + num_lost(store)
         description.num_leased = table.selectors.leases.num_leased
+        description.num_incomplete = table.selectors.num_incomplete
+        description.num_pinned = len(table.ring.pins)
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
         description.min_size = getattr(table.settings.limiter, "min_size", 0)

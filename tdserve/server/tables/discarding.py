@@ -1,10 +1,12 @@
-"""Discards rows that are too old from queues: very many a piece at a time, while samples that wait stay in line."""
+"""Discards rows that are too old from queues, and groups that have some from any table: very many a piece at a time,
+while samples that wait stay in line."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
-from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.policies import follow
@@ -25,13 +27,16 @@ class Discarding:
         self._stores = stores
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    async def finish(self, session: ClientSession, store: OpenedStore, max_lag: int | None) -> None:
-        """Discards all rows that are too old, however many, before a sample gets in line.
+    async def finish(
+        self, session: ClientSession, store: OpenedStore, max_lag: int | None, conditions: SampleConditions
+    ) -> None:
+        """Discards all rows that are too old, however many, before a sample gets in line; arguments as of
+        :meth:`refresh`.
 
         Raises:
             StoreNotFoundError: The table was deleted.
         """
-        while not self.refresh(store, max_lag):
+        while not self.refresh(store, max_lag, conditions):
             await inline_tasks.ensure_task()
             task = self._under_way.get(store.record.uid)
             if task is not None:
@@ -39,11 +44,13 @@ class Discarding:
                     await asyncio.wait({task})
             store.check_present()
 
-    def refresh(self, store: OpenedStore, max_lag: int | None) -> bool:
-        """Updates the table's newest policy version and, in a queue, discards the rows that are too old.
+    def refresh(self, store: OpenedStore, max_lag: int | None, conditions: SampleConditions) -> bool:
+        """Updates the table's newest policy version, and discards: in a queue the rows that are too old, for a sample
+        of groups the groups that have one.
 
         Args:
             max_lag: Largest lag that is not too old; None: any, and nothing is done.
+            conditions: Those of the sample. If it has a consumer, its table keeps all groups for the others.
 
         Returns:
             Whether that is done. For very many rows it goes on for many turns, and then wakes those who wait.
@@ -52,24 +59,25 @@ class Discarding:
             return True
         follow(self._stores, store)
         table, uid = store.get_table(), store.record.uid
-        if not table.settings.is_queue:
+        group = conditions.group if conditions.consumer == OWN else ""
+        if not (table.settings.is_queue or group):
             return True
         if uid in self._under_way:
             return False
-        if table.num_too_old(max_lag) > table.step_rows:
-            task = asyncio.get_running_loop().create_task(
-                self._discard(store, table, max_lag), name="tdserve-discarding"
-            )
+        num_old = table.num_too_old(max_lag)
+        if num_old > table.step_rows or (group and num_old and table.ring.num_used > table.step_rows):
+            discarding = self._discard(store, table.discard_in_pieces(max_lag, group=group))
+            task = asyncio.get_running_loop().create_task(discarding, name="tdserve-discarding")
             task.add_done_callback(retrieve_exception)
             self._under_way[uid] = task
             return False
-        if table.discard(max_lag):
+        if table.discard(max_lag, group=group):
             store.waiters.wake()
         return True
 
-    async def _discard(self, store: OpenedStore, table: Table, max_lag: int) -> None:
+    async def _discard(self, store: OpenedStore, pieces: Iterator[int]) -> None:
         try:
-            await run_in_turns(table.discard_in_pieces(max_lag))
+            await run_in_turns(pieces)
         finally:
             del self._under_way[store.record.uid]
             store.waiters.wake()

@@ -10,7 +10,7 @@ import numpy as np
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import OWN, SampleConditions
+from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
@@ -22,6 +22,7 @@ from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
+from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 MAX_RANKS = 1 << 16
@@ -92,7 +93,7 @@ class RankShares:
             store.waiters.wake()  # a writer may need the rows of steps that are over
         draw = table.draws.find(share.step, terms)
         if draw is None:
-            await self._discarding.finish(session, store, conditions.max_lag)
+            await self._discarding.finish(session, store, conditions.max_lag, conditions)
             await self._selector_building.wait_ready(session, store, conditions, terms.num_drawn, deadline)
             drawing = _Drawing(self, store, share.step, terms)
             line = ("share", terms)
@@ -108,7 +109,7 @@ class RankShares:
     def draw(self, store: OpenedStore, step: int, terms: DrawTerms) -> KeptDraw | None:
         """Draws for all ranks, and records the draw in the same turn; None if that must wait."""
         conditions, table = terms.conditions, store.get_table()
-        if not self._discarding.refresh(store, conditions.max_lag):
+        if not self._discarding.refresh(store, conditions.max_lag, conditions):
             return None
         if not self._selector_building.refresh(store, conditions, terms.num_drawn):
             return None
@@ -122,6 +123,7 @@ class RankShares:
         except BaseException:
             made.undo()
             raise
+        made.settle()
         store.waiters.wake()  # a writer may wait for what it used up, and other ranks for it
         return made.draw
 
@@ -129,7 +131,9 @@ class RankShares:
         """Deals a draw by the sizes of its rows, for the first rank that gets so far."""
         async with self._dealing:
             if draw.shares is None:
-                draw.deal(await self._rule_keys.measure(store, draw.terms.balance, draw.rows, session))
+                paths = _find_measured(store, draw.terms.balance)
+                sizes = [await self._rule_keys.measure(store, path, draw.rows, session) for path in paths]
+                draw.deal(np.sum(sizes, axis=0))
                 store.check_present()
                 self._record(store, draw)
 
@@ -145,7 +149,7 @@ def _make_terms(store: OpenedStore, asked: control_pb2.SampleRequest, conditions
     """Returns the terms of a request.
 
     Raises:
-        InvalidRequestError: A number is out of range, or the request has a consumer.
+        InvalidRequestError: A number is out of range, or the request is for a lease.
         KeyNotFoundError: Rows have no such leaf to balance by.
     """
     share = asked.share
@@ -155,12 +159,18 @@ def _make_terms(store: OpenedStore, asked: control_pb2.SampleRequest, conditions
         raise InvalidRequestError(
             argument="rank", reason=f"{share.rank} is not below {share.world_size}, the world_size"
         )
-    if conditions.consumer != OWN or asked.is_lease:
-        reason = "the ranks of a draw share their rows already; max_times_sampled=1 lets each row be drawn once"
-        raise InvalidRequestError(argument="consumer", reason=reason)
+    if asked.is_lease:
+        raise InvalidRequestError(argument="is_lease", reason="ranks have no leases: a draw is kept for all of them")
     if asked.num_rows < 1 or asked.num_batches > 1:
         raise InvalidRequestError(argument="num_rows", reason="a rank gets at least one row, and one batch at a time")
     balance = tuple(share.balance.parts)
-    if balance and balance not in dict((*store.spec.tensors, *store.spec.values)):
+    if balance and not _find_measured(store, balance):
         raise KeyNotFoundError(store=store.name, key=".".join(balance))
     return DrawTerms(asked.num_rows, share.world_size, conditions, balance)
+
+
+def _find_measured(store: OpenedStore, balance: Path) -> list[Path]:
+    """Returns the leaves whose sizes count: the leaf of this key, or all values below it."""
+    if balance in store.spec.tensors_by_path:
+        return [balance]
+    return [path for path, _ in store.spec.values if path[: len(balance)] == balance]

@@ -89,7 +89,7 @@ class _SampleCall:
 
     def draw_batches(self, num_batches: int) -> SamplePlan | None:
         """Draws the first rows of some batches; None if that must wait."""
-        if not self.discarding.refresh(self.store, self.max_lag):
+        if not self.discarding.refresh(self.store, self.max_lag, self.conditions):
             return None
         if not self.selector_building.refresh(self.store, self.conditions, self.num_rows):
             return None
@@ -167,7 +167,7 @@ class Samples:
             self._selector_building,
             self._rng,
         )
-        await self._discarding.finish(session, store, max_lag)
+        await self._discarding.finish(session, store, max_lag, conditions)
         await call.make_ready()
         _check_session(session)
         if asked.is_lease:

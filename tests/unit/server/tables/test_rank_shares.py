@@ -110,7 +110,6 @@ def test_sample_when_there_are_too_few_then_names_what_is_missing(world: World, 
         (4, share(0, world_size=0), {}, InvalidRequestError),
         (0, share(0), {}, InvalidRequestError),
         (2, share(0), {"num_batches": 2}, InvalidRequestError),
-        (2, share(0), {"consumer": "c"}, InvalidRequestError),
         (2, share(0), {"is_lease": True}, InvalidRequestError),
         (2, share(0, balance=path("none")), {}, KeyNotFoundError),
         (5, share(0), {}, InvalidRequestError),
@@ -123,6 +122,21 @@ def test_sample_when_impossible_then_refused_and_nothing_is_drawn(
         sample(world, run, store, num_rows, share=of, **fields)
     assert store.get_table().counts.samples == 0
     assert len(store.get_table().draws) == 0
+
+
+def test_sample_when_of_a_consumer_then_it_gets_no_row_twice(world: World, run: Loop, store: OpenedStore) -> None:
+    def shares(step: int, store: OpenedStore) -> list[int]:
+        found = [sample(world, run, store, 2, share=share(rank, step), consumer="c")["a"] for rank in (0, 1)]
+        return [*found[0], *found[1]]
+
+    first = shares(0, store)
+    world.reopen()
+    again = world.stores.get("r")
+    assert shares(0, again) == first
+    assert sorted(first + shares(1, again)) == list(range(10, 18))
+    with pytest.raises(DeadlineExceededError, match="consumer 'c' has not had"):
+        shares(2, again)
+    assert len(read(world, run, again, 4, share(0, 3))) == 4, "others still do"
 
 
 def test_sample_when_rows_are_deleted_or_draws_forgotten_then_errors(
