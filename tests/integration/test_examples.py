@@ -20,6 +20,9 @@ OPTIONS = {
     "torchrl_dqn": ["--updates-per-batch", "2"],
 }
 
+FRAMES_PER_SAMPLE = 10
+"""Of ``cleanrl_dqn``; the others end with samples."""
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages that the programs use
 
 
@@ -47,7 +50,8 @@ def test_program_when_run_then_its_rows_are_on_the_server(
 ) -> None:
     table = name.removesuffix("_dqn")
     run(name, name)
-    wait_for(lambda: client.describe(table).inserts == FRAMES[name], "the rows that were on their way")
+    least = FRAMES[name] - FRAMES_PER_SAMPLE  # what was added after the last sample may still be in the program
+    wait_for(lambda: least <= client.describe(table).inserts <= FRAMES[name], "the rows that were sampled")
     assert client.describe(table).as_dict()["samples"] > 0
     assert " updates/s" in capsys.readouterr().out
 
