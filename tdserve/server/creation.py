@@ -14,7 +14,9 @@ from tdserve.base.errors import (
     InvalidRequestError,
     InvalidSpecError,
     StoreExistsError,
+    StoreNotFoundError,
     TransferAbortedError,
+    WrongStateError,
 )
 from tdserve.base.ids import check_store_name
 from tdserve.messages.store_kinds import KIND_NAMES
@@ -102,6 +104,41 @@ class Creation:
             await self._stores.delete(made)  # nobody fills it
             raise TransferAbortedError(transfer=0, reason=f"session {session} has ended")
         return made
+
+    async def begin_hidden(
+        self, session: int, request: control_pb2.CreateStoreRequest
+    ) -> control_pb2.CreateStoreResponse:
+        """Creates a store that only writes of this session see until it ends the filling; errors as of
+        ``begin_filling``."""
+        wanted, spec = self.read(request)
+        if KINDS[wanted.kind].has_rules:
+            raise InvalidRequestError(argument="is_hidden", reason=f"a {wanted.kind} store is visible at once")
+        store = await self.begin_filling(session, wanted, spec)
+        store.is_hidden = True
+        return self._answer(store, created=True)
+
+    async def end_filling(self, session: int, request: control_pb2.EndFillingRequest, record: Record) -> None:
+        """Makes a hidden store of this session visible, or deletes it.
+
+        Args:
+            record: Opens the transaction that commits the change together with the answer.
+
+        Raises:
+            StoreNotFoundError: This session has no such hidden store (any more).
+            WrongStateError: Some of its rows are incomplete. Nothing was changed.
+        """
+        store = self._stores.find_hidden(request.store, session)
+        if store is None or store.identity != request.identity:
+            raise StoreNotFoundError(name=request.store)
+        if request.gives_up:
+            await self._stores.delete(store, partial(record, control_pb2.Done(), frees_room=True))
+            return
+        if store.writes or store.lost:
+            state = f"rows of store {store.name!r} are being written, or lost"
+            raise WrongStateError(state=state, event="making it visible")
+        with record(control_pb2.Done()) as txn:
+            self._stores.publish_loaded(store, txn)
+        store.is_hidden = False
 
     async def create(
         self, request: control_pb2.CreateStoreRequest, record: Record | None = None

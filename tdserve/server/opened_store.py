@@ -53,6 +53,7 @@ class OpenedStore:
         view_lock: Serialises the creation of a table's selectors.
         owner_session: Number of the session that fills it for the first time.
         is_filling: Whether a request of that session is filling it now.
+        is_hidden: Whether writes of that session fill it, each with some of its rows, until it ends the filling.
         group_keys: Leaves by whose values samples have asked for groups of rows; new rows bring these values along.
         known_groups: The ``group_keys`` whose values are known for all rows.
         lost: Rows that report DATA_LOSS.
@@ -78,6 +79,7 @@ class OpenedStore:
     view_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     owner_session: int = 0
     is_filling: bool = False
+    is_hidden: bool = False
     group_keys: list[Path] = field(default_factory=list)
     known_groups: set[Path] = field(default_factory=set)
     lost: LostRows = field(default_factory=LostRows)

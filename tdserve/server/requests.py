@@ -49,7 +49,7 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""
 
-_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store")
+_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store", "end_filling")
 """Kinds of requests whose retry must change nothing twice."""
 
 
@@ -118,6 +118,7 @@ class Requests:
             "list": entries.list,
             "create_store": store_requests.create,
             "delete_store": store_requests.delete,
+            "end_filling": store_requests.end_filling,
             "catalog": catalog.serve,
             "read": self._read,
             "write": self._write,

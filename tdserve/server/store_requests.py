@@ -39,10 +39,21 @@ class StoreRequests:
     async def create(
         self, session: ClientSession, request: int, asked: control_pb2.CreateStoreRequest
     ) -> control_pb2.Done:
-        """Creates a store; errors as of ``Creation.create``."""
+        """Creates a store; errors as of ``Creation.create``, or ``Creation.begin_hidden``."""
         await inline_tasks.ensure_task()
+        if asked.is_hidden:
+            return control_pb2.Done(created_store=await self._creation.begin_hidden(session.number, asked))
         made = await self._creation.create(asked, self._make_record(session, request))
         return control_pb2.Done(created_store=made)
+
+    async def end_filling(
+        self, session: ClientSession, request: int, asked: control_pb2.EndFillingRequest
+    ) -> control_pb2.Done:
+        """Makes a hidden store visible, or deletes it; errors as of ``Creation.end_filling``."""
+        await inline_tasks.ensure_task()
+        done = control_pb2.Done()
+        await self._creation.end_filling(session.number, asked, self._make_record(session, request))
+        return done
 
     async def delete(
         self, session: ClientSession, request: int, asked: control_pb2.DeleteStoreRequest

@@ -187,6 +187,11 @@ class Stores:
             raise StoreNotFoundError(name=name)
         return store
 
+    def find_hidden(self, name: str, session: int) -> OpenedStore | None:
+        """Returns the store of this name that this session fills by several writes."""
+        store = self._find_own_loading(name, session)
+        return store if store is not None and store.is_hidden else None
+
     def _find_own_loading(self, name: str, session: int) -> OpenedStore | None:
         store = self.opened.get(name)
         is_own = store is not None and store.record.loading and store.owner_session == session
@@ -203,9 +208,9 @@ class Stores:
         return store if store is not None and store.record.loading and store.versions is not None else None
 
     def is_loading(self, name: str, session: int, spec: Spec) -> bool:
-        """Returns whether this session has begun to fill a store with this name and structure."""
+        """Returns whether this session has begun to fill a store with this name and structure by a single write."""
         store = self._find_own_loading(name, session)
-        return store is not None and store.spec.fingerprint == spec.fingerprint
+        return store is not None and store.spec.fingerprint == spec.fingerprint and not store.is_hidden
 
     def is_being_filled(self, name: str, session: int) -> bool:
         """Returns whether a request of this session is now filling a store of this name for the first time."""

@@ -24,7 +24,7 @@ STORE_KIND_WEIGHTS: StoreKind
 STORE_KIND_KEYED: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "part", "channel_lost", "answered", "channel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "part", "channel_lost", "answered", "channel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class ClientMessage(_message.Message):
     CREATE_STORE_FIELD_NUMBER: _ClassVar[int]
     DELETE_STORE_FIELD_NUMBER: _ClassVar[int]
     CATALOG_FIELD_NUMBER: _ClassVar[int]
+    END_FILLING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
@@ -83,11 +84,12 @@ class ClientMessage(_message.Message):
     create_store: CreateStoreRequest
     delete_store: DeleteStoreRequest
     catalog: CatalogRequest
+    end_filling: EndFillingRequest
     part: MessagePart
     channel_lost: ChannelLost
     answered: Answered
     channel: int
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
 
 class Answered(_message.Message):
     __slots__ = ("below", "but_for")
@@ -919,7 +921,7 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability", "is_hidden")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -932,6 +934,7 @@ class CreateStoreRequest(_message.Message):
     SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
     REPLACES_EMPTY_UID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    IS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -944,7 +947,18 @@ class CreateStoreRequest(_message.Message):
     share_non_tensor: bool
     replaces_empty_uid: str
     durability: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ...) -> None: ...
+    is_hidden: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ..., is_hidden: bool = ...) -> None: ...
+
+class EndFillingRequest(_message.Message):
+    __slots__ = ("store", "identity", "gives_up")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    GIVES_UP_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    identity: str
+    gives_up: bool
+    def __init__(self, store: _Optional[str] = ..., identity: _Optional[str] = ..., gives_up: bool = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created")

@@ -1,4 +1,5 @@
-"""Requests the creation and the deletion of stores; each is carried out once, even if it is sent several times."""
+"""Requests the creation and the deletion of stores, and the end of their filling; each is carried out once, even if it
+is sent several times."""
 
 from __future__ import annotations
 
@@ -26,6 +27,16 @@ def create_store(
     made = _change(client, f"the creation of {request.name!r}", deadline, create_store=request).created_store
     made.description.spec.CopyFrom(codec.encode(spec))
     return from_message(made.description), bool(made.created)
+
+
+def end_filling(client: SessionClient, name: str, identity: str, *, gives_up: bool = False) -> None:
+    """Makes a hidden store visible, or deletes it; only the session that has created it can.
+
+    Raises:
+        StoreNotFoundError: That session has ended, and the store with it.
+    """
+    asked = control_pb2.EndFillingRequest(store=name, identity=identity, gives_up=gives_up)
+    _change(client, f"the end of the filling of {name!r}", None, end_filling=asked)
 
 
 def delete_store(client: SessionClient, name: str) -> None:

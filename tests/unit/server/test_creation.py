@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,13 +18,16 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
     TransferAbortedError,
+    WrongStateError,
 )
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 from tdserve.server import descriptions
 from tdserve.server.creation import Creation
 from tdserve.server.kinds.table_kind import MAX_CAPACITY_ROWS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
+from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -169,3 +174,72 @@ def test_begin_filling_when_an_ended_session_still_fills_the_store_then_waits_un
 
     made = run(scenario())
     assert world.stores.list_loading(4) == [made]
+
+
+class Recorder:
+    """Opens transactions of a world, and counts the answers that are committed with them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.num_recorded = 0
+
+    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
+        self.num_recorded += 1
+        return self._world.db.begin_transaction(frees_room=frees_room)
+
+
+def test_hidden_store_when_its_session_ends_the_filling_then_visible_from_then_on(world: World, run: Loop) -> None:
+    record = Recorder(world)
+    run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
+    store = world.stores.find_hidden("x", 3)
+    assert store is not None
+    assert (world.stores.find("x"), world.stores.find_hidden("x", 4)) == (None, None)
+    for session, identity in ((4, store.identity), (3, "another")):
+        with pytest.raises(StoreNotFoundError):
+            run(world.creation.end_filling(session, make_end(identity), record))
+    store.writes.append(RowSet.from_rows(np.arange(2)))
+    with pytest.raises(WrongStateError, match="being written"):
+        run(world.creation.end_filling(3, make_end(store.identity), record))
+    store.writes.clear()
+    assert record.num_recorded == 0
+    run(world.creation.end_filling(3, make_end(store.identity), record))
+    assert record.num_recorded == 1
+    assert world.stores.find("x") is store
+    assert world.stores.list_loading(3) == []
+    with pytest.raises(StoreNotFoundError):
+        run(world.creation.end_filling(3, make_end(store.identity), record))
+    world.reopen()
+    assert "x" in world.stores.catalog
+
+
+def test_hidden_store_when_given_up_or_abandoned_or_after_a_restart_then_gone(world: World, run: Loop) -> None:
+    def hide() -> str:
+        run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
+        store = world.stores.find_hidden("x", 3)
+        assert store is not None
+        return store.identity
+
+    run(world.creation.end_filling(3, make_end(hide(), gives_up=True), Recorder(world)))
+    assert not world.stores.catalog.is_taken("x")
+    hide()
+    run(world.creation.abandon(3))
+    assert not world.stores.catalog.is_taken("x")
+    hide()
+    world.reopen()
+    assert not world.stores.catalog.is_taken("x")
+    assert list((world.root.path / "stores").glob("*")) == []
+
+
+def test_hidden_store_when_its_session_creates_it_again_or_it_has_rules_then_refused(world: World, run: Loop) -> None:
+    run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
+    with pytest.raises(StoreExistsError):
+        run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
+    with pytest.raises(StoreExistsError):
+        run(begin(world.creation, "x", 3))
+    with pytest.raises(InvalidRequestError, match="visible at once"):
+        run(world.creation.begin_hidden(3, make_request(name="y", kind=REPLAY, capacity=3, is_hidden=True)))
+
+
+def make_end(identity: str, **fields: Any) -> control_pb2.EndFillingRequest:
+    """The end of the filling of a store "x"."""
+    return control_pb2.EndFillingRequest(store="x", identity=identity, **fields)
