@@ -20,7 +20,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3", "transfer_queue"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3", "transfer_queue", "imports"),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -44,6 +44,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "omegaconf": ("transfer_queue",),
     "verl": ("examples",),
     "ray": (),
+    **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),
     "rich": ("cli", "examples", "bench", "aio", "torchrl"),

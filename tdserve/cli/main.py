@@ -15,6 +15,7 @@ from tdserve.cli.demo import demo
 from tdserve.cli.guide import guide
 from tdserve.cli.head import head
 from tdserve.cli.health import health
+from tdserve.cli.import_rows import import_rows
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
 from tdserve.cli.lasting import FAILED, handle_sigterm_at_once, is_lasting, print_error
@@ -35,7 +36,7 @@ def cli(context: click.Context) -> None:
         handle_sigterm_at_once()
 
 
-for command in (serve, health, adopt, ls, keys, head, info, bench, demo, guide):
+for command in (serve, health, adopt, import_rows, ls, keys, head, info, bench, demo, guide):
     cli.add_command(command)
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import torch
 from tensordict import PersistentTensorDict, TensorDict
 

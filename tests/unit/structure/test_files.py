@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import numpy as np
 import pytest
 import torch

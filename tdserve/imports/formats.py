@@ -1,0 +1,43 @@
+"""The formats, by name. A new one is a reader in a file beside this one, and a line of ``FORMATS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.imports.hdf5_columns import open_hdf5
+from tdserve.imports.import_source import ImportOptions, ImportSource
+from tdserve.imports.npz_columns import open_npz
+
+
+class ImportFormat(NamedTuple):
+    """A format.
+
+    Attributes:
+        open: Opens a path.
+        has_splits: Whether a path may name several parts, one of which is imported.
+    """
+
+    open: Callable[[str, ImportOptions], ImportSource]
+    has_splits: bool = False
+
+
+FORMATS = {
+    "npz": ImportFormat(open_npz),
+    "hdf5": ImportFormat(open_hdf5),
+}
+
+
+def open_source(kind: str, path: str, options: ImportOptions) -> ImportSource:
+    """Opens a path of a format.
+
+    Raises:
+        InvalidRequestError: There is no such format, or the path cannot be read.
+        NotSupportedError: The format's package is not installed.
+    """
+    if kind not in FORMATS:
+        raise InvalidRequestError(argument="kind", reason=f"{kind!r} is none of {', '.join(FORMATS)}")
+    if options.split and not FORMATS[kind].has_splits:
+        raise InvalidRequestError(argument="split", reason=f"{kind} has none")
+    return FORMATS[kind].open(path, options)

@@ -1,0 +1,28 @@
+"""tdserve/imports/formats.py: the formats, and their packages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tdserve.base.errors import NotSupportedError
+from tdserve.cli import import_rows
+from tdserve.imports.formats import FORMATS, open_source
+from tdserve.imports.import_source import ImportOptions
+
+PACKAGES = {"hdf5": "h5py", "hf": "datasets", "minari": "minari"}
+
+
+def test_formats_when_listed_then_those_of_the_command() -> None:
+    assert {*FORMATS} == {*import_rows.FORMATS}
+
+
+@pytest.mark.parametrize("kind", sorted({*FORMATS} & {*PACKAGES}))
+def test_format_when_its_package_is_absent_then_error_with_the_pip_command(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
+    with pytest.raises(NotSupportedError, match=rf"{PACKAGES[kind]}.*pip install 'tdserve\[{kind}\]'"):
+        open_source(kind, str(tmp_path / "x"), ImportOptions())
