@@ -7,9 +7,12 @@ program changes. Stable-Baselines3 is read at version 2.9.2.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,10 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from tensordict import TensorDict
 
-from tdserve.base.errors import NotSupportedError
+from tdserve.base.errors import NotSupportedError, TDServeError
 from tdserve.client.client import Client, connect
+from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.tables.replay import ReplayHandle
 
 _MAX_UNDER_WAY = 8
 """Extends that may be on their way while the environment goes on."""
@@ -41,8 +46,8 @@ class TDServeReplayBuffer(ReplayBuffer):
     Each step of each environment is one row, with the keys ``observations``, ``next_observations``, ``actions``,
     ``rewards``, ``dones`` and ``timeouts``. Several processes may give the same address and name: they share the rows.
     Samples are uniform. A process samples all rows that it has added. Others see them a little later: up to 16 steps,
-    or what is added within 50 ms, are sent together. ``flush`` sends and stores all. Threads: one at a time, as
-    Stable-Baselines3's.
+    or what is added within 50 ms, are sent together. ``flush`` sends and stores all, as the end of the buffer or of
+    the process does. Threads: one at a time, as Stable-Baselines3's.
 
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
 
@@ -99,6 +104,8 @@ class TDServeReplayBuffer(ReplayBuffer):
         )
         self._under_way: deque[Future[Any]] = deque()
         self._waiting = _Steps(row, self.n_envs)
+        weakref.finalize(self, _store_later, self._waiting, self._table).atexit = False  # then _BUFFERS does it
+        _BUFFERS.add(self)
 
     def _make_row(self) -> dict[str, Any]:
         """Makes one row, as nested arrays."""
@@ -145,11 +152,19 @@ class TDServeReplayBuffer(ReplayBuffer):
         while self._under_way and (len(self._under_way) > _MAX_UNDER_WAY or self._under_way[0].done()):
             self._under_way.popleft().result()
 
-    def flush(self) -> None:
-        """Waits until all rows that were added are stored. Errors as of ``add``."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until all rows that were added are stored.
+
+        Args:
+            timeout_s: For each extend; None is the client's default.
+
+        Raises:
+            TDServeError: As raised by ``add``.
+            TimeoutError: Rows were not stored in time; they are still on their way.
+        """
         self._send()
         while self._under_way:
-            self._under_way.popleft().result()
+            self._under_way.popleft().result(timeout_s)
 
     def size(self) -> int:
         """Returns the number of steps of ``n_envs`` rows in the table, whoever added them."""
@@ -203,6 +218,26 @@ class TDServeReplayBuffer(ReplayBuffer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._connect()
+
+
+def _finish(buffer: TDServeReplayBuffer, end_s: float) -> None:
+    """Stores what a buffer holds; at the exit of the process there is nobody to tell of an error."""
+    with suppress(TDServeError, TimeoutError):
+        buffer.flush(timeout_s=max(end_s - time.monotonic(), 0.0))
+
+
+def _store_later(waiting: _Steps, table: ReplayHandle) -> None:
+    """Stores, in another thread, the steps that a buffer that is gone has not sent; for finalizers."""
+    if waiting.num_steps:
+        Thread(target=_store, args=(waiting, table), name="tdserve-sb3-end").start()
+
+
+def _store(waiting: _Steps, table: ReplayHandle) -> None:
+    with suppress(TDServeError):  # there is nobody to tell
+        table.extend(waiting.take())
+
+
+_BUFFERS: ExitFlush[TDServeReplayBuffer] = ExitFlush(_finish)
 
 
 class _Steps:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
 import pickle
+import subprocess
+import sys
 from itertools import count
 from typing import Any
 
@@ -17,6 +20,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer  # n
 
 import tdserve  # noqa: E402
 from tdserve.sb3 import TDServeReplayBuffer  # noqa: E402
+from tests.processes import wait_for  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -143,3 +147,26 @@ def test_learn_when_dqn_has_the_buffer_then_learns_from_its_rows(options: dict[s
     assert model.replay_buffer.size() == 200
     assert any(not torch.equal(*pair) for pair in zip(before, model.policy.parameters(), strict=True))
     model.replay_buffer.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", ["dropped", "process"])
+def test_buffer_when_it_ends_without_a_flush_then_its_last_steps_are_stored(
+    options: dict[str, Any], server: tdserve.Server, end: str
+) -> None:
+    program = f"""
+import numpy as np
+from gymnasium import spaces
+from tdserve.sb3 import TDServeReplayBuffer
+
+box, zeros = spaces.Box(-1.0, 1.0, (3,), np.float32), np.zeros((1, 3), np.float32)
+buffer = TDServeReplayBuffer(100, box, box, **{options!r})
+for _ in range(19):
+    buffer.add(zeros, zeros, zeros, np.zeros(1), np.zeros(1), [{{}}])
+"""
+    if end == "process":
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    else:
+        exec(program, {})
+        gc.collect()
+    with server.client() as client:
+        wait_for(lambda: len(client.replay(options["name"])) == 19, "the last steps")
