@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tensordict import TensorDict, is_tensor_collection, lazy_stack
 from tdserve.base.errors import (
     InvalidRequestError,
     KeyNotFoundError,
+    NotSupportedError,
     RemoteProtocolError,
     SpecMismatchError,
 )
@@ -35,13 +37,18 @@ from tdserve.structure.dtypes import NAMES, WIRE
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
-from tdserve.values.value_codec import decode_bytes, encode_bytes
+from tdserve.values.supported import ATOMS
+from tdserve.values.value_codec import PICKLED, decode_bytes, decode_many, encode_bytes, encode_many
 from tdserve.values.value_columns import split_rows
 
 TENSOR_KEY = "tensor"
 """Key of the only leaf in the structure of a store whose entries are tensors."""
 
 _VALUE, _ELEMENT, _TENSOR = range(3)
+_VALUE_FORM, _PICKLED = bytes([_VALUE]), bytes([PICKLED])
+
+_SIMPLE_TYPES = {*ATOMS, list, tuple}
+"""Of values that are never tensors or structures themselves."""
 
 _TENSOR_HEAD = struct.Struct("<BBB5x")
 
@@ -75,11 +82,20 @@ class AnyRecords:
             value = read_dict(value, store=self._store)
         if is_tensor_collection(value) or isinstance(value, torch.Tensor):
             return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
-        return bytes([_VALUE]) + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
+        return _VALUE_FORM + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
 
     def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
         """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
-        return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
+        listed = _list_values(keys, values)
+        are_simple = [_is_simple(value) for value in listed]
+        try:  # in one pass: a tenth of the time
+            simple = iter(encode_many([value for value, is_one in zip(listed, are_simple, strict=True) if is_one]))
+        except NotSupportedError:  # each by itself: it may be pickled, or the error names its key
+            return [self.encode(key, value) for key, value in zip(keys, listed, strict=True)]
+        return [
+            _VALUE_FORM + next(simple) if is_one else self.encode(key, value)
+            for key, value, is_one in zip(keys, listed, are_simple, strict=True)
+        ]
 
     def decode(self, key: str, record: bytes, select: Select) -> Any:
         """Returns the value of a record."""
@@ -95,7 +111,13 @@ class AnyRecords:
 
     def decode_many(self, keys: Sequence[str], records: Sequence[bytes], select: Select) -> Any:
         """Returns the values of several records, in a list."""
-        return [self.decode(key, record, select) for key, record in zip(keys, records, strict=True)]
+        are_simple = [record[:1] == _VALUE_FORM and record[1:2] != _PICKLED for record in records]
+        found = (record[1:] for record, is_one in zip(records, are_simple, strict=True) if is_one and select is None)
+        simple = iter(decode_many(list(found)))
+        return [
+            next(simple) if is_one and select is None else self.decode(key, record, select)
+            for key, record, is_one in zip(keys, records, are_simple, strict=True)
+        ]
 
 
 class LikeRecords:
@@ -233,10 +255,15 @@ def wrap_tensor(tensor: torch.Tensor, batch_size: Sequence[int] = ()) -> Any:
     return TensorDict({TENSOR_KEY: tensor}, batch_size)
 
 
+@lru_cache(maxsize=1024)
+def _make_tensor_head(number: int, shape: torch.Size) -> bytes:
+    return _TENSOR_HEAD.pack(_TENSOR, number, len(shape)) + struct.pack(f"<{len(shape)}q", *shape)
+
+
 def _encode_tensor(tensor: torch.Tensor) -> bytes:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     number = WIRE[from_torch(plain.dtype)]
-    head = _TENSOR_HEAD.pack(_TENSOR, number, plain.dim()) + struct.pack(f"<{plain.dim()}q", *plain.shape)
+    head = _make_tensor_head(number, plain.shape)
     bits = plain if number in _NUMPY_DTYPES else plain.view(-1).view(torch.uint8)
     return head + bits.numpy().tobytes()
 
@@ -276,6 +303,11 @@ def _check_num_rows(keys: Sequence[str], values: Any) -> None:
     if not len(shape) or shape[0] != len(keys):
         reason = f"a first dimension of {list(shape)[:1]} for {len(keys)} keys"
         raise InvalidRequestError(argument="values", reason=reason)
+
+
+def _is_simple(value: Any) -> bool:
+    """Returns whether a value may be encoded together with others: it is no tensor, and no dict with tensors."""
+    return type(value) in _SIMPLE_TYPES or (type(value) is dict and not _has_tensors(value))
 
 
 def _has_tensors(value: dict[Any, Any]) -> bool:

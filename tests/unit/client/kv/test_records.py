@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,38 @@ def test_like_records_when_their_structure_has_values_then_equal() -> None:
     both = records.decode_many(["a", "b"], found, None)
     assert both["a"].tolist() == [2, 3]
     assert list(both["text"]) == ["xx", "xxx"]
+
+
+MIXED: dict[str, Any] = {
+    "text": "a",
+    "tensor": torch.arange(3),
+    "none": None,
+    "dict": {"n": [1, (2, b"3")], "array": np.arange(2)},
+    "tensordict": TensorDict({"x": torch.ones(2)}, []),
+    "dict of tensors": {"x": torch.zeros(2)},
+    "array": np.ones((2, 2)),
+    "tuple": (1, [2.5, True]),
+    "object": Path("x"),
+}
+
+
+@pytest.mark.parametrize("allow_pickle", [True, False])
+def test_any_records_when_many_of_several_kinds_then_as_one_by_one(allow_pickle: bool) -> None:
+    records = AnyRecords("s", allow_pickle=allow_pickle)
+    keys = [key for key in MIXED if allow_pickle or key != "object"]
+    found = records.decode_many(keys, records.encode_many(keys, [MIXED[key] for key in keys]), None)
+    alone = [records.decode(key, records.encode(key, MIXED[key]), None) for key in keys]
+    assert [(type(value), repr(value)) for value in found] == [(type(value), repr(value)) for value in alone]
+    assert found[0] == "a"
+    assert torch.equal(found[1], MIXED["tensor"])
+
+
+def test_any_records_when_one_of_many_is_refused_then_the_error_names_its_key() -> None:
+    with pytest.raises(NotSupportedError, match="'c'"):
+        ANY.encode_many(["a", "b", "c"], ["x", {"y": 1}, [Path("x")]])
+    pickled = AnyRecords("s", allow_pickle=True).encode_many(["a", "b"], ["x", [Path("x")]])
+    with pytest.raises(NotSupportedError, match="'b'"):
+        ANY.decode_many(["a", "b"], pickled, None)
 
 
 def test_select_when_given_then_only_that() -> None:
