@@ -1,7 +1,7 @@
 """Times puts, gets and clears of TransferQueue on its SimpleStorage and on tdserve, in turn: what a program sees.
 
-``python -m tests.transfer_queue_rates [ROUNDS]`` starts each storage ROUNDS times, twice by default, in a process of its
-own, and prints for each case the medians of all rounds in milliseconds, with the ratio of tdserve's to SimpleStorage's.
+``python -m tests.transfer_queue_rates [ROUNDS]`` starts each storage ROUNDS times, twice by default, in a process of
+its own, and prints for each case the medians of all rounds in milliseconds, with the ratio of ours to theirs.
 """
 
 from __future__ import annotations
