@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+import tdserve.aio
 from tests.integration.checked_rows import checked_ids, checked_rows
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.fleet import Fleet
@@ -208,3 +210,20 @@ def test_batches_when_one_was_late_then_the_next_has_its_step(client: tdserve.Cl
             except tdserve.DeadlineExceededError:
                 continue
     assert torch.equal(found["index"], table.sample(4, rank=0, world_size=2, step=0)["index"])
+
+
+def test_sample_when_of_tasks_then_each_counts_its_steps(client: tdserve.Client, name: str) -> None:
+    create(client, name)
+
+    async def train(rank: int) -> list[list[int]]:
+        async with tdserve.aio.connect(client.address, transport=client.transport, timeout_s=20.0) as asynchronous:
+            table = await asynchronous.replay(name)
+            return [checked_ids(await table.sample(4, rank=rank, world_size=2)).tolist() for _ in range(3)]
+
+    async def train_all() -> list[list[list[int]]]:
+        return list(await asyncio.gather(train(0), train(1), train(1)))
+
+    first, second, same = asyncio.run(train_all())
+    assert second == same
+    for mine, theirs in zip(first, second, strict=True):
+        assert not set(mine) & set(theirs)
