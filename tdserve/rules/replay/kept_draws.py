@@ -155,6 +155,8 @@ class KeptDraws:
         self._note_forgotten(step)
         is_same = rows.get_names(draw.rows) == draw.names
         rows.unpin(draw.rows[is_same])
+        if not len(draw.spent):
+            return
         spent = draw.spent[rows.get_names(draw.spent) == draw.spent_names]
         for other in self._draws.values():
             is_shared = np.isin(spent, other.rows)
