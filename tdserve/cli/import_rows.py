@@ -11,7 +11,7 @@ import click
 from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
 
-FORMATS = ("hdf5", "npz")
+FORMATS = ("minari", "hf", "hdf5", "npz")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
 
 CALL_TIMEOUT_S = 60.0
@@ -50,6 +50,9 @@ def import_rows(
     \b
     npz     a NumPy archive; arrays with a common first dimension are rows
     hdf5    an HDF5 file; the same, and groups are nested keys
+    hf      Hugging Face datasets: a folder of save_to_disk, a .parquet,
+            .jsonl or .csv file, or a name on the Hub
+    minari  a Minari data set, its folder or its id: steps of all episodes
 
     The store appears when all rows are written: an import that fails or is killed leaves nothing under NAME. PATH is
     read and stays as it is, while `tdserve adopt` serves a folder of tensordict's own format in place.

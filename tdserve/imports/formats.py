@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.imports.hdf5_columns import open_hdf5
+from tdserve.imports.hf_table import open_hf
 from tdserve.imports.import_source import ImportOptions, ImportSource
+from tdserve.imports.minari_episodes import open_minari
 from tdserve.imports.npz_columns import open_npz
 
 
@@ -26,6 +28,8 @@ class ImportFormat(NamedTuple):
 FORMATS = {
     "npz": ImportFormat(open_npz),
     "hdf5": ImportFormat(open_hdf5),
+    "hf": ImportFormat(open_hf, has_splits=True),
+    "minari": ImportFormat(open_minari),
 }
 
 
