@@ -87,6 +87,32 @@ def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
         return lazy_stack(found)
 
 
+def read_entry(value: Any, batch_size: Sequence[int], path: Path, *, store: str) -> Any:
+    """Reads a dict or an array as an entry of a tensordict of this batch size; anything else is returned as it is.
+
+    Errors as of ``read_dict``.
+    """
+    if isinstance(value, dict):
+        return _DictReader(store).read(value, None, tuple(batch_size), path)
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind in "USO":
+        return _make_value(value, tuple(batch_size))
+    return read_array(value, path, store=store)
+
+
+def select_entries(content: Mapping[str, Any], paths: Sequence[Path]) -> dict[Path, Any]:
+    """Returns what nested dicts have at these paths; others are left out."""
+    found: dict[Path, Any] = {}
+    for path in paths:
+        node: Any = content
+        for key in path[:-1]:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict) and path[-1] in node:
+            found[path] = node[path[-1]]
+    return found
+
+
 def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torch.Tensor:
     """Returns a tensor of an array's elements, which shares its memory where torch can.
 

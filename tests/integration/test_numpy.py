@@ -107,8 +107,20 @@ def test_store_when_written_by_dicts_then_as_by_tensordicts(arrays: tdserve.Clie
     store.set_at_("obs", np.ones(2, ">f4"), 3)
     store.set_("action", np.broadcast_to(np.int64(3), 4))
     assert (store["obs"][3].tolist(), store["action"].tolist()) == ([1, 1], [3] * 4)
-    store["added"] = np.arange(4)
-    store.update({"more": {"x": np.zeros(4)}})
+    store.update_(
+        {"action": np.zeros(4, int), "next": {"obs": np.ones((4, 2), np.float32)}}, keys_to_update=["next", "no"]
+    )
+    assert (store["action"].tolist(), store["next"]["obs"].min()) == ([3] * 4, 1)
+
+
+def test_store_when_dicts_add_keys_then_they_are_there(arrays: tdserve.Client, name: str) -> None:
+    arrays.init_remote(rows(4), name, batch_size=[4])
+    store = arrays[name]
+    store["added"] = np.arange(4)[::-1][::-1]
+    store.update({"more": {"x": np.broadcast_to(0.0, 4)}, "names": np.array(list("abcd"))})
+    store.set("part", {"z": np.arange(4)[::-1], "text": ["a", "b", "c", "d"]})
+    assert store["names"] == store["part"]["text"] == ["a", "b", "c", "d"]
+    assert same(store["part"]["z"], np.array([3, 2, 1, 0]))
     assert same(store.get("added"), np.arange(4))
     assert same(store.get_at(("more", "x"), slice(2)), np.zeros(2))
 
@@ -304,6 +316,9 @@ def test_destination_when_a_dict_then_refused_by_what_to_do(arrays: tdserve.Clie
     arrays.init_remote({"x": np.zeros(2)}, name)
     with pytest.raises(tdserve.NotSupportedError, match="numpy=True"):
         arrays.recv({"x": np.zeros(2)}, name)
+    with pytest.raises(tdserve.NotSupportedError, match="cannot be locked"):
+        arrays.memmap_({"x": np.zeros(2)}, f"{name}-other")
+    arrays.memmap({"x": np.zeros(2)}, f"{name}-other", copy_existing=False)
 
 
 # ------------------------------------------------------------------------------------------- coroutines, hints

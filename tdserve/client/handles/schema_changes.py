@@ -17,6 +17,7 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.write import write
 from tdserve.structure import codec
 from tdserve.structure.altering import Renaming
+from tdserve.structure.array_dicts import read_entry
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.instances import find_content, find_tensorclass
 from tdserve.structure.nodes import find_entry
@@ -121,7 +122,7 @@ def capture_addition(
             if is_value:
                 td.set_non_tensor(path, value)
             else:
-                td.set(path, value)
+                td.set(path, read_entry(value, td.batch_size, path, store=store))
         except (RuntimeError, ValueError, TypeError) as fault:
             node = find_entry(spec.root, path[:-1])
             batch_size = list(node.batch_size if isinstance(node, Node) else spec.batch_size)

@@ -26,6 +26,7 @@ from tdserve.client.handles.tensordict_names import (
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
+from tdserve.structure.array_dicts import select_entries
 from tdserve.structure.instances import find_fields
 from tdserve.structure.tree import Path, ValueLeaf, show
 
@@ -472,6 +473,8 @@ def keep_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
     values = to_local(values)
     if keys is None:
         return values
+    if isinstance(values, dict):
+        return select_entries(values, [check_path(key) for key in keys])
     if not is_tensor_collection(values):
         values = TensorDict(values)
     return values.select(*keys, strict=False)

@@ -197,7 +197,7 @@ class TensorDictClient(SessionClient):
         check_no_archive(archive, compression)
         if isinstance(td, TensorDictCalls):
             td = td.to_tensordict(timeout_s=timeout_s)
-        if copy_existing is False:
+        if copy_existing is False and not isinstance(td, dict):
             check_no_files(td)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
         new = NewStore(self, name, td, options, batch_size)
@@ -242,10 +242,9 @@ class TensorDictClient(SessionClient):
                 tensordicts.
         """
         advice = f"memmap() stores it, and client.load_memmap({name!r}) returns what the store holds"
-        if isinstance(td, TensorDictCalls):
-            raise NotSupportedError(
-                feature="memmap_() of a handle", reason=f"its entries are stored elsewhere: {advice}"
-            )
+        if isinstance(td, (TensorDictCalls, dict)):
+            what = "dict, which cannot be locked" if isinstance(td, dict) else "handle, whose entries are elsewhere"
+            raise NotSupportedError(feature=f"memmap_() of a {what},", reason=advice)
         check_own_entries(td, call="memmap_()", advice=advice)
 
         def share() -> Any:
