@@ -32,6 +32,7 @@ class TableSliceSampler(SliceSampler):
         trajectory = None if self.traj_key is None else to_path(self.traj_key)
         if trajectory is None and self._traj_key_auto:
             trajectory = next((key for key in _AUTOMATIC_KEYS if key in keys), None)
+        trajectory = trajectory if trajectory in keys else None
         end = None if trajectory is not None or self.end_key is None else to_path(self.end_key)
         if (trajectory or end) not in keys:
             return None
@@ -41,6 +42,8 @@ class TableSliceSampler(SliceSampler):
         """Draws slices, one after the other."""
         if not may_draw(storage):
             raise_empty(storage, batch_size)
+        if self.traj_key is not None and to_path(self.traj_key) not in storage.list_keys():
+            self._fetch_traj = False  # TorchRL takes the ends instead, but only over its own storages
         if not has_rule(storage, self):
             return super().sample(storage, batch_size)
         length, num_slices = self._adjusted_batch_size(batch_size)
