@@ -9,6 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
+from tdserve.structure.stacks.assembly import RowsWithColumns
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = "torchrl_"
@@ -29,14 +30,13 @@ def to_batch(data: Any) -> Any:
         InvalidRequestError: They are neither tensordicts nor tensors.
     """
     if isinstance(data, list):
-        data = torch.stack(data) if isinstance(data[0], torch.Tensor) else LazyStackedTensorDict.maybe_dense_stack(data)
+        data = _stack(data)
     elif isinstance(data, LazyStackedTensorDict) and data.stack_dim:  # its rows are stacks themselves
         data = LazyStackedTensorDict.maybe_dense_stack(data.tensordicts, data.stack_dim)
     if isinstance(data, torch.Tensor):
         data = TensorDict({TENSOR_KEY: data}, [len(data)])
     if not is_tensor_collection(data):
-        reason = f"{type(data).__name__}: a table stores tensordicts and tensors; make a TensorDict of it"
-        raise InvalidRequestError(argument="data", reason=reason)
+        raise _refuse(data)
     if is_tensorclass(data):
         return data
     names = set(data.keys())
@@ -47,6 +47,51 @@ def to_batch(data: Any) -> Any:
             if key != INDEX_KEY:
                 data.rename_key_(key, f"{_PREFIX}{key}")
     return data
+
+
+def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int) -> tuple[torch.Tensor, Any]:
+    """Returns the numbers of rows that are written, and the rows as a batch.
+
+    Args:
+        cursor: Numbers of any shape, a slice, or a mask. A slice is one of the live rows if there are as many as rows
+            of ``data``, else one of all numbers.
+        data: As of :func:`to_batch`; for one number one row.
+        num_rows, capacity: Of the table.
+
+    Raises:
+        InvalidRequestError: There are more or fewer rows than numbers, or they are no rows.
+    """
+    cursor = cursor[0] if isinstance(cursor, tuple) and len(cursor) == 1 else cursor
+    if isinstance(cursor, slice):
+        live = range(*cursor.indices(num_rows))
+        cursor = live if len(live) == len(data) else range(*cursor.indices(capacity))
+    index = torch.as_tensor(list(cursor) if isinstance(cursor, range) else cursor)
+    if index.dtype == torch.bool:
+        index = index.nonzero().reshape(-1)
+    elif not index.ndim:
+        data = data.unsqueeze(0) if hasattr(data, "unsqueeze") else [data]
+    elif index.ndim > 1:
+        data = data.flatten(0, index.ndim - 1)
+    batch, index = to_batch(data), index.to(torch.int64).reshape(-1)
+    if len(batch) != len(index):
+        raise InvalidRequestError(argument="data", reason=f"{len(batch)} rows for {len(index)} row numbers")
+    return index, batch
+
+
+def _stack(rows: list[Any]) -> Any:
+    if rows and all(isinstance(row, torch.Tensor) for row in rows):
+        return torch.stack(rows)
+    for row in rows:
+        if not is_tensor_collection(row):
+            raise _refuse(row)
+    if not rows:
+        raise InvalidRequestError(argument="data", reason="an empty list: it does not tell what its rows are")
+    return LazyStackedTensorDict.maybe_dense_stack(rows)
+
+
+def _refuse(data: Any) -> InvalidRequestError:
+    reason = f"{type(data).__name__}: a table stores tensordicts and tensors; make a TensorDict of it"
+    return InvalidRequestError(argument="data", reason=reason)
 
 
 def from_table(rows: Any) -> Any:
@@ -62,8 +107,9 @@ def from_table(rows: Any) -> Any:
 
 def split_sample(sample: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
     """Splits a sample of a table into its row numbers, the columns that the table has added, and the rows."""
-    names = set(sample.keys())
-    added = {key: sample.pop(key) for key in (*RESERVED_KEYS, SLICE_END_KEY) if key in names}
+    columns = sample.beside if isinstance(sample, RowsWithColumns) else sample
+    names = set(columns.keys())
+    added = {key: columns.pop(key) for key in (*RESERVED_KEYS, SLICE_END_KEY) if key in names}
     return added.pop(INDEX_KEY), added, from_table(sample)
 
 
@@ -81,7 +127,7 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
     if is_tensorclass(batch):
         return batch
     stored = {path for path, _ in (*spec.tensors, *spec.values)}
-    given = {to_path(key) for key in batch.keys(True, True)}
+    given = {_find_stored_path(to_path(key), spec) for key in batch.keys(True, True)}
     if given == stored:
         return batch
     if extra := sorted(given - stored):
@@ -95,6 +141,17 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
             dtype = getattr(torch, leaf.dtype)
             batch.set(path, torch.zeros((*batch.batch_size, *leaf.shape[len(spec.batch_size) :]), dtype=dtype))
     return batch
+
+
+def _find_stored_path(path: Path, spec: Spec) -> Path:
+    """Returns the path of the stored leaf in which a leaf is: that of a node, if its rows are stored whole."""
+    return next((node for node in spec.packed if path[: len(node)] == node), path)
+
+
+def to_stored_key(key: Any) -> Any:
+    """Returns the key under which a table has one of TorchRL's, see :func:`to_batch`."""
+    first, *rest = to_path(key)
+    return (f"{_PREFIX}{first}" if first in _RENAMED else first, *rest)
 
 
 def to_path(key: Any) -> Path:

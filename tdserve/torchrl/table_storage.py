@@ -16,7 +16,8 @@ from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
-from tdserve.torchrl.table_rows import complete_rows, from_table, to_batch
+from tdserve.torchrl.table_edits import TableEdits
+from tdserve.torchrl.table_rows import complete_rows, from_table, pair_rows, to_stored_key
 from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
 from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, set_pending_parts
@@ -115,6 +116,8 @@ class TDServeStorage(Storage):
         sampler, writer = get_pending_parts(buffer)
         sampler = to_table_sampler(sampler, own_rule=self._own_rule)
         set_pending_parts(buffer, sampler, to_table_writer(writer))
+        edits = TableEdits(buffer, self)
+        buffer.set_at_, buffer.set_, buffer.update_ = edits.set_at_, edits.set_, edits.update_
         choose = getattr(sampler, "choose_rule", None)
         if choose is not None and self._own_rule is None:
             self._table.choose_rule = choose
@@ -154,17 +157,20 @@ class TDServeStorage(Storage):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows over live ones; those with a number from the length on are written behind the newest.
 
+        Live rows keep what they have at keys that ``data`` lacks.
+
         Args:
-            cursor: Row numbers.
+            cursor: Row numbers, a slice or a mask.
             data: Rows, or one row for one number.
             set_cursor: Whether rows may be new. Otherwise all of them must be live.
 
         Raises:
             SelectionError: A row that must be live is not. Others may have been written.
+            InvalidRequestError: There are more or fewer rows than numbers. Nothing was written.
         """
-        index = to_numbers(cursor, self.max_size)
-        batch = to_batch(data.unsqueeze(0) if isinstance(cursor, int) and hasattr(data, "unsqueeze") else data)
-        is_new = index >= len(self) if set_cursor else torch.zeros_like(index, dtype=torch.bool)
+        num_rows = len(self)
+        index, batch = pair_rows(cursor, data, num_rows=num_rows, capacity=self.max_size)
+        is_new = index >= num_rows if set_cursor else torch.zeros_like(index, dtype=torch.bool)
         if is_new.any():
             order = index[is_new].argsort()
             self.extend(batch[is_new][order])
@@ -172,9 +178,19 @@ class TDServeStorage(Storage):
             self._overwrite(index[~is_new], batch[~is_new])
         self._bump_mutation_revision()
 
+    def overwrite(self, key: Any, value: Any, numbers: torch.Tensor) -> None:
+        """Writes a key of live rows, in one write; the value is broadcast.
+
+        Raises:
+            SelectionError: A row is not live. Nothing was written.
+        """
+        if len(numbers):
+            self.require_table().set_at_(to_stored_key(key), value, numbers)
+            self._bump_mutation_revision()
+
     def _overwrite(self, index: torch.Tensor, batch: Any) -> None:
         table = self.require_table()
-        rows = complete_rows(batch, table.spec, name=table.name, fills=self._fills)
+        rows = complete_rows(batch, table.spec, name=table.name, fills=False)
         for key, value in rows.items():
             table.set_at_(key, value, index)
 
@@ -191,11 +207,20 @@ class TDServeStorage(Storage):
         index = torch.tensor(list(index)) if isinstance(index, range) else index
         return from_table(self.require_table()[index])
 
-    def contains(self, item: Any) -> bool:
-        """Returns whether a row number is live."""
+    def contains(self, item: Any) -> Any:
+        """Returns whether a row number is live; of a tensor of numbers a tensor of answers. Negative ones count from
+        the length.
+        """
+        if isinstance(item, torch.Tensor):
+            return torch.tensor([self.contains(number) for number in item.reshape(-1).tolist()]).reshape(item.shape)
+        table, number = self.table, int(item)
+        num_rows = 0 if table is None else len(table)  # asks for the counts
+        number += num_rows if number < 0 else 0
+        if table is None or number < 0 or num_rows == min(table.counts().inserts, self.max_size):
+            return 0 <= number < num_rows  # no row was deleted
         try:
-            self.get(int(item))
-        except (SelectionError, WrongStateError):
+            table[number]
+        except SelectionError:
             return False
         return True
 
@@ -268,14 +293,3 @@ class TDServeStorage(Storage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_held": threading.local()})
-
-
-def to_numbers(cursor: Any, max_size: int) -> torch.Tensor:
-    """Returns the row numbers of an index, at least one."""
-    if isinstance(cursor, tuple) and len(cursor) == 1:
-        cursor = cursor[0]
-    if isinstance(cursor, slice):
-        cursor = range(*cursor.indices(max_size))
-    if isinstance(cursor, range):
-        cursor = list(cursor)
-    return torch.as_tensor(cursor, dtype=torch.int64).reshape(-1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 import tdserve
 
@@ -57,6 +58,55 @@ def write_and_read(make: MakeStorage, _: Path) -> Any:
     read = [buffer[index]["obs"].tolist() for index in (0, slice(2, 5), torch.tensor([1, 7]), range(3))]
     counts = len(buffer), buffer.write_count, buffer.stats(), len(list(buffer.storage)), 3 in buffer.storage
     return written, added, read, counts, buffer[:]["next", "obs"].tolist(), buffer["obs"].tolist()
+
+
+def change_rows(make: MakeStorage, _: Path) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), batch_size=4)
+    buffer.extend(make_rows(*range(10)))
+    key = ("next", "obs")
+    changes: list[Callable[[], Any]] = [
+        lambda: buffer.set_at_("obs", torch.tensor([11.0, 12.0]), torch.tensor([1, 2])),
+        lambda: buffer.set_at_("obs", torch.tensor(19.0), 9),
+        lambda: buffer.set_at_(key, torch.tensor([17.0, 18.0]), slice(-2, None)),
+        lambda: buffer.set_at_(key, torch.tensor([20.0]), torch.arange(10) == 4),
+        lambda: buffer.set_(key, torch.arange(10.0) * 2),
+        lambda: buffer.update_({"obs": torch.arange(10.0) * 3}),
+        lambda: buffer.update_(make_rows(*range(40, 50)), keys_to_update=[key]),
+    ]
+    found = []
+    for change in changes:
+        assert change() is buffer
+        found.append((buffer[:]["obs"].tolist(), buffer[:][key].tolist()))
+    with pytest.raises(IndexError):
+        buffer.set_at_("obs", torch.tensor([0.0]), torch.tensor([10]))
+    with pytest.raises(KeyError):
+        buffer.set_("other", torch.zeros(10))
+    sent = pickle.loads(pickle.dumps(buffer))
+    assert sent.set_("obs", torch.arange(10.0)) is sent
+    return found, sent[:]["obs"].tolist()
+
+
+def replace_rows(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=4)
+    buffer.extend(make_rows(*range(10)))
+    buffer[1] = TensorDict({"obs": torch.tensor(21.0)})  # the other keys stay
+    buffer[torch.tensor([[2], [4]])] = make_rows(22, 24).unsqueeze(1)
+    buffer[torch.arange(10) > 7] = make_rows(28, 29)
+    buffer[5:7] = make_rows(25, 26)
+    found = buffer[:]["obs"].tolist(), buffer[:]["next", "obs"].tolist()
+    buffer[:] = make_rows(*range(30, 40))
+    return found, buffer[:]["obs"].tolist()
+
+
+def ask_for_rows(make: MakeStorage, _: Path) -> Any:
+    storage = make()
+    buffer = ReplayBuffer(storage=storage, batch_size=4)
+    asked = [0, 3, 4, -1, -4, -5]
+    answers = [[number in storage for number in asked] for _ in (buffer.extend(make_rows(*range(4))),)]
+    buffer.empty()
+    answers.append([number in storage for number in asked])
+    buffer.extend(make_rows(*range(12)))
+    return answers, storage.contains(torch.tensor([9, 10, -10, -11])).tolist(), storage.contains(torch.tensor(3)).item()
 
 
 def sample_with_info(make: MakeStorage, _: Path) -> Any:
@@ -167,6 +217,10 @@ def draw_slices_without_a_key(make: MakeStorage, folder: Path) -> Any:
     return draw_slices(make, folder)
 
 
+def draw_slices_by_ends_since_rows_have_no_trajectory(make: MakeStorage, folder: Path) -> Any:
+    return draw_slices(make, folder, traj_key="trajectory")
+
+
 def draw_slices_with_cached_ends(make: MakeStorage, folder: Path) -> Any:
     return draw_slices(make, folder, traj_key="episode", cache_values=True)
 
@@ -201,6 +255,30 @@ def store_lists(make: MakeStorage, _: Path) -> Any:
     buffer = ReplayBuffer(storage=make(), batch_size=2)
     index = buffer.extend([make_rows(number)[0] for number in range(3)])
     return index.tolist(), buffer[:]["obs"].tolist()
+
+
+def store_stacks(make: MakeStorage, _: Path) -> Any:
+    buffer = ReplayBuffer(storage=make(), batch_size=3)
+    agents = [TensorDict({"x": torch.ones(5, length, 2)}, [5]) for length in (4, 3)]
+    index = buffer.extend(LazyStackedTensorDict(*agents, stack_dim=1)).tolist()
+    rows = buffer.sample()
+    return index, tuple(rows.batch_size), [tuple(row["x"].shape) for row in rows[0].unbind(0)], len(buffer)
+
+
+def save_by_hooks(make: MakeStorage, folder: Path) -> Any:
+    class NotedHook:
+        shift = is_full = None
+
+        def __call__(self, rows: Any, path: Any = None) -> Any:
+            found.append((self.shift, self.is_full))
+            return rows
+
+    found: list[Any] = []
+    buffer = ReplayBuffer(storage=make(), batch_size=2)
+    buffer.register_save_hook(NotedHook())
+    buffer.extend(make_rows(*range(5)))
+    buffer.dumps(folder / "saved")
+    return found
 
 
 def write_more_than_fits(make: MakeStorage, _: Path) -> Any:
@@ -241,6 +319,9 @@ PROGRAMS = [
     keep_the_best,
     refuse_to_write,
     write_and_read,
+    change_rows,
+    replace_rows,
+    ask_for_rows,
     sample_with_info,
     sample_tensordicts,
     use_a_sampled_batch_again,
@@ -252,11 +333,14 @@ PROGRAMS = [
     draw_slices_by_trajectory,
     draw_slices_by_end,
     draw_slices_without_a_key,
+    draw_slices_by_ends_since_rows_have_no_trajectory,
     draw_slices_with_cached_ends,
     draw_slices_that_nobody_has,
     draw_short_slices,
     store_tensors,
     store_lists,
+    store_stacks,
+    save_by_hooks,
     write_more_than_fits,
     use_names_of_ours,
 ]

@@ -1,0 +1,59 @@
+"""Files that TorchRL's own storages have written, and rows that a table does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from tdserve.torchrl import TDServeStorage
+
+pytestmark = pytest.mark.integration
+
+
+def make_rows(*numbers: int) -> TensorDict:
+    return TensorDict({"obs": torch.tensor(numbers, dtype=torch.float32)}, [len(numbers)])
+
+
+def test_files_when_another_storage_has_written_tensors_then_are_read(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    theirs = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    theirs.extend(torch.arange(8).reshape(4, 2))
+    theirs.storage.dumps(tmp_path)
+    ours = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    ours.storage.loads(tmp_path)
+    assert ours[:].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_files_when_their_rows_are_no_tensordicts_then_are_refused(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    theirs = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    theirs.extend({"x": torch.zeros(3), "y": torch.zeros(3)})
+    theirs.storage.dumps(tmp_path)
+    with pytest.raises(tdserve.InvalidRequestError, match="no tensordicts"):
+        TDServeStorage(10, address=client, name=name).loads(tmp_path)
+
+
+@pytest.mark.parametrize("data", [{"x": torch.ones(2)}, [{"x": torch.ones(())}], (torch.ones(2),), [1, 2], []], ids=str)
+def test_rows_when_they_are_no_tensordicts_then_are_refused(client: tdserve.Client, name: str, data: Any) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    for write in (buffer.extend, buffer.add):
+        with pytest.raises(tdserve.InvalidRequestError):
+            write(data)
+    buffer.extend(make_rows(1, 2))
+    with pytest.raises(tdserve.InvalidRequestError):
+        buffer[:2] = data
+    with pytest.raises(tdserve.InvalidRequestError, match="3 rows for 2"):
+        buffer[:2] = make_rows(3, 4, 5)
+    assert buffer[:]["obs"].tolist() == [1.0, 2.0]
