@@ -29,7 +29,9 @@ def test_topic_when_piped_then_plain_text(topic: str, capsys: pytest.CaptureFixt
     assert max(map(len, shown.splitlines())) <= MAX_COLUMNS
 
 
-@pytest.mark.parametrize(("topic", "near"), [("queue", "queues, transfer-queue"), ("repaly", "replay"), ("chats", "chats-and-values")])
+@pytest.mark.parametrize(
+    ("topic", "near"), [("queue", "queues, transfer-queue"), ("repaly", "replay"), ("chats", "chats-and-values")]
+)
 def test_topic_when_nearly_right_then_named_and_exit_code_2(
     topic: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
