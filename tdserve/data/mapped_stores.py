@@ -114,6 +114,7 @@ class MappedStore:
 
         Raises:
             InvalidRequestError, CorruptDataError: This process may not write them, or they are gone.
+            TransferAbortedError: The store was deleted.
         """
         return self._open_writable_generations().values
 
@@ -146,8 +147,12 @@ class MappedStore:
     def _open_writable_generations(self) -> Generations:
         opened = self._writable_generations
         if opened is None:
-            path = self.folder / GENERATION_FILE
-            opened = self._writable_generations = Generations.open(path, uid=self.uid, writable=True)
+            try:
+                opened = Generations.open(self.folder / GENERATION_FILE, uid=self.uid, writable=True)
+            except CorruptDataError:
+                self.check_current()  # it was deleted just now: its files are gone
+                raise
+            self._writable_generations = opened
         return opened
 
     def get_leaves(self, layout: Layout) -> list[torch.Tensor]:

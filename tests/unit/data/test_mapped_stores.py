@@ -189,6 +189,18 @@ def test_objects_when_the_store_is_closed_then_running_reads_end_in_peace(store:
     assert stores.find(UID) is None
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_shared_numbers_when_their_file_is_gone_then_a_retry_finds_out_about_a_deletion_and_else_damage(
+    store: StoredTensorDict, is_deleted: bool
+) -> None:
+    mapped = opened(store).get(store.ref)
+    if is_deleted:
+        store.generations.mark_deleted()
+    store.generations.path.unlink()
+    with pytest.raises(TransferAbortedError if is_deleted else CorruptDataError):
+        _ = mapped.writable_shared
+
+
 def test_get_when_the_store_has_another_structure_then_mapped_anew_and_the_old_one_stays_whole(
     store: StoredTensorDict,
 ) -> None:
