@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "ray_data")
+"""Doors to other packages, and to asyncio."""
+
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("base", "v1"),
     1: ("values", "structure", "messages"),
@@ -20,7 +23,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", "aio", "torchrl", "sb3", "transfer_queue", "imports"),
+    6: ("", "__main__", "launcher", "cli", "examples", "bench", *CONNECTORS),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -35,15 +38,12 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "lmdb": ("store",),
     "mmap": ("store",),
     "msgpack": ("values",),
-    "os.environ": ("base",),
-    "os.getenv": ("base",),
-    "os.putenv": ("base",),
+    **dict.fromkeys(("os.environ", "os.getenv", "os.putenv"), ("base",)),
     "gymnasium": ("examples", "sb3"),
     "stable_baselines3": ("sb3", "examples"),
-    "transfer_queue": ("transfer_queue",),
-    "omegaconf": ("transfer_queue",),
+    **dict.fromkeys(("transfer_queue", "omegaconf"), ("transfer_queue",)),
     "verl": ("examples",),
-    "ray": (),
+    "ray": ("ray_data",),
     **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),
