@@ -248,6 +248,19 @@ class TDServeStorage(Storage):
         return int(super()._mutation_revision) + self.count_inserts()
 
     @property
+    def shape(self) -> torch.Size:
+        """The length, as of the tensors of TorchRL's storages."""
+        return torch.Size([len(self)])
+
+    @property
+    def _total_shape(self) -> torch.Size:
+        return torch.Size([self.max_size])
+
+    @property
+    def _len_along_dim0(self) -> int:
+        return len(self)
+
+    @property
     def _last_cursor_index(self) -> int | None:
         """Number of the newest row. As long as other processes write none it is known; else rows are counted."""
         num_inserts = self.count_inserts()

@@ -14,7 +14,12 @@ import tdserve
 pytest.importorskip("torchrl")
 
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, prioritized
+from torchrl.data.replay_buffers.samplers import (
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    prioritized,
+)
 
 from tdserve.torchrl import TDServeStorage
 from tests.integration.torchrl.trees import MinTree, SumTree
@@ -128,6 +133,22 @@ def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_
         other.sample()
     with pytest.raises(tdserve.NotSupportedError, match="alpha"):
         first.sampler.alpha = 0.2
+
+
+@pytest.mark.usefixtures("trees")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_slices_when_drawn_by_priorities_then_in_this_process(make_table: MakeStorage, *, is_strict: bool) -> None:
+    sampler = PrioritizedSliceSampler(
+        10, alpha=1.0, beta=1.0, eps=0.0, slice_len=2, traj_key="episode", strict_length=is_strict
+    )
+    buffer = TensorDictReplayBuffer(storage=make_table(), sampler=sampler, batch_size=8)
+    rows = make_rows(*range(6))
+    rows["episode"] = torch.tensor([0, 0, 0, 1, 1, 1])
+    index = buffer.extend(rows)
+    buffer.update_priority(index, torch.tensor([1e-9, 1e-9, 1e-9, 1.0, 1e-9, 1e-9]))
+    for _ in range(4):
+        assert buffer.sample()["obs"].tolist() == [3.0, 4.0] * 4
 
 
 def test_priorities_when_the_table_has_none_then_are_refused(make_table: MakeStorage) -> None:
