@@ -22,7 +22,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from tensordict import TensorDict
 
-from tdserve.base.errors import NotSupportedError, TDServeError
+from tdserve.base.errors import NotSupportedError, TDServeError, WrongStateError
 from tdserve.client.client import Client, connect
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
@@ -93,6 +93,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         self._options: dict[str, Any] = {"address": address, "transport": transport}
         self._name = name
         self._table_options = table
+        self._waits = bool(table.keys() & {"min_size", "limiter"})
         self._connect()
 
     def _connect(self) -> None:
@@ -181,9 +182,12 @@ class TDServeReplayBuffer(ReplayBuffer):
         """Draws rows; as ``ReplayBuffer.sample``, or ``DictReplayBuffer.sample`` for dict observations.
 
         Raises:
+            WrongStateError: There are no rows, and no limiter was chosen for which the sample would wait.
             TDServeError: As raised by ``ReplayHandle.sample``, or by ``add``.
         """
         self.flush()
+        if not (self._waits or self._table.counts().rows or len(self._table)):
+            raise WrongStateError(state=f"the table {self._name!r} has no rows", event="sample()")
         batch = self._table.sample(batch_size)
         done = batch["dones"] * (1 - batch["timeouts"])
         observations, next_observations = (

@@ -170,3 +170,10 @@ for _ in range(19):
         gc.collect()
     with server.client() as client:
         wait_for(lambda: len(client.replay(options["name"])) == 19, "the last steps")
+
+
+def test_sample_when_there_are_no_rows_then_an_error_at_once(options: dict[str, Any]) -> None:
+    buffer = TDServeReplayBuffer(100, VECTOR, VECTOR, **options)
+    with pytest.raises(tdserve.WrongStateError, match="has no rows"):
+        buffer.sample(1)
+    buffer.close()
