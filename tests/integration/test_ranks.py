@@ -115,6 +115,42 @@ def test_sample_when_no_step_is_named_then_each_caller_counts(client: tdserve.Cl
         assert not set(mine["index"].tolist()) & set(theirs.tolist())
 
 
+def test_sample_when_with_several_handles_then_they_share_one_count(client: tdserve.Client, name: str) -> None:
+    table, other = create(client, name), client.replay(name)
+    counted = [each.sample(4, rank=0, world_size=2)["index"] for each in (table, other, table)]
+    for step, rows in enumerate(counted):
+        assert torch.equal(rows, table.sample(4, rank=0, world_size=2, step=step)["index"])
+    client.delete(name)
+    again = create(client, name)
+    begun = again.sample(4, rank=0, world_size=2)["index"]
+    assert torch.equal(begun, again.sample(4, rank=0, world_size=2, step=0)["index"])
+
+
+def test_sample_when_a_rank_was_late_then_one_call_with_a_step_brings_it_back(
+    client: tdserve.Client, name: str
+) -> None:
+    table = create(client, name)
+    for step in range(20):
+        table.sample(4, rank=0, world_size=2, step=step)
+    for _ in range(2):
+        with pytest.raises(tdserve.StepForgottenError, match="step=20 in all ranks") as raised:
+            table.sample(4, rank=1, world_size=2)
+    table.sample(4, rank=1, world_size=2, step=raised.value.next)
+    late, first = (table.sample(4, rank=rank, world_size=2)["index"] for rank in (1, 0))
+    by_step = {rank: table.sample(4, rank=rank, world_size=2, step=20 + rank)["index"] for rank in (0, 1)}
+    assert torch.equal(late, by_step[1])
+    assert torch.equal(first, by_step[0])
+
+
+def test_sample_when_draws_were_forgotten_then_the_client_begins_at_zero(client: tdserve.Client, name: str) -> None:
+    table = create(client, name)
+    for _ in range(3):
+        table.sample(4, rank=0, world_size=2)
+    table.forget_draws()
+    begun = table.sample(4, rank=0, world_size=2)["index"]
+    assert torch.equal(begun, table.sample(4, rank=0, world_size=2, step=0)["index"])
+
+
 def test_sample_when_a_writer_needs_the_rows_then_it_waits_for_the_ranks(client: tdserve.Client, name: str) -> None:
     table = create(client, name, 8, max_times_sampled=1)
     first = table.sample(4, rank=0, world_size=2)
@@ -126,7 +162,7 @@ def test_sample_when_a_writer_needs_the_rows_then_it_waits_for_the_ranks(client:
     found = [int(number) for each in later for number in checked_ids(each.result(20.0))]
     assert sorted(found) == sorted(checked_ids(checked_rows(1, 0, 8, NUM_FLOATS)).tolist())
     assert len(writing.result(20.0)) == 8
-    with pytest.raises(tdserve.StepForgottenError, match=r"step 0 .* step 2") as raised:
+    with pytest.raises(tdserve.StepForgottenError, match=r"step 0 .* step=2 ") as raised:
         table.sample(4, rank=0, world_size=2, step=0)
     assert (raised.value.step, raised.value.store) == (0, name)
     table.forget_draws()
@@ -195,6 +231,28 @@ def test_batches_when_of_ranks_then_the_shares_of_successive_steps(client: tdser
     for options in ({"drop": 1.0}, {"prefetch": 9}):
         with pytest.raises(tdserve.InvalidRequestError):
             table.batches(4, rank=0, world_size=2, **options)
+
+
+def test_batches_when_opened_again_then_go_on_behind_what_was_returned(client: tdserve.Client, name: str) -> None:
+    table = create(client, name)
+    options: dict[str, Any] = {"rank": 0, "world_size": 2}
+    found = [table.sample(4, **options)["index"]]
+    for _ in range(2):
+        with table.batches(4, **options, prefetch=4) as batches:  # those that are prefetched at its end come again
+            found += [next(batches)["index"] for _ in range(3)]
+            found.append(table.sample(4, **options)["index"])
+            found.append(next(batches)["index"])  # not the one that the call has had
+    found.append(table.sample(4, **options)["index"])
+    for step, rows in enumerate(found):
+        assert torch.equal(rows, table.sample(4, **options, step=step)["index"]), step
+
+
+def test_batches_when_a_step_is_named_then_calls_go_on_behind_it(client: tdserve.Client, name: str) -> None:
+    table = create(client, name)
+    with table.batches(4, rank=0, world_size=2, step=5) as batches:
+        next(batches)
+    counted = table.sample(4, rank=0, world_size=2)["index"]
+    assert torch.equal(counted, table.sample(4, rank=0, world_size=2, step=6)["index"])
 
 
 def test_batches_when_one_was_late_then_the_next_has_its_step(client: tdserve.Client, name: str) -> None:

@@ -30,6 +30,7 @@ from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
+from tdserve.client.session.step_counts import StepCounts
 from tdserve.client.session.timeouts import compute_min_channel_s
 from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
@@ -95,6 +96,7 @@ class SessionClient:
         requests: Numbers of its requests.
         senders: Of open writers on this client, which closes them before it ends.
         known_stores: Stores that were read by name.
+        step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.
     """
 
@@ -123,6 +125,7 @@ class SessionClient:
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
+        self.step_counts = StepCounts()
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None

@@ -28,8 +28,10 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
+from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
 from tdserve.client.tables.sampling import Asked, Query, ask, receive_sample, replace_torn
+from tdserve.client.tables.share import Share
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request are received, those of the next are gathered; each asks for half of what may be
@@ -125,7 +127,9 @@ class Batches:
         device: Any,
         drop_after_s: float | None = None,
         timeout_s: float,
+        step_count: StepCount | None = None,
     ) -> None:
+        self._step_count = step_count
         self._drop_after_s = _check_drop_s(drop_after_s)
         self._timeout_s = timeout_s
         self._closed = Event()
@@ -167,13 +171,21 @@ class Batches:
             if isinstance(item, BaseException):
                 raise item
             self._order.room.release()
-            came_s, oldest, upload = item
+            came_s, oldest, share, upload = item
+            if not self._take_step(share):
+                continue
             is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
             if is_fresh:
                 return self._order.query.hand_over(upload.take())
             if time.monotonic() - began_s > self._timeout_s:
                 what = f"a batch of {self._name!r} that did not wait too long for its taker"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
+
+    def _take_step(self, share: Share | None) -> bool:
+        """Counts the step of a batch; returns False if the caller has had it elsewhere meanwhile."""
+        if share is None or self._step_count is None:
+            return True
+        return self._step_count.take_prefetched(share.step, is_named=share.is_named)
 
     def _is_in_time(self, oldest: int) -> bool:
         """Returns whether rows of this policy version are still within the largest lag."""
@@ -289,7 +301,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             order.num_received += 1
             for batch in batches:
                 oldest = 0 if not order.drops_old else find_oldest_version(batch)
-                _put(order, (time.monotonic(), oldest, begin(batch, order.device)))
+                _put(order, (time.monotonic(), oldest, query.share, begin(batch, order.device)))
             progress.record_progress()
             num_under_way = order.num_under_way
     except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again

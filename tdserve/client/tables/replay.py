@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -11,11 +10,11 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
-from tdserve.client.session.by_address import OfProcess
+from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.change_requests import change, change_priorities, encode_priorities
 from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
-from tdserve.client.tables.share import Share, StepCounts, parse_share
+from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
@@ -26,13 +25,6 @@ MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
 
 class ReplayHandle(TableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
-
-    _of_process = (*TableHandle._of_process, "_step_counts")
-
-    @OfProcess
-    def _step_counts(self) -> StepCounts:
-        """Counts the steps of calls that name none."""
-        return StepCounts()
 
     def sample(
         self,
@@ -68,8 +60,10 @@ class ReplayHandle(TableHandle):
             num_rows: At least 1. With ``rank`` the rows of each rank.
             rank: Which share, from 0; the ranks that work on the same rows pass the same number.
             world_size: Number of shares; the same for all ranks of a step, as all arguments but ``rank`` and ``pad``.
-            step: The step; any number of at least 0 that was not forgotten. None counts the calls of this handle for
-                this rank and number of ranks, from 0; a call that fails is not counted.
+            step: The step; any number of at least 0 that was not forgotten. None is the step behind the last one that
+                this client has had of this table for this rank and number of ranks, at first 0. So all its handles of
+                the table share one count, with :meth:`batches`, and a call that names a step sets it. A call that fails
+                is not counted.
             balance: A key by which the rows are dealt so that the totals of the ranks are as equal as can be: of
                 integers or flags, whose sum counts in each row (a number of tokens, an attention mask), or of a ragged
                 tensor, values or a nested part such as a ``History``, whose size counts. None: they are dealt in turn.
@@ -107,7 +101,8 @@ class ReplayHandle(TableHandle):
         Raises:
             DeadlineExceededError: There were not enough rows in time; the error names what is missing.
             CapacityError: The table has 64 names of consumers already.
-            StepForgottenError: The draw of this step is not kept any more; the error names the next step.
+            StepForgottenError: The draw of this step is not kept any more. The error names the next step: calls that
+                name no step go on once one has passed it as ``step``.
             WrongStateError: Rows of this share were deleted since the draw.
             InvalidRequestError: Other ranks of this step have asked for something else. Or there can never be so many
                 at once. Or, without replacement, there are fewer now: set ``min_size`` if a learner may start
@@ -116,6 +111,7 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        asked = self._parse_share(rank, world_size, step, balance)
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
@@ -127,12 +123,14 @@ class ReplayHandle(TableHandle):
                 acknowledge(self._client, query, td, self._client.deadline(None))
             return query.hand_over(to_device(td, device))
 
-        with self._take_share(rank, world_size, step, balance) as share:
-            return self._follow_and_retry(lambda: draw(share))
+        def draw_counted(share: Share) -> Any:
+            with self._get_step_count(share).take(share.step if share.is_named else None) as number:
+                return draw(share.move_to(number))
 
-    def _take_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> AbstractContextManager[Share | None]:
-        share = self._parse_share(rank, world_size, step, balance)
-        return nullcontext(share) if share is None or step is not None else self._step_counts.take(share)
+        return self._follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked))
+
+    def _get_step_count(self, share: Share) -> StepCount:
+        return self._client.step_counts.get(self._uid, share.rank, share.world_size)
 
     def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> Share | None:
         path = None if balance is None else check_path(balance, argument="balance")
@@ -144,9 +142,11 @@ class ReplayHandle(TableHandle):
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
         """Forgets the draws of all steps: a new run with ``rank`` and ``world_size`` may begin at step 0.
 
-        Call it once, before the first rank of the run samples; the ranks of an earlier run must have ended.
+        Call it once, before the first rank of the run samples; the ranks of an earlier run must have ended. The counts
+        of this client begin at 0 again, too.
         """
         change(self._client, self.name, self._client.deadline(timeout_s), forget_draws=True)
+        self._client.step_counts.restart(self._uid)
 
     def take(
         self,
@@ -250,7 +250,9 @@ class ReplayHandle(TableHandle):
         Args:
             num_rows: Rows of each batch.
             rank, world_size, balance: As of :meth:`sample`: each batch is the share of the next step.
-            step: The first step; None is 0.
+            step: The first step; None goes on behind the last step that :meth:`sample` or an iterator has returned to
+                this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
+                and not returned come again.
             prefetch: Batches under way or waiting, at most; several of them share one message.
             device: Where batches are moved.
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
@@ -272,10 +274,20 @@ class ReplayHandle(TableHandle):
             argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
             reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
             raise InvalidRequestError(argument=argument, reason=reason)
+        step_count = None if share is None else self._get_step_count(share)
+        if share is not None and step_count is not None and not share.is_named:
+            share = share.move_to(step_count.next)
         is_lease = bool(consumer) and share is None
         query = self._query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
         if is_lease:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(
-            self._client, query, num_rows, prefetch=prefetch, device=device, drop_after_s=drop, timeout_s=seconds
+            self._client,
+            query,
+            num_rows,
+            prefetch=prefetch,
+            device=device,
+            drop_after_s=drop,
+            timeout_s=seconds,
+            step_count=step_count,
         )

@@ -1,12 +1,8 @@
-"""Shares of data-parallel readers: which part of which draw a call asks for, and the counts of callers that name no
-step."""
+"""Shares of data-parallel readers: which part of which draw a call asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -24,12 +20,14 @@ class Share:
     Attributes:
         rank, world_size, step: As given by the caller.
         balance: Leaf by whose sizes the rows are dealt; None: in turn.
+        is_named: Whether the caller named the step.
     """
 
     rank: int
     world_size: int
     step: int
     balance: Path | None = None
+    is_named: bool = True
 
     def make_message(self) -> control_pb2.RankShare:
         """Returns it as a message."""
@@ -57,27 +55,6 @@ def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None) -> 
         return None
     world_size = check_integer("world_size", world_size, 1)
     rank = check_integer("rank", rank, 0, maximum=world_size - 1)
-    return Share(rank, world_size, check_integer("step", 0 if step is None else step, 0, maximum=MAX_STEP), balance)
-
-
-class StepCounts:
-    """Counts the steps of callers that name none, for each rank and number of ranks. Threads: safe."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}
-        self._lock = Lock()
-
-    @contextmanager
-    def take(self, share: Share) -> Iterator[Share]:
-        """A block with the next step of a share, which the next call gets again if the block raises."""
-        name = (share.rank, share.world_size)
-        with self._lock:
-            step = self._next.get(name, 0)
-            self._next[name] = step + 1
-        try:
-            yield share.move_to(step)
-        except BaseException:
-            with self._lock:
-                if self._next[name] == step + 1:
-                    self._next[name] = step
-            raise
+    is_named = step is not None
+    number = check_integer("step", step, 0, maximum=MAX_STEP) if is_named else 0
+    return Share(rank, world_size, number, balance, is_named)

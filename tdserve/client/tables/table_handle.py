@@ -75,6 +75,7 @@ class TableHandle(RowsByNumber):
     def _follow(self, description: StoreDescription) -> None:
         """Makes this the handle of the table with this description."""
         self.capacity = description.capacity
+        self._uid = description.uid
         self.spec: Spec = description.spec
         self._is_in_use = description.inserts > 0
         self._counts = LastCounts(description.num_rows, description.inserts)

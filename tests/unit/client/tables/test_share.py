@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.tables.share import Share, StepCounts, parse_share
+from tdserve.client.tables.share import Share, parse_share
 
 
 def test_parse_when_no_rank_is_given_then_none() -> None:
@@ -32,25 +32,6 @@ def test_parse_when_invalid_then_refused_by_name(arguments: Any, argument: str) 
     assert raised.value.argument == argument
 
 
-def test_take_when_a_call_fails_then_the_next_gets_its_step() -> None:
-    counts, share = StepCounts(), Share(1, 2, 0, ("n",))
-    found = []
-    for fails in (False, True, False, False):
-        try:
-            with counts.take(share) as taken:
-                found.append(taken.step)
-                if fails:
-                    raise TimeoutError
-        except TimeoutError:
-            continue
-    assert found == [0, 1, 1, 2]
-    with counts.take(Share(0, 2, 0)) as taken:
-        assert taken == Share(0, 2, 0)
-    with counts.take(Share(1, 4, 0)) as taken:
-        assert taken.step == 0
-
-
-def test_take_when_calls_overlap_then_each_has_its_own_step() -> None:
-    counts, share = StepCounts(), Share(0, 2, 0)
-    with counts.take(share) as first, counts.take(share) as second:
-        assert (first.step, second.step) == (0, 1)
+@pytest.mark.parametrize(("step", "number", "is_named"), [(None, 0, False), (0, 0, True), (7, 7, True)])
+def test_parse_when_a_step_is_named_or_not_then_told(step: int | None, number: int, is_named: bool) -> None:
+    assert parse_share(1, 2, step, None) == Share(1, 2, number, is_named=is_named)

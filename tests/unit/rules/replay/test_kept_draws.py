@@ -92,7 +92,7 @@ def test_extend_when_it_needs_rows_of_a_draw_then_waits_until_all_ranks_go_on() 
     assert table.reserve(1) is None
     assert table.draws.note_asked(1, 1, 2)
     assert len(write(table, 1)) == 1
-    with pytest.raises(StepForgottenError, match=r"kept are: none.*step 1"):
+    with pytest.raises(StepForgottenError, match=r"kept are: none.*step=1 "):
         table.draws.find(0, TWO)
 
 
