@@ -22,6 +22,10 @@ BEFORE_FIRST = -1
 """The horizon of a table that has forgotten no step."""
 
 
+_NUMBERED = frozenset({"require", "group_by"})
+"""Terms whose values are the table's own numbers of the caller's keys."""
+
+
 class PinnableRows(Protocol):
     """What is used of a table here; see its methods."""
 
@@ -98,7 +102,8 @@ class KeptDraws:
         kept, asked = _name_terms(draw.terms), _name_terms(terms)
         for name, value in kept.items():
             if asked[name] != value:
-                reason = f"step {draw.step} of table {self._table!r} was drawn with {value!r}, not {asked[name]!r}"
+                difference = _describe_difference(name, value, asked[name])
+                reason = f"step {draw.step} of table {self._table!r} was drawn {difference}"
                 raise InvalidRequestError(argument=name, reason=reason + "; all ranks of a step ask for the same")
 
     def note_asked(self, rank: int, step: int, world_size: int) -> bool:
@@ -173,6 +178,26 @@ class KeptDraws:
 
 def _name_terms(terms: DrawTerms) -> dict[str, Any]:
     """Returns the terms by the names of the caller's arguments."""
-    conditions = terms.conditions._asdict()
-    conditions["group_by"] = conditions.pop("group")
-    return {"world_size": terms.world_size, "num_rows": terms.num_rows, "balance": terms.balance, **conditions}
+    require, consumer, group, group_size, max_lag = terms.conditions
+    return {
+        "world_size": terms.world_size,
+        "num_rows": terms.num_rows,
+        "balance": terms.balance,
+        "require": require,
+        "consumer": consumer,
+        "group_by": group,
+        "group_size": group_size,
+        "max_lag": max_lag,
+    }
+
+
+def _describe_difference(name: str, kept: Any, asked: Any) -> str:
+    if name in _NUMBERED:
+        return f"with another {name}"
+    return f"{_describe_term(name, kept)}, not {_describe_term(name, asked)}"
+
+
+def _describe_term(name: str, value: Any) -> str:
+    if value is None or value in ("", ()):
+        return f"without {name}"
+    return f"with {name}={value[0] if name == 'balance' and len(value) == 1 else value!r}"

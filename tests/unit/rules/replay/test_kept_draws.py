@@ -8,7 +8,7 @@ import pytest
 from tdserve.base.errors import InvalidRequestError, StepForgottenError, WrongStateError
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
-from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS, KeptDraws
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.settings import Settings
@@ -53,7 +53,7 @@ def test_find_when_kept_then_the_draw_and_otherwise_none() -> None:
         (DrawTerms(1, 2, PLAIN), "num_rows"),
         (DrawTerms(2, 2, PLAIN, ("n",)), "balance"),
         (DrawTerms(2, 2, SampleConditions(max_lag=1)), "max_lag"),
-        (DrawTerms(2, 2, SampleConditions(group="g", group_size=2)), "group_size"),
+        (DrawTerms(2, 2, SampleConditions(group="g", group_size=2)), "group_by"),
     ],
 )
 def test_find_when_on_other_terms_then_refused_by_name(terms: DrawTerms, argument: str) -> None:
@@ -62,6 +62,28 @@ def test_find_when_on_other_terms_then_refused_by_name(terms: DrawTerms, argumen
     with pytest.raises(InvalidRequestError, match="step 3 of table 'replay'") as raised:
         table.draws.find(3, terms)
     assert raised.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "words"),
+    [
+        (TWO, DrawTerms(2, 3, PLAIN), "was drawn with world_size=2, not with world_size=3;"),
+        (TWO, DrawTerms(2, 2, PLAIN, ("n",)), "was drawn without balance, not with balance='n';"),
+        (DrawTerms(2, 2, PLAIN, ("a", "n")), TWO, "was drawn with balance=('a', 'n'), not without balance;"),
+        (DrawTerms(2, 2, SampleConditions(consumer="me")), TWO, "was drawn with consumer='me', not without consumer;"),
+        (TWO, DrawTerms(2, 2, SampleConditions(max_lag=0)), "was drawn without max_lag, not with max_lag=0;"),
+        (TWO, DrawTerms(2, 2, SampleConditions(require=(0,))), "was drawn with another require;"),
+        (TWO, DrawTerms(2, 2, SampleConditions(group="g", group_size=2)), "was drawn with another group_by;"),
+    ],
+)
+def test_find_when_on_other_terms_then_told_in_words_of_the_caller(
+    kept: DrawTerms, asked: DrawTerms, words: str
+) -> None:
+    draws, no_rows = KeptDraws("replay"), np.empty(0, np.int64)
+    draws.keep(KeptDraw(3, kept, no_rows, no_rows, {}, no_rows, no_rows), table_of(1))
+    with pytest.raises(InvalidRequestError) as raised:
+        draws.find(3, asked)
+    assert words in str(raised.value)
 
 
 def test_keep_when_there_are_too_many_then_the_lowest_step_is_forgotten() -> None:
