@@ -42,7 +42,12 @@ class _DictNode(NamedTuple):
 
 
 def read_dict(
-    content: Mapping[str, Any], like: Spec | None = None, *, batch_size: Sequence[int] | None = None, store: str = ""
+    content: Mapping[str, Any],
+    like: Spec | None = None,
+    *,
+    batch_size: Sequence[int] | None = None,
+    store: str = "",
+    is_one: bool = True,
 ) -> Any:
     """Reads a dict of arrays, tensors, numbers, values and further dicts as a tensordict.
 
@@ -54,6 +59,7 @@ def read_dict(
             dimensions.
         batch_size: Without a structure; None is [].
         store: Name, for errors.
+        is_one: Whether a dict without tensors is one row of ``like``. False: it is as many as it has strings at a key.
 
     Raises:
         NotSupportedError: There is an array that no tensor can show; the error names its key.
@@ -65,7 +71,7 @@ def read_dict(
     place = like.memo.get(_DictNode)
     if place is None:
         place = like.memo[_DictNode] = _prepare(like.root)
-    return reader.read(content, place, reader.find_batch_size(content, place), ())
+    return reader.read(content, place, reader.find_batch_size(content, place, is_one), ())
 
 
 def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
@@ -77,7 +83,7 @@ def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
         row: The structure of one row.
     """
     if isinstance(rows, dict):
-        return read_dict(rows, row, store=store)
+        return read_dict(rows, row, store=store, is_one=False)
     if not rows or not all(isinstance(each, dict) for each in rows):
         return rows
     found = [read_dict(each, row, store=store) for each in rows]
@@ -130,7 +136,8 @@ def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torc
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False))
     except TypeError:
         reason = _REMEDIES.get(array.dtype.kind, "torch has no such dtype")
-        raise _make_refusal(f"an array of dtype {array.dtype}", path, store, reason) from None
+        what = "an array" if array.ndim else "a scalar"
+        raise _make_refusal(f"{what} of dtype {array.dtype}", path, store, reason) from None
 
 
 class _DictReader:
@@ -153,9 +160,11 @@ class _DictReader:
             entries[key] = self._read_entry(value, entry, batch_size, (*path, key))
         return new_tensordict(entries, batch_size=torch.Size(batch_size), device=None, names=None, nested=False)
 
-    def find_batch_size(self, content: Mapping[str, Any], place: _DictNode) -> tuple[int, ...]:
+    def find_batch_size(self, content: Mapping[str, Any], place: _DictNode, is_one: bool) -> tuple[int, ...]:
         """Returns the batch size of a dict: the dimensions that precede those that the first leaf has in one row."""
         found = self._find_leading(content, place, place.num_dims, ())
+        if found is None and not is_one:
+            found = _measure_texts(content, place)
         if found is not None:
             return found
         for key, value in content.items():  # without any tensor
@@ -185,6 +194,8 @@ class _DictReader:
         return None
 
     def _read_entry(self, value: Any, entry: Entry | _DictNode | None, batch_size: tuple[int, ...], path: Path) -> Any:
+        if isinstance(value, (np.ndarray, np.generic)) and _is_unknown(value.dtype):
+            return read_array(np.asanyarray(value), path, store=self._store)  # raises the reason
         if isinstance(value, NonTensorData):
             value = value.data
         elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
@@ -193,7 +204,10 @@ class _DictReader:
             return self._read_packed(value, batch_size, path)
         if isinstance(entry, ValueLeaf):
             is_tensor = entry.ragged is not None and entry.ragged.form is not Form.PACKED
-            return self._read_ragged(value, entry, batch_size, path) if is_tensor else _make_value(value, batch_size)
+            if is_tensor:
+                return self._read_ragged(value, entry, batch_size, path)
+            is_per_row = entry.per_row or len(entry.batch_size) < len(batch_size)
+            return self._read_values(value, batch_size, path) if is_per_row else _make_value(value, batch_size)
         if isinstance(value, dict):
             place = entry if isinstance(entry, _DictNode) else None
             return self.read(value, place, self._find_nested_size(value, place, batch_size, path), path)
@@ -220,6 +234,8 @@ class _DictReader:
             array = np.asarray(value)
         except ValueError:  # of several lengths
             array = np.empty(0, object)
+        if _is_unknown(array.dtype):
+            return read_array(array, path, store=self._store)  # raises the reason
         if array.dtype.kind not in "biufc":
             return _make_value(value, batch_size)
         return self._read_numbers(value, entry, path)
@@ -230,7 +246,7 @@ class _DictReader:
         array = np.asarray(value)
         if not wanted:
             is_typed = isinstance(value, np.generic) or _has_arrays(value)
-            return read_array(array) if is_typed else torch.tensor(value)
+            return read_array(array, path, store=self._store) if is_typed else torch.tensor(value)
         tensor = read_array(np.array(array), path, store=self._store)
         if array.dtype.kind == "b" or wanted.startswith(("float", "bfloat", "complex")):
             is_fit = array.dtype.kind != "c" or wanted.startswith("complex")
@@ -266,6 +282,21 @@ class _DictReader:
             return lazy_stack([self.read(each, None, batch_size[1:], path) for each in value])
         return _make_value(value, batch_size)
 
+    def _read_values(self, value: Any, batch_size: tuple[int, ...], path: Path) -> Any:
+        """Reads one value per row, or one that is no list, array or tuple of strings, for all of them."""
+        if isinstance(value, tuple) and batch_size and _are_texts(value):
+            value = list(value)
+        if batch_size and isinstance(value, (list, np.ndarray)):
+            sizes = _measure(value)[: len(batch_size)]
+            if sizes != batch_size:
+                expected, actual = (
+                    (f"{batch_size[0]} values, one per row", f"{sizes[0]}")
+                    if len(batch_size) == len(sizes) == 1
+                    else (f"values of shape {list(batch_size)}, one per row", f"shape {list(sizes)}")
+                )
+                raise self._make_mismatch(path, expected, actual)
+        return _make_value(value, batch_size)
+
     def _make_mismatch(self, path: Path, expected: str, actual: str) -> SpecMismatchError:
         return SpecMismatchError(store=self._store, key=show(path), expected=expected, actual=actual)
 
@@ -287,6 +318,26 @@ def _count_dims(entry: Entry | _DictNode | None) -> int | None:
     return None
 
 
+def _measure_texts(content: Mapping[str, Any], place: _DictNode) -> tuple[int, ...] | None:
+    """Returns the shape of the first array of strings or objects, or list or tuple of strings; None without any."""
+    for key, value in content.items():
+        entry = place.entries.get(key)
+        if isinstance(entry, _DictNode):
+            found = _measure_texts(value, entry) if isinstance(value, dict) else None
+            if found is not None:
+                return found
+        elif isinstance(entry, ValueLeaf) and entry.ragged is None:
+            if isinstance(value, np.ndarray) and value.ndim:
+                return tuple(value.shape)
+            if isinstance(value, (list, tuple)) and _are_texts(value):
+                return (len(value),)
+    return None
+
+
+def _are_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, (str, bytes)) for each in values)
+
+
 def _measure(value: Any) -> tuple[int, ...]:
     """Returns the shape of an array, a tensor, or nested lists; of lists that differ that of the first."""
     shape = getattr(value, "shape", None)
@@ -295,6 +346,11 @@ def _measure(value: Any) -> tuple[int, ...]:
     if isinstance(value, (list, tuple)):
         return (len(value), *(_measure(value[0]) if value else ()))
     return ()
+
+
+def _is_unknown(dtype: np.dtype[Any]) -> bool:
+    """Returns whether neither tensors nor values show arrays of a dtype: dates, fields and long doubles."""
+    return dtype.kind in "MmV" or dtype.char in "gG"
 
 
 def _has_arrays(value: Any) -> bool:

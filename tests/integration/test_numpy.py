@@ -154,6 +154,34 @@ def test_extend_when_of_a_dict_then_its_rows_are_stored(table: tdserve.ReplayHan
     assert float(table[8]["reward"]) == 1.5
 
 
+@pytest.mark.parametrize("make", [list, tuple, np.array])
+def test_queue_when_rows_are_strings_then_each_is_a_row(arrays: tdserve.Client, name: str, make: Any) -> None:
+    queue = arrays.create_queue(name, like={"prompt": ""}, max_size=9)
+    assert same(queue.extend({"prompt": make(["hi", "you"])}), np.arange(2))
+    with queue.take(2) as taken:
+        assert taken["prompt"] == ["hi", "you"]
+
+
+def test_extend_when_strings_are_not_as_many_as_rows_then_refused(arrays: tdserve.Client, name: str) -> None:
+    table = arrays.create_replay(name, like={"obs": np.zeros(3), "text": ""}, capacity=9)
+    with pytest.raises(tdserve.SpecMismatchError, match=f"'{name}', key 'text': expected 3 values, one per row, got 2"):
+        table.extend({"obs": np.zeros((3, 3)), "text": np.array(["a", "b"])})
+    assert table.info()["num_rows"] == 0
+    table.extend({"obs": np.zeros((3, 3)), "text": ("a", "b", "c")})
+    assert table[0:3]["text"] == ["a", "b", "c"]
+
+
+def test_table_when_like_a_date_then_refused_by_what_to_give(arrays: tdserve.Client, name: str) -> None:
+    with pytest.raises(tdserve.NotSupportedError, match=rf"key 'x' of store '{name}'.*view\('int64'\)"):
+        arrays.create_replay(name, like={"x": np.datetime64("2020-01-01")}, capacity=9)
+
+
+def test_keyed_store_when_its_entries_are_strings_then_one_per_key(arrays: tdserve.Client, name: str) -> None:
+    store = arrays.create_kv(name, like={"text": ""})
+    store.put(["a", "b"], {"text": ["hi", "you"]})
+    assert store.get(["b", "a"])["text"] == ["you", "hi"]
+
+
 def test_extend_when_of_several_dimensions_then_flattened(table: tdserve.ReplayHandle) -> None:
     given = rows(6, start=20)
     grid = {key: value.reshape(2, 3, *value.shape[1:]) for key, value in given.items() if key != "next"}

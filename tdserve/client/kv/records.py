@@ -153,10 +153,9 @@ class LikeRecords:
 
     def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
         """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
+        values = self._read_arrays(values, is_one=False)
         if self._has_values or isinstance(values, (list, tuple)):
-            values = self._read_arrays(values)
             return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
-        values = self._read_arrays(values)
         _check_num_rows(keys, values)
         if not keys:
             return []
@@ -228,11 +227,11 @@ class LikeRecords:
             check_matches(expected, captured.spec, store=self._store)
         return captured
 
-    def _read_arrays(self, value: Any) -> Any:
+    def _read_arrays(self, value: Any, *, is_one: bool = True) -> Any:
         """Returns a dict of arrays as a tensordict, an array as a tensor, and anything else as it is."""
         if self._is_tensor:
             return read_array(value, store=self._store) if isinstance(value, np.ndarray) else value
-        return read_dict(value, self._spec, store=self._store) if isinstance(value, dict) else value
+        return read_dict(value, self._spec, store=self._store, is_one=is_one) if isinstance(value, dict) else value
 
     def _check_size(self, record: bytes) -> None:
         nbytes = self._layout.nbytes

@@ -84,6 +84,72 @@ def test_array_when_no_tensor_can_show_it_then_refused_by_key_with_a_remedy(arra
         read_dict({"n": {"a": array}}, store="frames")
 
 
+SCALARS: dict[str, tuple[Any, str]] = {
+    "date": (np.datetime64("2020-01-01"), r"view\('int64'\)"),
+    "time": (np.timedelta64(1, "s"), r"view\('int64'\)"),
+    "dates in a list": ([np.datetime64("2020-01-01")], r"view\('int64'\)"),
+    "long double": (np.longdouble(1), r"astype\('float64'\)"),
+    "long doubles in a list": ([np.longdouble(1)], r"astype\('float64'\)"),
+    "fields": (np.zeros(2, "i4,f4")[0], "under a key of its own"),
+}
+
+
+@pytest.mark.parametrize("like", [None, ROW], ids=["no structure", "new key"])
+@pytest.mark.parametrize(("value", "remedy"), list(SCALARS.values()), ids=list(SCALARS))
+def test_scalar_when_its_arrays_are_refused_then_refused_like_them(value: Any, remedy: str, like: Spec | None) -> None:
+    with pytest.raises(NotSupportedError, match=rf"'n', 'a'.*store 'frames'.*{remedy}"):
+        read_dict({"n": {"a": value}}, like, store="frames")
+
+
+@pytest.mark.parametrize("given", [np.array(["2020-01-01"], "M8[D]"), np.datetime64("2020-01-01")], ids=["array", "1"])
+def test_date_when_the_structure_has_values_there_then_refused_too(given: Any) -> None:
+    with pytest.raises(NotSupportedError, match=r"datetime64\[D\] at key 'a' of store 'frames'.*view\('int64'\)"):
+        read_dict({"a": given}, spec_of({"a": None}), store="frames")
+
+
+TEXTS: dict[str, Callable[[list[str]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "array": np.array,
+    "objects": lambda texts: np.array(texts, object),
+}
+
+
+@pytest.mark.parametrize("make", list(TEXTS.values()), ids=list(TEXTS))
+def test_strings_when_the_structure_has_values_there_then_one_per_row(make: Callable[[list[str]], Any]) -> None:
+    rows = {"x": np.zeros((3, 2), np.float32), "n": {"y": np.arange(3)}}
+    assert [row["text"] for row in read_dict({**rows, "text": make(["a", "b", "c"])}, ROW)] == ["a", "b", "c"]
+    with pytest.raises(SpecMismatchError, match="'frames', key 'text': expected 3 values, one per row, got 2"):
+        read_dict({**rows, "text": make(["a", "b"])}, ROW, store="frames")
+    assert [row["text"] for row in read_dict({**rows, "text": "for all"}, ROW)] == ["for all"] * 3
+
+
+@pytest.mark.parametrize("make", list(TEXTS.values()), ids=list(TEXTS))
+def test_strings_when_rows_have_no_tensors_then_they_count_the_rows(make: Callable[[list[str]], Any]) -> None:
+    row = spec_of({"who": "a", "n": {"text": "b"}})
+    found = read_rows({"who": "user", "n": {"text": make(["hi", "you"])}}, row, store="")
+    assert [(each["who"], each["n", "text"]) for each in found] == [("user", "hi"), ("user", "you")]
+    with pytest.raises(SpecMismatchError, match=r"'n', 'text'.*expected 2 values, one per row, got 3"):
+        read_rows({"who": ["a", "b"], "n": {"text": make(["c", "d", "e"])}}, row, store="")
+
+
+def test_strings_when_in_several_dimensions_then_those_of_rows() -> None:
+    texts = np.array([["a", "b", "c"]] * 2)
+    assert read_rows({"text": texts}, spec_of({"text": ""}), store="").batch_size == (2, 3)
+    rows = {"x": np.zeros((2, 3, 2), np.float32), "n": {"y": np.zeros((2, 3), int)}}
+    assert read_dict({**rows, "text": texts}, ROW)[1, 2]["text"] == "c"
+    with pytest.raises(SpecMismatchError, match=r"expected values of shape \[2, 3\], one per row, got shape \[3, 2\]"):
+        read_dict({**rows, "text": texts.T}, ROW)
+
+
+def test_strings_when_the_dict_is_one_row_then_its_value() -> None:
+    tags = ["red", "green"]
+    one = {"x": np.zeros(2, np.float32), "n": {"y": 1}, "text": tags}
+    assert read_rows(one, ROW, store="")["text"] == tags
+    listed = read_rows([{"text": tags}, {"text": ["blue"]}], spec_of({"text": tags}), store="")
+    assert [row["text"] for row in listed] == [tags, ["blue"]]
+
+
 def test_dict_when_no_structure_is_known_then_as_the_tensordict_of_its_content() -> None:
     x = np.ones((2, 3))
     found = read_dict({"x": x, "n": {"y": np.arange(2)}, "t": torch.zeros(2), "s": "one"}, batch_size=[2])
