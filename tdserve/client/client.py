@@ -177,8 +177,8 @@ class Client(TensorDictClient):
         No step is made: an environment tells by its specs what it returns, and the policy is called with zeros.
 
         Args:
-            source: An environment, a collector, or a spec such as ``Composite``. A batch of environments gives one row.
-                A tensordict is returned as it is.
+            source: An environment, a collector, or a spec such as ``Composite``. Of a batch of environments, and of a
+                tensordict such as a rollout, the first row is taken.
             policy: Adds the keys that it writes. A collector's own by default.
 
         Raises:

@@ -8,6 +8,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from tensordict import is_tensor_collection
 
 from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client, connect
@@ -16,7 +17,7 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
-from tdserve.torchrl.table_rows import complete_rows, to_batch, to_path
+from tdserve.torchrl.table_rows import check_dims, complete_rows, to_batch, to_path
 
 ChooseRule = Callable[[Collection[Path]], TableRule | None]
 
@@ -59,7 +60,8 @@ class SharedTable(ByAddress):
         self.capacity = capacity
         self.choose_rule: ChooseRule = partial(_return_rule, options.pop("sampler", None))
         if like is not None:
-            like = to_batch((like if isinstance(like, torch.Tensor) else make_row_like(like)).unsqueeze(0))
+            is_row = isinstance(like, torch.Tensor) or is_tensor_collection(like)  # which may be a batch itself
+            like = to_batch((like if is_row else make_row_like(like)).unsqueeze(0))
         self._like = like
         self._fills = fills
         self._options = options
@@ -117,6 +119,7 @@ class SharedTable(ByAddress):
         handle = self.open(batch)
         if handle is None:
             raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
+        check_dims(batch, handle.spec, name=self.name)
         batch = complete_rows(batch, handle.spec, name=self.name, fills=self._fills)
         if len(batch) <= self.capacity:
             numbers: torch.Tensor = handle.extend(batch)

@@ -143,6 +143,24 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
     return batch
 
 
+def check_dims(batch: Any, spec: Spec, *, name: str) -> None:
+    """Refuses rows in several dimensions, such as those of a batch of environments.
+
+    Args:
+        spec: Structure of one row.
+        name: Name of the table.
+
+    Raises:
+        SpecMismatchError: They are in several dimensions.
+    """
+    num_extra = batch.ndim - 1 - len(spec.batch_size)
+    if num_extra > 0:
+        call = f".flatten(0, {num_extra})" if spec.batch_size else ".reshape(-1)"
+        expected = f"batch size {['n', *spec.batch_size]}"
+        actual = f"{list(batch.shape)} ({call} makes one dimension of rows)"
+        raise SpecMismatchError(store=name, key="", expected=expected, actual=actual)
+
+
 def _find_stored_path(path: Path, spec: Spec) -> Path:
     """Returns the path of the stored leaf in which a leaf is: that of a node, if its rows are stored whole."""
     return next((node for node in spec.packed if path[: len(node)] == node), path)

@@ -18,18 +18,20 @@ _TRAJECTORY_KEY = ("collector", "traj_ids")
 def make_row_like(source: Any, policy: Any = None) -> Any:
     """Returns a row of zeros, or of the policy's first answer to zeros; see ``Client.row_like``."""
     if is_tensor_collection(source):
-        return source
+        return _take_first(source)
     if hasattr(source, "fake_tensordict"):
         return _make_environment_row(source, policy)
     if hasattr(source, "zero"):
         return _take_first(source.zero())
     policy = getattr(source, "policy", None) if policy is None else policy
-    if hasattr(source, "env"):
+    if hasattr(getattr(source, "env", None), "fake_tensordict"):
         row = _make_environment_row(source.env, policy)
     elif hasattr(source, "create_env_fn"):
         row = _make_new_environment_row(source.create_env_fn, policy)
     else:
         reason = f"{type(source).__name__} is no environment, collector or spec of TorchRL, and no tensordict"
+        if hasattr(source, "action_space"):
+            reason += "; torchrl.envs.GymWrapper(environment) makes one of Gymnasium's an environment of TorchRL"
         raise InvalidRequestError(argument="source", reason=reason)
     if getattr(source, "track_traj_ids", True):
         row[_TRAJECTORY_KEY] = torch.zeros((), dtype=torch.int64)
@@ -56,5 +58,5 @@ def _make_new_environment_row(create_env_fn: Any, policy: Any) -> Any:
 
 
 def _take_first(rows: Any) -> Any:
-    row = rows.reshape(-1)[0] if rows.batch_dims else rows
+    row = rows[(0,) * rows.batch_dims] if rows.batch_dims else rows
     return row.detach().cpu().clone()

@@ -87,6 +87,50 @@ def test_row_like_when_of_a_spec_then_its_zeros() -> None:
     assert structure_of(tdserve.Client.row_like(spec)) == structure_of(expected)
 
 
+def test_row_like_when_of_a_rollout_then_its_first_row() -> None:
+    rollout = SerialEnv(2, TellingEnvironment).rollout(3, break_when_any_done=False)
+    row = tdserve.Client.row_like(rollout)
+    assert row.batch_size == ()
+    assert (row == rollout[0, 0]).all()
+    assert (tdserve.Client.row_like(row) == row).all()
+
+
+def test_storage_when_a_row_of_like_is_a_batch_itself_then_rows_are_batches(server: tdserve.Server) -> None:
+    rollout = TellingEnvironment().rollout(3, break_when_any_done=False)
+    storage = TDServeStorage(10, address=server.address, name="batches", like=rollout)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=2)
+    buffer.extend(torch.stack([rollout, rollout]))
+    assert buffer.sample().batch_size == (2, 3)
+    with pytest.raises(tdserve.SpecMismatchError, match=r"\.flatten\(0, 1\)"):
+        buffer.extend(torch.stack([rollout, rollout])[None])
+
+
+def test_extend_when_rows_are_in_several_dimensions_then_the_remedy_is_one_of_torchrl(server: tdserve.Server) -> None:
+    environment = SerialEnv(2, TellingEnvironment)
+    storage = TDServeStorage(100, address=server.address, name="flat", like=environment)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=2)
+    rollout = environment.rollout(5, break_when_any_done=False)
+    with pytest.raises(tdserve.SpecMismatchError, match=r"\[2, 5\] \(\.reshape\(-1\) makes") as caught:
+        buffer.extend(rollout)
+    assert "flatten=" not in str(caught.value)
+    assert not len(buffer)
+    assert len(buffer.extend(rollout.reshape(-1))) == 10
+
+
+def test_row_like_when_of_an_environment_of_gymnasium_then_refused_with_what_wraps_it() -> None:
+    class Space:
+        """Has what those of Gymnasium have."""
+
+        action_space = observation_space = None
+
+    class Wrapper(Space):
+        env = Space()
+
+    for source in (Space(), Wrapper()):
+        with pytest.raises(tdserve.InvalidRequestError, match=r"torchrl\.envs\.GymWrapper"):
+            tdserve.Client.row_like(source)
+
+
 def test_row_like_when_of_something_else_then_refused_by_its_name() -> None:
     with pytest.raises(tdserve.InvalidRequestError, match="int is no environment"):
         tdserve.Client.row_like(3)
