@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from tdserve.imports.import_source import (
+    CHOOSE_OTHERS,
     ColumnSource,
     ImportOptions,
     Key,
     SourceColumn,
     make_missing_package_error,
+    make_open_error,
     make_path_error,
     make_value_array,
 )
@@ -38,29 +40,45 @@ def open_hdf5(path: str, options: ImportOptions) -> ColumnSource:
     try:
         file = h5py.File(path, "r")
     except OSError as fault:
-        raise make_path_error(path, fault) from None
+        raise make_open_error(path, fault) from None
     try:
-        found = dict(_iter_arrays(file, ()))
+        found = dict(_iter_arrays((file,), ()))
         wanted = [key for key in found if not options.keys or any(key[: len(k)] == k for k in options.keys)]
-        columns = [_make_column(h5py, path, key, found[key]) for key in wanted or found]
+        readable = [key for key in found if not isinstance(found[key], str)]  # for an error about keys
+        columns = [_make_column(h5py, path, key, found[key]) for key in wanted or readable]
     except BaseException:
         file.close()
         raise
     return ColumnSource(path, columns, options, file.close)
 
 
-def _iter_arrays(group: Any, path: Key) -> Iterator[tuple[Key, Any]]:
-    for name, entry in group.items():
-        if hasattr(entry, "items"):
-            yield from _iter_arrays(entry, (*path, name))
+def _iter_arrays(groups: tuple[Any, ...], path: Key) -> Iterator[tuple[Key, Any]]:
+    """Yields what is below the last one of nested groups: arrays, and in place of one a text why a link has none."""
+    for name in groups[-1]:
+        key = (*path, name)
+        try:
+            entry = groups[-1][name]
+        except (KeyError, OSError, RuntimeError):  # as h5py puts it: nothing is there, no such file, too many links
+            yield key, f"is a link to {_describe_target(groups[-1].get(name, getlink=True))}, where nothing is"
+            continue
+        if entry in groups:
+            yield key, f"leads back to /{'/'.join(path[: groups.index(entry)])}, the group that it is in"
+        elif hasattr(entry, "items"):
+            yield from _iter_arrays((*groups, entry), key)
         elif hasattr(entry, "shape"):  # else a named type
-            yield (*path, name), entry
+            yield key, entry
+
+
+def _describe_target(link: Any) -> str:
+    return f"{link.path} in {link.filename}" if hasattr(link, "filename") else str(link.path)
 
 
 def _make_column(h5py: Any, path: str, key: Key, array: Any) -> SourceColumn:
+    if isinstance(array, str):
+        raise make_path_error(path, f"{'/'.join(key)} {array}; {CHOOSE_OTHERS}")
     dtype, name = array.dtype, "/".join(key)
     if array.shape is None:
-        raise make_path_error(path, f"{name} is empty; choose others by key")
+        raise make_path_error(path, f"{name} is empty; {CHOOSE_OTHERS}")
     size = math.prod(array.shape)
     if h5py.check_string_dtype(dtype) is not None:
         read = partial(_read_strings, array)
@@ -71,7 +89,7 @@ def _make_column(h5py: Any, path: str, key: Key, array: Any) -> SourceColumn:
             key, array.shape, size * _VALUE_NBYTES, partial(_read_lists, array), partial(_read_lists, array)
         )
     if dtype.hasobject or dtype.names or dtype.kind not in "biufc":
-        raise make_path_error(path, f"{name} has the type {dtype}, for which there is no tensor; choose others by key")
+        raise make_path_error(path, f"{name} has the type {dtype}, for which there is no tensor; {CHOOSE_OTHERS}")
     return SourceColumn(
         key, array.shape, size * dtype.itemsize, lambda start, stop: array[start:stop], lambda: array[()]
     )

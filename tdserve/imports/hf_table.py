@@ -13,6 +13,7 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.imports.import_source import (
+    CHOOSE_OTHERS,
     ImportOptions,
     ImportSource,
     Key,
@@ -166,7 +167,7 @@ class _TypeReader:
         return is_text or is_bytes or types.is_null(kind) or _is_number(types, kind)
 
     def _make_error(self, name: str, kind: Any, reason: str) -> InvalidRequestError:
-        return make_path_error(self._path, f"column {name} is {kind}: {reason}; choose others by key")
+        return make_path_error(self._path, f"column {name} is {kind}: {reason}; {CHOOSE_OTHERS}")
 
 
 class _OfField:
@@ -191,7 +192,7 @@ def _is_number(types: Any, kind: Any) -> bool:
 
 def _read_numbers(array: Any, name: str, path: str) -> Any:
     if array.null_count and not str(array.type).endswith(("float", "double")):  # of floats they become nan
-        raise make_path_error(path, f"column {name} has rows without a number; choose others by key")
+        raise make_path_error(path, f"column {name} has rows without a number; {CHOOSE_OTHERS}")
     return array.to_numpy(zero_copy_only=False)
 
 
@@ -199,7 +200,7 @@ def _read_fixed(array: Any, name: str, path: str) -> Any:
     shape = [len(array)]
     while hasattr(array.type, "list_size"):
         if array.null_count:
-            raise make_path_error(path, f"column {name} has rows without a list; choose others by key")
+            raise make_path_error(path, f"column {name} has rows without a list; {CHOOSE_OTHERS}")
         shape.append(array.type.list_size)
         array = array.flatten()
     return _read_numbers(array, name, path).reshape(shape)
@@ -207,13 +208,13 @@ def _read_fixed(array: Any, name: str, path: str) -> Any:
 
 def _read_extension(array: Any, name: str, path: str) -> Any:
     if array.null_count:
-        raise make_path_error(path, f"column {name} has rows without an array; choose others by key")
+        raise make_path_error(path, f"column {name} has rows without an array; {CHOOSE_OTHERS}")
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def _read_lists(array: Any, name: str, path: str) -> torch.Tensor:
     if array.null_count:
-        raise make_path_error(path, f"column {name} has rows without a list; choose others by key")
+        raise make_path_error(path, f"column {name} has rows without a list; {CHOOSE_OTHERS}")
     values = np.array(_read_numbers(array.flatten(), name, path))
     sizes = np.diff(array.offsets.to_numpy(zero_copy_only=False)).tolist()
     return torch.nested.nested_tensor(list(torch.split(torch.from_numpy(values), sizes)), layout=torch.jagged)

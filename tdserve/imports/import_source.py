@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,16 @@ Key = tuple[str, ...]
 
 MAX_NAMED = 8
 """Most columns that an error lists."""
+
+CHOOSE_OTHERS = "choose others by key (--key, keys=)"
+"""What to do about an array that cannot be imported, in words of the command and of Python."""
+
+_OS_FAULTS = {
+    errno.ENOENT: "there is no such file",
+    errno.EISDIR: "it is a folder, not a file",
+    errno.EACCES: "it may not be read",
+}
+"""Short words for what libraries describe by the call that failed."""
 
 
 class ImportOptions(NamedTuple):
@@ -58,7 +69,7 @@ class ImportSource(ABC):
         Raises:
             NotSupportedError: It consists of rows.
         """
-        raise NotSupportedError(feature="an import without rows", reason="this format consists of rows")
+        raise NotSupportedError(feature="an import without rows (--no-rows)", reason="this format consists of rows")
 
     def close(self) -> None:  # noqa: B027 (most have nothing to do)
         """Closes the files."""
@@ -161,6 +172,11 @@ def make_path_error(path: object, fault: object) -> InvalidRequestError:
     return InvalidRequestError(argument="path", reason=" ".join(f"{path}: {fault}".split())[:500])
 
 
+def make_open_error(path: object, fault: OSError) -> InvalidRequestError:
+    """Returns the error for a file that cannot be opened."""
+    return make_path_error(path, _OS_FAULTS.get(fault.errno or 0, fault))
+
+
 def make_missing_package_error(package: str, extra: str) -> NotSupportedError:
     """Returns the error for a format whose library is not installed."""
     return NotSupportedError(feature=f"this format without the package {package}", reason=f"pip install '{extra}'")
@@ -174,8 +190,10 @@ def _choose_columns(path: str, columns: Sequence[SourceColumn], keys: Sequence[K
     if not chosen:
         raise make_path_error(path, "there is no array in it")
     paths = {column.path for column in chosen}
+    if () in paths:
+        raise make_path_error(path, f"an array in it has an empty name; {CHOOSE_OTHERS}")
     for column in chosen:
-        if any(column.path[:depth] in paths for depth in range(len(column.path))):
+        if any(column.path[:depth] in paths for depth in range(1, len(column.path))):
             raise make_path_error(path, f"{'/'.join(column.path)} is below the key of another array")
     return chosen
 
@@ -184,8 +202,9 @@ def _count_rows(path: str, columns: Sequence[SourceColumn]) -> int:
     sizes = {column.shape[:1] for column in columns}
     (size,) = sizes if len(sizes) == 1 else ((),)
     if not size:
-        reason = f"{path}: its arrays have no common first dimension: {_list_columns(columns)}; choose some by key, "
-        raise InvalidRequestError(argument="path", reason=f"{reason}or import them without rows")
+        reason = f"{path}: its arrays have no common first dimension: {_list_columns(columns)}; choose some by key "
+        reason += "(--key, keys=), or import them without rows (--no-rows, has_rows=False)"
+        raise InvalidRequestError(argument="path", reason=reason)
     return size[0]
 
 

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from tdserve.imports.import_source import ColumnSource, ImportOptions, SourceColumn, make_path_error, split_key
+from tdserve.imports.import_source import (
+    CHOOSE_OTHERS,
+    ColumnSource,
+    ImportOptions,
+    SourceColumn,
+    make_open_error,
+    make_path_error,
+    split_key,
+)
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _SUFFIX = ".npy"
@@ -25,8 +33,10 @@ def open_npz(path: str, options: ImportOptions) -> ColumnSource:
     """
     try:
         archive = zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as fault:
-        raise make_path_error(path, fault) from None
+    except OSError as fault:
+        raise make_open_error(path, fault) from None
+    except zipfile.BadZipFile:
+        raise make_path_error(path, _describe_other(path)) from None
     try:
         names = [name for name in archive.namelist() if name.endswith(_SUFFIX)]
         keys = {name: split_key(name.removesuffix(_SUFFIX)) for name in names}
@@ -36,6 +46,15 @@ def open_npz(path: str, options: ImportOptions) -> ColumnSource:
         archive.close()
         raise
     return ColumnSource(path, columns, options, archive.close)
+
+
+def _describe_other(path: str) -> str:
+    """Returns what a file is that is no archive."""
+    with open(path, "rb") as file:
+        is_array = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
+    if is_array:
+        return "it is one array (.npy), not an archive of named ones; make one by np.savez(path, name=np.load(...))"
+    return "it is no archive of np.savez"
 
 
 def _make_column(archive: zipfile.ZipFile, path: str, name: str) -> SourceColumn:
@@ -69,7 +88,7 @@ class _StreamedArray:
             self.shape, self._is_transposed, self.dtype = self._read_header(stream)
         if self.dtype.hasobject or self.dtype.names:
             what = "structured values" if self.dtype.names else "Python objects, which would be unpickled"
-            raise make_path_error(path, f"{name} is an array of {what}; choose others by key")
+            raise make_path_error(path, f"{name} is an array of {what}; {CHOOSE_OTHERS}")
 
     def _read_header(self, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         try:

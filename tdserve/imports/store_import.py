@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, TDServeError
+from tdserve.base.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    StoreExistsError,
+    TDServeError,
+)
 from tdserve.base.ids import check_store_name
 from tdserve.client.client import Client
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.store_filling import StoreFilling
 from tdserve.imports.formats import open_source
-from tdserve.imports.import_source import ImportOptions, ImportSource, split_key
+from tdserve.imports.import_source import CHOOSE_OTHERS, ImportOptions, ImportSource, split_key
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES
 
 PIECE_NBYTES = 16 * 1024 * 1024
@@ -76,7 +83,8 @@ def import_store(
             return _write_rows(client, source, str(path), name, replaces, on_progress)
         content = source.read_whole()
         _make_way(client, name, replaces)
-        handle: StoreHandle = client.memmap(content, name, batch_size=())
+        with _adding_remedy():
+            handle: StoreHandle = client.memmap(content, name, batch_size=())
     on_progress(1, 1)
     return handle
 
@@ -93,7 +101,8 @@ def _write_rows(
         for num_read, content in _iter_checked(source, path):
             if not filling.num_written:
                 _make_way(client, name, replaces)
-            filling.write(content, [num_read])
+            with _adding_remedy():
+                filling.write(content, [num_read])
             on_progress(filling.num_written, num_rows)
         return filling.show()
     except BaseException:
@@ -109,6 +118,15 @@ def _iter_checked(source: ImportSource, path: str) -> Iterator[tuple[int, dict[s
         raise
     except Exception as fault:  # a library that reads the file may raise anything
         raise CorruptDataError(path=path, expected="readable rows", actual=f"{fault!r}"[:300]) from fault
+
+
+@contextmanager
+def _adding_remedy() -> Iterator[None]:
+    """Says about an array that no store can hold that it may be left out."""
+    try:
+        yield
+    except NotSupportedError as error:
+        raise NotSupportedError(feature=error.feature, reason=f"{error.reason}, or {CHOOSE_OTHERS}") from None
 
 
 def _make_way(client: Client, name: str, replaces: bool) -> None:

@@ -119,9 +119,10 @@ def test_arrays_when_of_several_lengths_then_refused_unless_chosen_or_without_ro
     [
         ({"x": np.array([{}, {}])}, "Python objects"),
         ({"x": np.zeros(2, [("a", "f4")])}, "structured"),
-        ({"x": np.zeros(2, "M8[s]")}, "x"),
+        ({"x": np.zeros(2, "M8[s]")}, r"x.*view\('int64'\), or choose others by key \(--key"),
         ({"x": np.zeros((0, 3))}, "no rows"),
         ({"x": np.zeros(2), "x/y": np.zeros(2)}, "below the key"),
+        ({"a.b": np.zeros(3), "": np.zeros(3)}, "an array in it has an empty name"),
         ({}, "no array"),
     ],
 )
@@ -144,14 +145,57 @@ def test_hdf5_when_a_type_has_no_tensor_then_refused(
         import_store(client, "hdf5", tmp_path / "a.h5", name)
 
 
+def test_hdf5_when_a_link_leads_into_a_circle_or_nowhere_then_refused_by_its_name_unless_others_are_chosen(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    targets = {
+        "g/up": (h5py.SoftLink("/"), r"g/up leads back to /,"),
+        "g/h/up": (h5py.SoftLink("/g"), r"g/h/up leads back to /g,"),
+        "none": (h5py.SoftLink("/nowhere"), "none is a link to /nowhere, where nothing is"),
+        "self": (h5py.SoftLink("/self"), "self is a link to /self, where nothing is"),
+        "far": (h5py.ExternalLink("absent.h5", "/x"), r"far is a link to /x in absent\.h5, where nothing is"),
+    }
+    for key, (target, message) in targets.items():
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["g/x"] = np.arange(4)
+            file["y"] = h5py.SoftLink("/g/x")
+            file[key] = target
+        with pytest.raises(tdserve.InvalidRequestError, match=f"{message}.*--key"):
+            import_store(client, "hdf5", tmp_path / "a.h5", name)
+        with pytest.raises(tdserve.InvalidRequestError, match="has no z: g/x"):
+            import_store(client, "hdf5", tmp_path / "a.h5", name, keys=["z"])
+        assert name not in client
+        store = import_store(client, "hdf5", tmp_path / "a.h5", name, keys=["g/x", "y"])
+        assert store["g", "x"].tolist() == store["y"].tolist() == [0, 1, 2, 3]
+        client.delete(name)
+
+
+def test_hdf5_when_two_keys_are_links_to_one_group_then_both_have_its_arrays(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["g/x"] = np.arange(4)
+        file["h"] = h5py.SoftLink("/g")
+    store = import_store(client, "hdf5", tmp_path / "a.h5", name)
+    assert store["g", "x"].tolist() == store["h", "x"].tolist() == [0, 1, 2, 3]
+
+
+def test_npz_when_one_array_of_np_save_then_the_error_says_what_to_do(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "a.npy", np.arange(4))
+    with pytest.raises(tdserve.InvalidRequestError, match=r"one array \(\.npy\).*np\.savez"):
+        import_store(client, "npz", tmp_path / "a.npy", name)
+
+
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_path_when_absent_or_another_format_then_error(
     client: tdserve.Client, name: str, tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "text").write_text("neither")
-    for path in (tmp_path / "none", tmp_path / "text", tmp_path):
-        with pytest.raises(tdserve.InvalidRequestError, match="path"):
-            import_store(client, kind, path, name)
+    for path, message in (("none", "none: there is no such file$"), ("text", "text: "), ("", "it is a folder")):
+        with pytest.raises(tdserve.InvalidRequestError, match=message):
+            import_store(client, kind, tmp_path / path, name)
     with pytest.raises(tdserve.InvalidRequestError, match="split"):
         import_store(client, kind, tmp_path / "text", name, split="train")
     with pytest.raises(tdserve.InvalidRequestError, match=f"'csv' is none of .*{kind}"):
