@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from tdserve.base.errors import StoreNotFoundError, TDServeError
 from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
+
+if TYPE_CHECKING:
+    from tdserve.client.client import Client
 
 FORMATS = ("minari", "hf", "hdf5", "npz")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
@@ -64,6 +69,7 @@ def import_rows(
     is_shown = progress.is_terminal if shows is None else shows
     with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
         client.catalog.timeout_s = CALL_TIMEOUT_S
+        older = _find_uid(client, name)
         try:
             import_store(
                 client,
@@ -76,6 +82,10 @@ def import_rows(
                 replaces=replaces,
                 on_progress=progress.show if is_shown else lambda num_written, num_rows: None,
             )
+        except KeyboardInterrupt:
+            progress.end()
+            click.echo(f"aborted: {_find_outcome(client, name, older)}", err=True)
+            raise click.Abort from None
         finally:
             progress.end()
         described = client.describe(name)
@@ -85,6 +95,35 @@ def import_rows(
     took_s = time.monotonic() - begin
     size = format_nbytes(described.nbytes)
     click.echo(f"{escape_unprintable(name)}: batch size {list(described.batch_size)}, {size} in {took_s:.1f} s")
+
+
+def _find_uid(client: Client, name: str) -> str:
+    """Returns the identity of a store; "" if there is none."""
+    try:
+        return client.describe(name, timeout_s=0).uid
+    except StoreNotFoundError:
+        return ""
+
+
+def _find_outcome(client: Client, name: str, older: str) -> str:
+    """Returns what an import that was interrupted has left.
+
+    Args:
+        client: The client of the import.
+        name: Name of the store.
+        older: Identity of the store of this name before the import; "" if there was none.
+    """
+    client.catalog.timeout_s = CONNECT_TIMEOUT_S  # people who interrupt may do so because the server is gone
+    try:
+        found = _find_uid(client, name)
+    except TDServeError as error:
+        return f"unless all was stored already, the server keeps nothing of it; it does not answer: {error}"
+    shown = escape_unprintable(name)
+    if found and found != older:
+        return f"{shown} was already complete, and is kept"
+    if older and not found:
+        return f"nothing was stored, and the {shown} that was to be replaced is already deleted"
+    return f"nothing was stored, and {shown} is as it was" if older else "nothing was stored"
 
 
 class _ImportProgress:
@@ -119,3 +158,4 @@ class _ImportProgress:
         """Ends the line of the terminal."""
         if self._has_line:
             click.echo(err=True)
+        self._has_line = False

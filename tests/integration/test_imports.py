@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -180,7 +181,7 @@ def test_hdf5_when_two_keys_are_links_to_one_group_then_both_have_its_arrays(
     assert store["g", "x"].tolist() == store["h", "x"].tolist() == [0, 1, 2, 3]
 
 
-def test_npz_when_one_array_of_np_save_then_the_error_says_what_to_do(
+def test_npz_when_one_array_of_np_save_then_the_error_names_the_remedy(
     client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "a.npy", np.arange(4))
@@ -314,3 +315,40 @@ def test_command_when_run_then_one_line_of_result_and_progress_if_asked(
     assert shell.run("npz", path, name, "--replace", "--json")[1].startswith('{"name": ')
     assert shell.run("npz", os.fspath(tmp_path), name, "--replace")[0] == 1
     check_rows(client[name])
+
+
+class InterruptingTerminal(io.StringIO):
+    """A terminal whose reader interrupts the import as soon as it sees that rows are written."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if "rows/s" in text:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_command_when_interrupted_then_its_last_line_is_what_is_left(
+    shell: Shell, client: tdserve.Client, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "a.npz")
+    np.savez(path, **make_columns())
+    terminal = InterruptingTerminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert shell.run("npz", path, name)[0] == 130
+    assert terminal.getvalue() == "aborted: nothing was stored\n"
+    assert name not in client
+    assert shell.run("npz", path, name, "--no-progress")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("zipfile.ZipFile.open", interrupt)
+        assert shell.run("npz", path, name, "--replace")[0] == 130
+    assert terminal.getvalue().endswith(f"\naborted: nothing was stored, and {name} is as it was\n")
+    check_rows(client[name])
+    assert shell.run("npz", path, name, "--replace")[0] == 130
+    assert terminal.getvalue().endswith(f"the {name} that was to be replaced is already deleted\n")
+    assert name not in client
