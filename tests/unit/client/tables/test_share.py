@@ -33,5 +33,5 @@ def test_parse_when_invalid_then_refused_by_name(arguments: Any, argument: str) 
 
 
 @pytest.mark.parametrize(("step", "number", "is_named"), [(None, 0, False), (0, 0, True), (7, 7, True)])
-def test_parse_when_a_step_is_named_or_not_then_told(step: int | None, number: int, is_named: bool) -> None:
+def test_parse_when_a_step_is_named_or_not_then_marked_so(step: int | None, number: int, is_named: bool) -> None:
     assert parse_share(1, 2, step, None) == Share(1, 2, number, is_named=is_named)

@@ -76,7 +76,7 @@ def test_find_when_on_other_terms_then_refused_by_name(terms: DrawTerms, argumen
         (TWO, DrawTerms(2, 2, SampleConditions(group="g", group_size=2)), "was drawn with another group_by;"),
     ],
 )
-def test_find_when_on_other_terms_then_told_in_words_of_the_caller(
+def test_find_when_on_other_terms_then_the_error_has_words_of_the_caller(
     kept: DrawTerms, asked: DrawTerms, words: str
 ) -> None:
     draws, no_rows = KeptDraws("replay"), np.empty(0, np.int64)
