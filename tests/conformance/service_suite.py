@@ -165,7 +165,7 @@ class ServiceSuite(Suite):
         table = client.create_replay(name, like=rows[0], capacity=9)
         table.extend(rows)
         together = table[[8, 3, 3, 0, 5]]
-        monkeypatch.setattr("tdserve.client.tables.table_handle.MAX_MESSAGE_ROWS", 2)
+        monkeypatch.setattr("tdserve.client.tables.rows_by_number.MAX_MESSAGE_ROWS", 2)
         assert_equal(table[[8, 3, 3, 0, 5]], together)
 
     def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:

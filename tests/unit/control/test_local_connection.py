@@ -30,6 +30,9 @@ def test_connection_when_several_messages_come_at_once_then_what_they_are_answer
         def close(self) -> None:
             self.pieces.append(b"closed")
 
+        def is_closing(self) -> bool:
+            return b"closed" in self.pieces
+
     def answer(request: int) -> control_pb2.ServerMessage:
         return control_pb2.ServerMessage(request=request)
 
@@ -68,6 +71,9 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
 
         def close(self) -> None:
             self.pieces.append(b"closed")
+
+        def is_closing(self) -> bool:
+            return b"closed" in self.pieces
 
     connection, transport = LocalConnection(lambda connection, message: None, lambda connection: None), Slow()
 

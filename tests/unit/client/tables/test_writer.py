@@ -26,6 +26,7 @@ from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
+from tests.processes import wait_for
 from tests.unit.client.tables.recording import WAIT_S, RecordingTable, row
 
 
@@ -197,6 +198,7 @@ def test_append_when_there_is_no_room_then_waits_for_the_timeout_of_the_client()
     num_rows = subject.num_appended
     assert subject.num_under_way + subject.num_buffered == num_rows
     table.let()
+    wait_for(lambda: not subject.num_under_way, "the rows that were on their way")
     subject.close()
     assert table.numbers == list(range(num_rows))
 
