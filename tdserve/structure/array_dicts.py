@@ -87,10 +87,29 @@ def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
     if not rows or not all(isinstance(each, dict) for each in rows):
         return rows
     found = [read_dict(each, row, store=store) for each in rows]
-    try:
-        return lazy_stack(found) if row.has_ragged else torch.stack(found)
-    except RuntimeError:  # they differ, which is the table's to judge
+    if row.has_ragged:
         return lazy_stack(found)
+    try:
+        return torch.stack(found)
+    except RuntimeError:
+        _check_alike(found, store)
+        return lazy_stack(found)  # they differ in size, which is the table's to judge
+
+
+def _check_alike(rows: Sequence[Any], store: str) -> None:
+    """Raises an error for the first row that has other keys than the rows before it, or dimensions of its own."""
+    first = rows[0]
+    keys = set(first.keys(True, True))
+    for number, row in enumerate(rows):
+        if row.batch_size != first.batch_size:
+            expected, actual = f"batch size {list(first.batch_size)} in each row", f"{list(row.batch_size)}"
+            raise SpecMismatchError(store=store, key="", expected=expected, actual=f"{actual} in row {number}")
+        if differing := keys.symmetric_difference(row.keys(True, True)):
+            key = min((key,) if isinstance(key, str) else key for key in differing)
+            lacking = number if row.get(key, None) is None else 0
+            raise SpecMismatchError(
+                store=store, key=show(key), expected="it in each row or in none", actual=f"no such key in row {lacking}"
+            )
 
 
 def read_entry(value: Any, batch_size: Sequence[int], path: Path, *, store: str) -> Any:

@@ -38,7 +38,7 @@ def describe_misfit(expected: Entry, actual: Entry) -> str:
         return describe(actual)
     if holds_all_values(expected.dtype, actual.dtype):
         return describe(actual)
-    remedy = f"convert it first, as by .to(torch.{expected.dtype})"
+    remedy = f"convert it first, as by .to(torch.{expected.dtype}), or .astype({expected.dtype!r}) of an array"
     return f"{describe(actual)}, of which {expected.dtype} does not hold all values: {remedy}"
 
 

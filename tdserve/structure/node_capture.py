@@ -152,7 +152,10 @@ def _suggest_remedy(item: Any) -> str:
     if isinstance(item, Mapping):
         return "make a dict of it: dict(it)"
     if isinstance(item, (list, tuple)):
-        return "make one tensordict of them: torch.stack(them), or lazy_stack(them) if they differ"
+        return (
+            "tables take a list of dicts; make one tensordict of others: torch.stack(them), or lazy_stack(them) if "
+            "they differ"
+        )
     if isinstance(item, torch.nn.Module):
         return "make a tensordict of it: TensorDict.from_module(it); latest(into=it) fills it"
-    return "only tensordicts and tensorclasses can be sent"
+    return "only tensordicts, tensorclasses and dicts of arrays can be sent; put it into a dict, under a key"

@@ -347,6 +347,8 @@ def test_destination_when_a_dict_then_refused_by_what_to_do(arrays: tdserve.Clie
     with pytest.raises(tdserve.NotSupportedError, match="cannot be locked"):
         arrays.memmap_({"x": np.zeros(2)}, f"{name}-other")
     arrays.memmap({"x": np.zeros(2)}, f"{name}-other", copy_existing=False)
+    with pytest.raises(tdserve.InvalidRequestError, match="numpy=True"):
+        arrays.latest(name, into={"x": np.zeros(2)})  # type: ignore[arg-type]  # it is the mistake
 
 
 # ------------------------------------------------------------------------------------------- coroutines, hints
@@ -380,3 +382,8 @@ def test_extend_when_rows_of_a_list_differ_then_refused(table: tdserve.ReplayHan
         table.extend([ROW, {**ROW, "obs": np.zeros(3, np.float32)}])
     with pytest.raises(tdserve.NotSupportedError, match=r"torch.stack"):
         table.extend([TensorDict(ROW, []), ROW])
+    with pytest.raises(tdserve.NotSupportedError, match="a list of dicts"):
+        table.extend((ROW, ROW))
+    with pytest.raises(tdserve.NotSupportedError, match="dicts of arrays can be sent"):
+        table.extend(np.zeros(3))
+    assert same(table.extend([]), np.arange(0))

@@ -163,6 +163,9 @@ class TableHandle(RowsByNumber):
         annotations = RowAnnotations(priority, ends, writer, policy_version)
         if isinstance(batch, (dict, list)):
             batch = read_rows(batch, self.spec, store=self.name)
+        if isinstance(batch, list) and not batch:  # no rows, in no structure
+            index = self._extend((), (), annotations, timeout_s, return_early)
+            return self._show_numbers(index) if self._client.numpy else index
         if not flatten and is_plain_batch(batch, self._num_dims, self.capacity):
             captured, keys = self._capture_batch(batch)
             index = self._extend((captured,), keys, annotations, timeout_s, return_early)

@@ -96,9 +96,11 @@ class Wanted:
         if self.out is not None and self.into is not None:
             raise InvalidRequestError(argument="into", reason="out= is given too")
         if self.into is not None and not isinstance(self.into, nn.Module):
-            raise InvalidRequestError(
-                argument="into", reason=f"{type(self.into).__name__} is not an nn.Module; use out="
+            remedy = (
+                "leave it out, and ask for new arrays with numpy=True" if isinstance(self.into, dict) else "use out="
             )
+            reason = f"{type(self.into).__name__} is not an nn.Module; {remedy}"
+            raise InvalidRequestError(argument="into", reason=reason)
         for argument, version in (("version", self.version), ("newer_than", self.newer_than)):
             if version is not None:
                 check_version(argument, version)

@@ -260,6 +260,20 @@ def test_rows_when_given_as_a_list_of_dicts_then_stacked() -> None:
     assert found["x"].tolist() == [[1, 2], [0, 0]]
 
 
+@pytest.mark.parametrize(("is_first", "number"), [(True, 0), (False, 2)])
+def test_rows_when_one_lacks_a_key_then_the_error_names_both(is_first: bool, number: int) -> None:
+    one = {"x": np.zeros(2, np.float32), "n": {"y": 3, "b": True}, "text": "hello"}
+    short = {**one, "n": {"y": 3}}
+    rows = [short, one, one] if is_first else [one, one, short]
+    with pytest.raises(SpecMismatchError, match=rf"'frames', key.*'n', 'b'.*no such key in row {number}"):
+        read_rows(rows, ROW, store="frames")
+
+
+def test_rows_when_one_of_a_list_is_several_then_refused() -> None:
+    with pytest.raises(SpecMismatchError, match=r"batch size \[\] in each row, got \[4\] in row 1"):
+        read_rows([{"x": np.zeros(2)}, {"x": np.zeros((4, 2))}], ROW, store="")
+
+
 @pytest.mark.parametrize("rows", [[], [3], [TensorDict({})], "text"], ids=str)
 def test_rows_when_they_are_no_dicts_then_returned_as_they_are(rows: Any) -> None:
     assert read_rows(rows, ROW, store="") is rows

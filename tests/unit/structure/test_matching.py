@@ -27,7 +27,10 @@ def test_check_node_when_a_nested_leaf_differs_then_names_it_from_where_the_node
     assert (caught.value.key, caught.value.expected, caught.value.actual) == (
         "('x', 'a')",
         "float32[2, 3]",
-        "int64[2, 3], of which float32 does not hold all values: convert it first, as by .to(torch.float32)",
+        (
+            "int64[2, 3], of which float32 does not hold all values: convert it first, as by .to(torch.float32), "
+            "or .astype('float32') of an array"
+        ),
     )
 
 

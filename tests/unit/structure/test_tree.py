@@ -183,7 +183,10 @@ def test_spec_when_hashed_pickled_and_compared_then_is_a_value() -> None:
             with_entry("z", TensorLeaf("float64", (3, 4))),
             "z",
             "float32[3, 4]",
-            "float64[3, 4], of which float32 does not hold all values: convert it first, as by .to(torch.float32)",
+            (
+                "float64[3, 4], of which float32 does not hold all values: convert it first, as by .to(torch.float32), "
+                "or .astype('float32') of an array"
+            ),
         ),
         (with_entry("z", TensorLeaf("float16", (3, 4))), "z", "float32[3, 4]", "float16[3, 4]"),
         (with_entry("z", TensorLeaf("float32", (3, 5))), "z", "float32[3, 4]", "float32[3, 5]"),
