@@ -144,7 +144,8 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
 
 
 def check_dims(batch: Any, spec: Spec, *, name: str) -> None:
-    """Refuses rows in several dimensions, such as those of a batch of environments.
+    """Refuses rows in several dimensions, such as those of a batch of environments. Rows that are stored whole, since
+    they differ in size, may have any.
 
     Args:
         spec: Structure of one row.
@@ -154,7 +155,7 @@ def check_dims(batch: Any, spec: Spec, *, name: str) -> None:
         SpecMismatchError: They are in several dimensions.
     """
     num_extra = batch.ndim - 1 - len(spec.batch_size)
-    if num_extra > 0:
+    if num_extra > 0 and () not in spec.packed:
         call = f".flatten(0, {num_extra})" if spec.batch_size else ".reshape(-1)"
         expected = f"batch size {['n', *spec.batch_size]}"
         actual = f"{list(batch.shape)} ({call} makes one dimension of rows)"
