@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Thread
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,9 @@ class TDServeReplayBuffer(ReplayBuffer):
         )
         self._under_way: deque[Future[Any]] = deque()
         self._waiting = _Steps(row, self.n_envs)
-        weakref.finalize(self, _store_later, self._waiting, self._table).atexit = False  # then _BUFFERS does it
+        weakref.finalize(
+            self, _store_later, self._client, self._waiting, self._table
+        ).atexit = False  # then _BUFFERS does it
         _BUFFERS.add(self)
 
     def _make_row(self) -> dict[str, Any]:
@@ -230,10 +232,11 @@ def _finish(buffer: TDServeReplayBuffer, end_s: float) -> None:
         buffer.flush(timeout_s=max(end_s - time.monotonic(), 0.0))
 
 
-def _store_later(waiting: _Steps, table: ReplayHandle) -> None:
+def _store_later(client: Client, waiting: _Steps, table: ReplayHandle) -> None:
     """Stores, in another thread, the steps that a buffer that is gone has not sent; for finalizers."""
     if waiting.num_steps:
-        Thread(target=_store, args=(waiting, table), name="tdserve-sb3-end").start()
+        with suppress(TDServeError):  # the client was closed
+            client.later(partial(_store, waiting, table))
 
 
 def _store(waiting: _Steps, table: ReplayHandle) -> None:
