@@ -16,7 +16,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.session.client_mover import WantedRows
+from tdserve.client.session.client_mover import ClientMover, WantedRows
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -297,7 +297,7 @@ def receive_sample(
     total = message.num_rows * message.num_batches
     content = None
     if pending is None:
-        content = session.mover.draw_rows(query.make_wanted(), total, is_counted=not query.replaces_torn)
+        content = _draw_here(session.mover, query, total)
     elif posted is not None:
         spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
         content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
@@ -348,6 +348,10 @@ def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, 
     return client.call(attempt, deadline)
 
 
+def _draw_here(mover: ClientMover, query: Query, num_rows: int) -> Content | None:
+    return mover.draw_rows(query.make_wanted(), num_rows, is_counted=not query.replaces_torn)
+
+
 def _draw_without_request(client: SessionClient, query: Query, num_rows: int) -> Sampled | None:
     """Draws rows in this process; None if that is not possible, or fails: a request says why."""
     client.catalog.check_usable()
@@ -355,7 +359,7 @@ def _draw_without_request(client: SessionClient, query: Query, num_rows: int) ->
     if mover is None or not mover.draws_rows:
         return None
     with suppress(TDServeError):
-        content = mover.draw_rows(query.make_wanted(), num_rows, is_counted=not query.replaces_torn)
+        content = _draw_here(mover, query, num_rows)
         return None if content is None else Sampled(content, query)
     return None
 
