@@ -3,6 +3,8 @@ soon, without loss."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -51,31 +53,41 @@ def order_of(port: int) -> int:
 
 def have_port_above(port: int) -> None:
     """Gives this process a gloo port with which the end at another port listens."""
-    for _ in range(5_000):
+    while order_of(device_of_this_process()[0]) <= order_of(port):
         proven.leave_all_devices()
-        if order_of(device_of_this_process()[0]) > order_of(port):
-            return
-    raise AssertionError(f"no port comes behind {port}")
 
 
-def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Line], None]) -> tdserve.Client:
-    """A client connects while a stranger has the next numbers of the worker, until one of them has become a pair.
-
-    Returns:
-        A client that has read the store "secret" all the same.
-    """
-    for _ in range(NUM_TRIES):
+def ports_below_others(server: tdserve.Server, client: tdserve.Client) -> set[int]:
+    """Returns the ports of the worker, whose latest in gloo's order has at least one in sixteen behind it: a worker
+    without such ports is replaced."""
+    while True:
         with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as first:
             first.from_remote_init("secret")  # the worker has a port by now that the next pair will use
-        ports = listening_ports(ready_worker(client)["pid"])
+        worker = ready_worker(client)
+        ports = listening_ports(worker["pid"])
+        if max(map(order_of, ports)) < order_of(0x00F0):
+            return ports
+        os.kill(worker["pid"], signal.SIGKILL)
+        wait_for(lambda: ready_worker(client)["num_restarts"] > worker["num_restarts"], "a restart")  # noqa: B023
+
+
+def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Line], None]) -> int:
+    """A client connects while a stranger has the next numbers of the worker, until one of them has become a pair. It
+    reads the store "secret" all the same.
+
+    Returns:
+        The number of restarts of the worker before the last try.
+    """
+    for _ in range(NUM_TRIES):
+        ports = ports_below_others(server, client)
+        num_restarts = int(ready_worker(client)["num_restarts"])
         have_port_above(max(ports, key=order_of))
         with ExitStack() as stack:
             became = [stack.enter_context(taken(port, range(NUM_TAKEN), behave)) for port in ports]
-            victim = server.client(token=TOKEN, transport="gloo", timeout_s=60.0)
-            assert victim.from_remote_init("secret")["k"].sum() == torch.arange(50_000).sum()
+            with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as victim:
+                assert victim.from_remote_init("secret")["k"].sum() == torch.arange(50_000).sum()
             if any(became):
-                return victim
-        victim.close()
+                return num_restarts
     raise AssertionError("the worker never listened")
 
 
@@ -90,9 +102,8 @@ def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_an
             line.send_message(b"\x00" * MESSAGE_BYTES)
 
     client.init_remote(TensorDict({"k": torch.arange(50_000)}, []), "secret")
-    before = ready_worker(client)
-    with strike(server, client, ask):
-        assert ready_worker(client)["pid"] == before["pid"]
+    num_restarts = strike(server, client, ask)
+    assert ready_worker(client)["num_restarts"] == num_restarts
     assert received
     assert {len(message) for message in received} == {MESSAGE_BYTES}
 
@@ -109,8 +120,7 @@ def test_read_when_a_stranger_ends_the_worker_of_all_then_the_next_one_answers_s
     with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as other:
         store = other["secret"]
         assert store["k"].sum() == torch.arange(50_000).sum()
-        num_restarts = ready_worker(client)["num_restarts"]
-        strike(server, client, spoil).close()
+        num_restarts = strike(server, client, spoil)
         wait_for(lambda: ready_worker(client)["num_restarts"] > num_restarts, "a restart")
         assert store["k"].sum() == torch.arange(50_000).sum()
 
@@ -130,8 +140,7 @@ def test_extend_when_a_stranger_sends_garbage_again_and_again_then_goes_on_and_n
     with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as watching:
         for _ in range(2):
             writer.goes_on()
-            num_restarts = ready_worker(watching)["num_restarts"]
-            strike(server, watching, spoil).close()
+            num_restarts = strike(server, watching, spoil)
             wait_for(lambda: ready_worker(watching)["num_restarts"] > num_restarts, "a restart")  # noqa: B023
             writer.goes_on()
     acknowledged = writer.end()
