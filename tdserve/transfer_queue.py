@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 from omegaconf import open_dict
 from tensordict import TensorDict
@@ -252,9 +253,8 @@ class TDServeStorageClient(StorageKVClient):
             yield keys[start : start + MAX_SAVED_KEYS]
 
     def _put(self, keys: Sequence[str], values: Sequence[Any]) -> None:
-        waiting = [self._store.put(*part, return_early=True) for part in _split(keys, values)]
-        for future in waiting:
-            future.result()
+        for part in _split(keys, values):
+            self._store.put(*part)
 
     def _read_fields(self) -> tuple[list[str], int]:
         try:
@@ -325,21 +325,23 @@ class TDServeBackend(KVStorageManager):
         return await asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments))
 
 
-def _split(keys: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[list[str], list[Any]]]:
+def _split(keys: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
     """Splits a put into calls of bounded size."""
+    sizes = [*map(_measure, values)]
+    if sum(sizes) <= MAX_CALL_BYTES and len(keys) <= MAX_CALL_KEYS:
+        yield keys, values
+        return
     begin = nbytes = 0
-    for end, value in enumerate(values):
-        size = _measure(value)
+    for end, size in enumerate(sizes):
         if end > begin and (nbytes + size > MAX_CALL_BYTES or end - begin == MAX_CALL_KEYS):
-            yield list(keys[begin:end]), list(values[begin:end])
+            yield keys[begin:end], values[begin:end]
             begin, nbytes = end, 0
         nbytes += size
-    yield list(keys[begin:]), list(values[begin:])
+    yield keys[begin:], values[begin:]
 
 
 def _measure(value: Any) -> int:
     """Returns about how many bytes a value takes; 0 for lists and objects, whose size shows once they are encoded."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    size = getattr(value, "nbytes", 0)  # of tensors and arrays
-    return size if isinstance(size, int) else 0
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.nbytes
+    return len(value) if isinstance(value, (str, bytes)) else 0

@@ -15,7 +15,7 @@ from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import EntryTables, FoundEntries
 from tdserve.store.spools import read_spooled
 from tdserve.v1 import control_pb2, worker_pb2
-from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
+from tdserve.values.value_columns import Buffer, ValueColumn, decode_block, encode_block
 
 MAX_LISTED = 10_000
 """Most keys of one page: at 500 bytes each they take 5 MB, and mostly a twentieth of that."""
@@ -95,13 +95,13 @@ def change_entries(store: MappedStore, order: worker_pb2.ChangeEntries) -> bytes
     )
 
 
-def _read_records(order: worker_pb2.ChangeEntries) -> list[bytes]:
+def _read_records(order: worker_pb2.ChangeEntries) -> Sequence[Buffer]:
     values = order.values
     spooled = read_spooled(values.spool, values.spool_offset, values.spool_nbytes) if values.spool else b""
     columns = decode_block(spooled + values.values)
     if len(columns) != 1 or not columns[0].per_row or len(columns[0].values) != len(order.keys):
         raise RemoteProtocolError(expected=f"a column of {len(order.keys)} records", received=f"{len(columns)} columns")
-    return list(columns[0].values)
+    return columns[0].get_views((), len(order.keys))
 
 
 def _open_tables(store: MappedStore, *, writable: bool = False) -> EntryTables | None:

@@ -24,6 +24,7 @@ from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.objects import Objects
 from tdserve.store.use_marks import UseMarks
+from tdserve.values.value_columns import Buffer
 
 _HEADER = struct.Struct(">QQQ")
 _NUMBER = struct.Struct(">Q")
@@ -241,7 +242,7 @@ class EntryChanges:
         version, expires_ms, age = _HEADER.unpack_from(content)
         return Header(version, expires_ms, age, len(key) + len(content))
 
-    def put(self, keys: Sequence[bytes], records: Sequence[bytes], first: Header) -> None:
+    def put(self, keys: Sequence[bytes], records: Sequence[Buffer], first: Header) -> None:
         """Puts entries, the last of equal keys."""
         version, expires_ms, age, _ = first
         pack = _HEADER.pack

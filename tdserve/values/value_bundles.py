@@ -18,27 +18,43 @@ from tdserve.values.value_columns import Buffer, JoinedValues, Sizes, measure_si
 
 _SIZE_BYTES = 4
 
+_FEW_BYTES = 2048
+"""Pieces of up to about this size are copied together faster than they are passed on one by one."""
+
 
 class SplitColumn(NamedTuple):
     """The values of one path, row by row.
 
     Attributes:
         sizes: Length of each value, int64 ``[n]``; below 4 GiB.
-        pieces: Lists of n elements: the elements of one row, concatenated, are its value.
+        pieces: Lists of n elements: the elements of one row, concatenated, are its value. A single list of values that
+            are never bundled may be cut anywhere.
     """
 
     sizes: Sizes
     pieces: Sequence[Sequence[Buffer]]
 
     @classmethod
+    def from_values(cls, values: Sequence[Buffer]) -> SplitColumn:
+        """Returns a column of these values."""
+        return cls(measure_sizes(values), [values])
+
+    @classmethod
     def join(cls, columns: Sequence[SplitColumn]) -> SplitColumn:
         """Returns the concatenation of columns of one path."""
+        if len(columns) == 1:
+            return columns[0]
         pieces = zip(*[column.pieces for column in columns], strict=True)
         return cls(np.concatenate([column.sizes for column in columns]), [list(chain(*each)) for each in pieces])
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all values."""
+        return int(self.sizes.sum())
+
     def get_parts(self) -> list[Buffer]:
         """Returns all values, concatenated, in parts that are no copies unless they are small."""
-        if len(self.pieces) == 1:
+        if len(self.pieces) == 1 and self.nbytes <= _FEW_BYTES * len(self.pieces[0]):
             return [b"".join(self.pieces[0])]
         return list(chain.from_iterable(zip(*self.pieces, strict=True)))
 

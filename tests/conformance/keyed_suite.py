@@ -97,6 +97,25 @@ class KeyedSuite(Suite):
         kv.put(["d", "e"], entries(4, 5))
         assert_same(kv["e"], entry(5))
 
+    @pytest.mark.parametrize("return_early", [False, True])
+    def test_put_when_columns_of_tensors_and_values_then_each_comes_out_equal(
+        self, client: tdserve.Client, name: str, return_early: bool
+    ) -> None:
+        kv = client.create_kv(name)
+        large, small = torch.rand(16, 2048), torch.arange(32, dtype=torch.int16).view(16, 2)
+        values = [*large, *small, *map(str, range(16))]
+        expected = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+        keys = [str(number) for number in range(48)]
+        done = kv.put(keys, values, return_early=return_early)
+        large.zero_()
+        versions = done.result() if return_early else done
+        found = kv.get(keys)
+        for value, wanted in zip(found, expected, strict=True):
+            assert_same(value, wanted)
+        assert kv.put(keys[:16], torch.ones(16, 3)) == list(range(versions[-1] + 1, versions[-1] + 17))
+        assert_same(kv["15"], torch.ones(3))
+        client.delete(name)
+
     @pytest.mark.parametrize("num_keys", [1, 3, 5_000])
     def test_put_when_like_then_one_stacked_tensordict(self, client: tdserve.Client, name: str, num_keys: int) -> None:
         kv = client.create_kv(name, like=entry(0))

@@ -24,7 +24,6 @@ from tdserve.values.value_columns import (
     JoinedValues,
     decode_block,
     encode_column,
-    measure_sizes,
 )
 
 _PICKLED = bytes([PICKLED])
@@ -66,8 +65,8 @@ def encode_parts(
     for path, leaf in spec.values:
         key = ".".join(path)
         found = [_encode_column(values[path], leaf, key, allow_pickle) for values in several]
-        column = found[0] if len(found) == 1 else SplitColumn.join(found)
-        nbytes += int(column.sizes.sum())
+        column = SplitColumn.join(found)
+        nbytes += column.nbytes
         if nbytes > MAX_VALUES_BYTES:
             raise TooLargeError(what=f"the values of one write to {store!r}", asked=nbytes, free=MAX_VALUES_BYTES)
         columns.append(column)
@@ -108,12 +107,14 @@ def compute_row_nbytes(spec: Spec, values: Sequence[Any], *, allow_pickle: bool 
     if spec.has_ragged:
         leaves = zip(spec.values, values, strict=True)
         columns = [_encode_column(value, leaf, ".".join(path), allow_pickle) for (path, leaf), value in leaves]
-        return sum(int(column.sizes.sum()) for column in columns)
+        return sum(column.nbytes for column in columns)
     return sum(map(len, encode_many(values, allow_pickle=allow_pickle)))
 
 
 def _encode_column(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) -> SplitColumn:
     """Returns the elements of the batch in C order; a single one if all rows share it."""
+    if isinstance(value, SplitColumn):
+        return value
     depth = len(leaf.batch_size) if leaf.per_row else 0
     ragged = leaf.ragged
     if ragged is not None and ragged.form is not Form.PACKED:
@@ -125,7 +126,7 @@ def _encode_column(value: Any, leaf: ValueLeaf, key: str, allow_pickle: bool) ->
         blobs = value.blobs
     else:
         blobs = encode_many(value if depth == 1 else flatten_elements(value, depth), key=key, allow_pickle=allow_pickle)
-    return SplitColumn(measure_sizes(blobs), [blobs])
+    return SplitColumn.from_values(blobs)
 
 
 def decode_values(

@@ -33,6 +33,7 @@ from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import control_pb2
+from tdserve.values.value_bundles import SplitColumn
 
 MAX_POP_TRIES = 1000
 """Tries of a pop whose entries others change in between; each such change is a success of theirs."""
@@ -105,17 +106,19 @@ class KeyedHandle(ByAddress):
         """
         check_real("writing to a keyed store")
         deadline = self._client.deadline(timeout_s)
+        is_queued = return_early or self._coalescer.is_waiting  # behind puts that were first
         if isinstance(keys, str):
-            encoded, records = [_encode_key(keys)], [self._records.encode(keys, values)]
+            encoded, records = [_encode_key(keys)], SplitColumn.from_values([self._records.encode(keys, values)])
         else:
             keys = _list_keys(keys)
-            encoded, records = [_encode_key(key) for key in keys], self._records.encode_many(keys, values)
+            encoded = _encode_keys(keys)
+            records = self._records.encode_many(keys, values, copies=is_queued)
         expected = None if if_version is None else _list_versions(if_version, len(encoded))
         is_one = isinstance(keys, str)
         if not encoded:
             return AwaitableFuture.make_done([]) if return_early else []
         part = PutPart(encoded, records, expected, deadline, is_alone=expected is not None)
-        if return_early or self._coalescer.is_waiting:  # these were first
+        if is_queued:
             self._coalescer.submit(part)
             if return_early:
                 return _convert_future(part.future, is_one, len(encoded))
@@ -140,7 +143,7 @@ class KeyedHandle(ByAddress):
             KeyNotFoundError: A key is absent. Nothing was deleted.
             VersionConflictError: An entry has another version. Nothing was deleted.
         """
-        encoded = [_encode_key(key) for key in ([keys] if isinstance(keys, str) else _list_keys(keys))]
+        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
         expected = [] if if_version is None else _list_versions(if_version, len(encoded))
         if not encoded:
             return 0
@@ -165,7 +168,7 @@ class KeyedHandle(ByAddress):
                 whether the entries were deleted. ``values`` of the error is what would have been returned.
         """
         names = [keys] if isinstance(keys, str) else _list_keys(keys)
-        encoded = [_encode_key(key) for key in names]
+        encoded = _encode_keys(names)
         if len(set(encoded)) < len(encoded):
             raise InvalidRequestError(argument="keys", reason="a key occurs twice")
         wait = self._make_wait(timeout_s)
@@ -252,7 +255,7 @@ class KeyedHandle(ByAddress):
     def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         names = [keys] if isinstance(keys, str) else _list_keys(keys)
-        found = self._look_up([_encode_key(key) for key in names], asks_versions=True)
+        found = self._look_up(_encode_keys(names), asks_versions=True)
         return found.versions[0] if isinstance(keys, str) else found.versions
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -299,7 +302,7 @@ class KeyedHandle(ByAddress):
         return [*map(show, found)] if type(found) is list else show(found)
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None) -> FoundEntries:
-        encoded = [_encode_key(keys)] if isinstance(keys, str) else [_encode_key(key) for key in _list_keys(keys)]
+        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
         return self._find(encoded, self._make_wait(timeout_s))
 
     def _make_wait(self, timeout_s: float | None) -> Deadline | None:
@@ -375,6 +378,15 @@ def _encode_key(key: object) -> bytes:
         reason = f"{key[:40]!r} has {len(encoded)} bytes in UTF-8, not 1 to {MAX_KEY_BYTES}"
         raise InvalidRequestError(argument="key", reason=reason)
     return encoded
+
+
+def _encode_keys(keys: Sequence[str]) -> list[bytes]:
+    try:
+        encoded = [*map(str.encode, keys)]  # in half the time
+    except (TypeError, UnicodeEncodeError):
+        return [*map(_encode_key, keys)]
+    sizes = [*map(len, encoded)]
+    return encoded if sizes and 1 <= min(sizes) <= max(sizes) <= MAX_KEY_BYTES else [*map(_encode_key, keys)]
 
 
 def _list_keys(keys: Any) -> list[str]:

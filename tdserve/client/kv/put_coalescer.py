@@ -22,10 +22,10 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.structure.capture import Captured
-from tdserve.structure.captured import EncodedValues
 from tdserve.structure.nodes import Node, ValueLeaf
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
+from tdserve.values.value_bundles import SplitColumn
 
 MAX_JOINED_BYTES = 4 * 1024 * 1024
 """Records that share a request."""
@@ -49,7 +49,7 @@ class PutPart:
     """
 
     keys: list[bytes]
-    records: list[bytes]
+    records: SplitColumn
     if_versions: list[int] | None
     deadline: Deadline
     is_alone: bool = False
@@ -58,7 +58,7 @@ class PutPart:
     @property
     def nbytes(self) -> int:
         """Size of its records."""
-        return sum(map(len, self.records))
+        return self.records.nbytes
 
 
 class PutCoalescer(Coalescer[PutPart]):
@@ -144,8 +144,8 @@ class PutCoalescer(Coalescer[PutPart]):
 
     def _make_recipe(self, parts: list[PutPart]) -> tuple[MakeOutgoing, MakeBody]:
         keys = [key for part in parts for key in part.keys]
-        records = [record for part in parts for record in part.records]
-        captured = Captured(_make_spec(len(records)), {}, {(_RECORDS,): EncodedValues(records, records)}, {})
+        records = SplitColumn.join([part.records for part in parts])
+        captured = Captured(_make_spec(len(keys)), {}, {(_RECORDS,): records}, {})
 
         def make_outgoing(session: Session) -> Outgoing:
             return session.mover.prepare([captured], self._target)

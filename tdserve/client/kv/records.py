@@ -1,15 +1,14 @@
 """The records of entries: what a value, a tensor or a tensordict is in a keyed store. Only clients look into them.
 
 An entry of a store without a structure is a form (one byte) and, by form, the record of a value; an element as in
-packed nodes; or a tensor (its dtype's number in messages, its number of dimensions, five zeros, its shape as int64, its
-bytes). An entry of a store with a structure is the packed layout of that, and a ValueBlock if it has value leaves.
+packed nodes; or a tensor (``tensor_records``). An entry of a store with a structure is the packed layout of that, and a
+ValueBlock if it has value leaves.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -28,34 +27,30 @@ from tdserve.client.content.leaves import copy_contents
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import decode_values, encode_values
+from tdserve.client.kv.tensor_records import TENSOR_FORM, decode_tensor, encode_column, encode_tensor, find_form
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
 from tdserve.structure.array_dicts import read_array, read_dict
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
-from tdserve.structure.dtypes import NAMES, WIRE
 from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.torch_types import from_torch, to_torch
+from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.values.supported import ATOMS
+from tdserve.values.value_bundles import SplitColumn
 from tdserve.values.value_codec import PICKLED, decode_bytes, decode_many, encode_bytes, encode_many
-from tdserve.values.value_columns import split_rows
 
 TENSOR_KEY = "tensor"
 """Key of the only leaf in the structure of a store whose entries are tensors."""
 
-_VALUE, _ELEMENT, _TENSOR = range(3)
+_VALUE, _ELEMENT = range(2)
 _VALUE_FORM, _PICKLED = bytes([_VALUE]), bytes([PICKLED])
 
 _SIMPLE_TYPES = {*ATOMS, list, tuple}
 """Of values that are never tensors or structures themselves."""
 
-_TENSOR_HEAD = struct.Struct("<BBB5x")
-
-_NUMPY_DTYPES = {
-    WIRE[name]: np.dtype(name) for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-}
-"""Dtypes that NumPy and torch have in common, by their number in messages."""
+MIN_RUN = 4
+"""Tensors of one form in a row, on average, from which on they are encoded together."""
 
 Select = Sequence[Path] | None
 
@@ -77,16 +72,37 @@ class AnyRecords:
         if isinstance(value, torch.Tensor) and not (
             value.is_nested or value.layout is not torch.strided or value.is_meta
         ):
-            return _encode_tensor(value)
+            return encode_tensor(value)
         if isinstance(value, dict) and not self._allow_pickle and _has_tensors(value):
             value = read_dict(value, store=self._store)
         if is_tensor_collection(value) or isinstance(value, torch.Tensor):
             return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
         return _VALUE_FORM + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
 
-    def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
-        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
+    def encode_many(self, keys: Sequence[str], values: Any, *, copies: bool = True) -> SplitColumn:
+        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor.
+
+        Args:
+            copies: Whether the values may change before the records are used.
+        """
+        if len(keys) and isinstance(values, torch.Tensor) and find_form(values) is not None:
+            _check_num_rows(keys, values)
+            return encode_column(values, copies=copies)
         listed = _list_values(keys, values)
+        runs = [(form, len(list(run))) for form, run in groupby(map(find_form, listed))]
+        if len(runs) * MIN_RUN >= len(listed):
+            return SplitColumn.from_values(self._encode_each(keys, listed))
+        columns, begin = [], 0
+        for form, num_values in runs:
+            run = slice(begin, begin + num_values)
+            if form is None:
+                columns.append(SplitColumn.from_values(self._encode_each(keys[run], listed[run])))
+            else:
+                columns.append(encode_column(listed[run], copies=copies))
+            begin += num_values
+        return SplitColumn.join(columns)
+
+    def _encode_each(self, keys: Sequence[str], listed: Sequence[Any]) -> list[bytes]:
         are_simple = [_is_simple(value) for value in listed]
         try:  # in one pass: a tenth of the time
             simple = iter(encode_many([value for value, is_one in zip(listed, are_simple, strict=True) if is_one]))
@@ -100,8 +116,8 @@ class AnyRecords:
     def decode(self, key: str, record: bytes, select: Select) -> Any:
         """Returns the value of a record."""
         form = record[0] if record else None
-        if form == _TENSOR:
-            found: Any = _decode_tensor(record)
+        if form == TENSOR_FORM:
+            found: Any = decode_tensor(record)
         elif form in (_VALUE, _ELEMENT):
             found = decode_bytes(record[1:], key=key, allow_pickle=self._allow_pickle)
             found = unpack(found) if form == _ELEMENT else found
@@ -151,19 +167,24 @@ class LikeRecords:
             captured.spec, captured.values, store=self._store, allow_pickle=self._allow_pickle
         )
 
-    def encode_many(self, keys: Sequence[str], values: Any) -> list[bytes]:
-        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor."""
+    def encode_many(self, keys: Sequence[str], values: Any, *, copies: bool = True) -> SplitColumn:
+        """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor.
+
+        Args:
+            copies: Whether the values may change before the records are used.
+        """
         values = self._read_arrays(values, is_one=False)
         if self._has_values or isinstance(values, (list, tuple)):
-            return [self.encode(key, value) for key, value in zip(keys, _list_values(keys, values), strict=True)]
+            listed = _list_values(keys, values)
+            return SplitColumn.from_values([self.encode(key, value) for key, value in zip(keys, listed, strict=True)])
         _check_num_rows(keys, values)
         if not keys:
-            return []
+            return SplitColumn.from_values([])
         contents = copy_contents(self._capture(values, self._stored.with_rows(len(keys))))
         table: NDArray[np.uint8] = np.zeros((len(keys), self._layout.nbytes), np.uint8)
         for slot in self._layout.slots:
             table[:, slot.offset : slot.offset + slot.nbytes] = contents[slot.path].reshape(len(keys), slot.nbytes)
-        return split_rows(table)
+        return SplitColumn(np.full(len(keys), self._layout.nbytes), [[table.reshape(-1).data]])
 
     def decode(self, key: str, record: bytes, select: Select) -> Any:
         """Returns the value of a record."""
@@ -252,35 +273,6 @@ def make_records(store: str, like: Like, spec: Spec, *, allow_pickle: bool) -> R
 def wrap_tensor(tensor: torch.Tensor, batch_size: Sequence[int] = ()) -> Any:
     """Returns the tensordict that stands for a tensor of a store of tensors."""
     return TensorDict({TENSOR_KEY: tensor}, batch_size)
-
-
-@lru_cache(maxsize=1024)
-def _make_tensor_head(number: int, shape: torch.Size) -> bytes:
-    return _TENSOR_HEAD.pack(_TENSOR, number, len(shape)) + struct.pack(f"<{len(shape)}q", *shape)
-
-
-def _encode_tensor(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    number = WIRE[from_torch(plain.dtype)]
-    head = _make_tensor_head(number, plain.shape)
-    bits = plain if number in _NUMPY_DTYPES else plain.view(-1).view(torch.uint8)
-    return head + bits.numpy().tobytes()
-
-
-def _decode_tensor(record: bytes) -> torch.Tensor:
-    try:
-        _, number, num_dims = _TENSOR_HEAD.unpack_from(record)
-        shape = struct.unpack_from(f"<{num_dims}q", record, _TENSOR_HEAD.size)
-        begin = _TENSOR_HEAD.size + 8 * num_dims
-        of_numpy = _NUMPY_DTYPES.get(number)
-        if of_numpy is not None and begin < len(record):  # in half the time
-            return torch.from_numpy(np.frombuffer(record, of_numpy, offset=begin).reshape(shape).copy())
-        dtype = to_torch(NAMES[number])
-        if begin == len(record):
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(bytearray(record[begin:]), dtype=dtype).view(shape)
-    except (struct.error, KeyError, RuntimeError, ValueError) as fault:
-        raise RemoteProtocolError(expected="a tensor", received=f"{fault!r}"[:200]) from fault
 
 
 def _list_values(keys: Sequence[str], values: Any) -> Sequence[Any]:

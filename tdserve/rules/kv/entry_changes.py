@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     VersionConflictError,
 )
 from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.values.value_columns import Buffer
 
 MAX_KEY_BYTES = 500
 """LMDB takes keys of 511 bytes, and 8 of these go before a key in the order of expiry."""
@@ -84,7 +85,7 @@ class Entries(Protocol):
     def find(self, key: bytes) -> Header | None:
         """Returns the header of an entry, expired or not."""
 
-    def put(self, keys: Sequence[bytes], records: Sequence[bytes], first: Header) -> None:
+    def put(self, keys: Sequence[bytes], records: Sequence[Buffer], first: Header) -> None:
         """Puts entries, the last of equal keys; versions and ages (if any) count upwards from those of ``first``.
         Nothing is left of what they replace (``drop`` is called for it where a setting needs that)."""
 
@@ -108,7 +109,7 @@ def put_entries(
     entries: Entries,
     settings: KeyedSettings,
     keys: Sequence[bytes],
-    records: Sequence[bytes],
+    records: Sequence[Buffer],
     if_versions: Sequence[int],
     *,
     now_ms: int,

@@ -11,6 +11,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, VersionConflictError
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
+from tdserve.values.value_bundles import SplitColumn
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +28,8 @@ def make_part(*keys: str, if_versions: list[int] | None = None, nbytes: int = 1)
     """Returns a put of these keys, each with a record of an encoded value: nil, or so many bytes."""
     encoded = [key.encode() for key in keys]
     record = b"\0\xc0" if nbytes == 1 else b"\0\xc6" + (nbytes).to_bytes(4, "big") + bytes(nbytes)
-    return PutPart(encoded, [record] * len(keys), if_versions, Deadline.after(20.0), is_alone=if_versions is not None)
+    records = SplitColumn.from_values([record] * len(keys))
+    return PutPart(encoded, records, if_versions, Deadline.after(20.0), is_alone=if_versions is not None)
 
 
 def test_submit_when_many_then_they_share_requests_and_each_has_its_versions(client: tdserve.Client, kv: Any) -> None:

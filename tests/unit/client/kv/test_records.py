@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.kv.records import AnyRecords, LikeRecords, Records, make_records, wrap_tensor
 from tdserve.structure.capture import capture
+from tdserve.values.value_bundles import SplitColumn
 from tests.sameness import difference
 from tests.tensordict_strategies import tensordicts
 
@@ -31,6 +33,14 @@ def make_like(like: Any, **how: Any) -> Records:
     is_tensor = isinstance(like, torch.Tensor)
     spec = capture(wrap_tensor(like) if is_tensor else like).spec
     return make_records("s", "tensor" if is_tensor else "tensordict", spec, allow_pickle=False, **how)
+
+
+def cut(column: SplitColumn) -> list[bytes]:
+    """Returns the single records of a column."""
+    content = b"".join(column.get_parts())
+    ends = np.cumsum(column.sizes).tolist()
+    assert ends[-1:] in ([], [len(content)])
+    return [content[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 ANY = AnyRecords("s", allow_pickle=False)
@@ -75,9 +85,54 @@ def test_like_records_when_many_then_as_one_by_one(num_rows: int) -> None:
     td = TensorDict({"a": torch.rand(num_rows, 3), "n": {"b": torch.arange(num_rows)}}, [num_rows])
     records = make_like(TensorDict({"a": torch.rand(3), "n": {"b": torch.tensor(1)}}, []))
     keys = [str(number) for number in range(num_rows)]
-    found = records.encode_many(keys, td)
+    found = cut(records.encode_many(keys, td))
     assert found == [records.encode("k", td[number]) for number in range(num_rows)]
     assert difference(td, records.decode_many(keys, found, None)) is None
+
+
+COLUMNS = {
+    "scalars": torch.arange(9),
+    "flags": torch.arange(9) % 2 == 0,
+    "half": torch.arange(18, dtype=torch.bfloat16).view(9, 2),
+    "odd": torch.arange(27, dtype=torch.uint8).view(9, 3),
+    "empty": torch.empty(9, 0, 2),
+    "large": torch.arange(9 * 2048, dtype=torch.int32).view(9, 2, 1024),
+    "large half": torch.arange(9 * 4096, dtype=torch.bfloat16).view(9, 4096),
+    "of many elements": torch.arange(9 * 40_000).to(torch.uint8).view(9, 40_000),
+    "transposed": torch.arange(9 * 2048).view(2, 1024, 9).permute(2, 1, 0),
+    "every other": torch.arange(36).view(18, 2)[::2],
+    "complex": torch.arange(9).to(torch.complex64).conj(),
+    "negated": torch.complex(torch.zeros(9, 2), torch.ones(9, 2)).conj().imag,
+    "with a gradient": torch.ones(9, 2048, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_tensors_when_many_of_one_form_then_as_one_by_one(name: str, copies: bool) -> None:
+    column = COLUMNS[name]
+    keys = [str(number) for number in range(9)]
+    expected = [ANY.encode("k", row) for row in column]
+    assert cut(ANY.encode_many(keys, column, copies=copies)) == expected
+    assert cut(ANY.encode_many(keys, list(column), copies=copies)) == expected
+    found = ANY.decode_many(keys, expected, None)
+    assert torch.equal(torch.stack(found), column)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_tensors_when_several_forms_follow_one_another_then_as_one_by_one(copies: bool) -> None:
+    values = [*COLUMNS["large"], *"abcdefghi", *COLUMNS["scalars"], *COLUMNS["half"], {"x": 1}, None, *COLUMNS["odd"]]
+    keys = [str(number) for number in range(len(values))]
+    assert cut(ANY.encode_many(keys, values, copies=copies)) == [ANY.encode("k", value) for value in values]
+
+
+@pytest.mark.parametrize("name", ["scalars", "large"])
+def test_tensors_when_changed_after_they_were_copied_then_the_records_stay(name: str) -> None:
+    column = COLUMNS[name].clone()
+    expected = [ANY.encode("k", row) for row in column]
+    found = ANY.encode_many([str(number) for number in range(9)], list(column), copies=True)
+    column.zero_()
+    assert cut(found) == expected
 
 
 def test_like_records_when_their_structure_has_values_then_equal() -> None:
@@ -85,7 +140,7 @@ def test_like_records_when_their_structure_has_values_then_equal() -> None:
         return TensorDict({"text": "x" * number, "a": torch.tensor(number)}, [])
 
     records = make_like(make(1))
-    found = records.encode_many(["a", "b"], [make(2), make(3)])
+    found = cut(records.encode_many(["a", "b"], [make(2), make(3)]))
     assert difference(make(3), records.decode("b", found[1], None)) is None
     both = records.decode_many(["a", "b"], found, None)
     assert both["a"].tolist() == [2, 3]
@@ -109,7 +164,7 @@ MIXED: dict[str, Any] = {
 def test_any_records_when_many_of_several_kinds_then_as_one_by_one(allow_pickle: bool) -> None:
     records = AnyRecords("s", allow_pickle=allow_pickle)
     keys = [key for key in MIXED if allow_pickle or key != "object"]
-    found = records.decode_many(keys, records.encode_many(keys, [MIXED[key] for key in keys]), None)
+    found = records.decode_many(keys, cut(records.encode_many(keys, [MIXED[key] for key in keys])), None)
     alone = [records.decode(key, records.encode(key, MIXED[key]), None) for key in keys]
     assert [(type(value), repr(value)) for value in found] == [(type(value), repr(value)) for value in alone]
     assert found[0] == "a"
@@ -119,7 +174,7 @@ def test_any_records_when_many_of_several_kinds_then_as_one_by_one(allow_pickle:
 def test_any_records_when_one_of_many_is_refused_then_the_error_names_its_key() -> None:
     with pytest.raises(NotSupportedError, match="'c'"):
         ANY.encode_many(["a", "b", "c"], ["x", {"y": 1}, [Path("x")]])
-    pickled = AnyRecords("s", allow_pickle=True).encode_many(["a", "b"], ["x", [Path("x")]])
+    pickled = cut(AnyRecords("s", allow_pickle=True).encode_many(["a", "b"], ["x", [Path("x")]]))
     with pytest.raises(NotSupportedError, match="'b'"):
         ANY.decode_many(["a", "b"], pickled, None)
 

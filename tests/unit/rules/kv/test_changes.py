@@ -28,6 +28,7 @@ from tdserve.rules.kv.entry_changes import (
     remove_entries,
 )
 from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.values.value_columns import Buffer
 
 KEYS = [b"a", b"b", b"c", b"d"]
 RECORD = bytes(100 - OVERHEAD_BYTES - 1)
@@ -53,14 +54,14 @@ class MemoryEntries:
     def find(self, key: bytes) -> Header | None:
         return self.headers.get(key)
 
-    def put(self, keys: Sequence[bytes], records: Sequence[bytes], first: Header) -> None:
+    def put(self, keys: Sequence[bytes], records: Sequence[Buffer], first: Header) -> None:
         for number, (key, record) in enumerate(zip(keys, records, strict=True)):
             if self.settings.max_bytes and key in self.headers:
                 self.drop(key, self.headers[key])
             nbytes = OVERHEAD_BYTES + len(key) + len(record)
             age = first.age + number if first.age else 0
             self.headers[key] = Header(first.version + number, first.expires_ms, age, nbytes)
-            self.records[key] = record
+            self.records[key] = bytes(record)
             self.counters.nbytes += nbytes if self.settings.max_bytes else 0
 
     def drop(self, key: bytes, header: Header) -> None:
