@@ -191,7 +191,7 @@ OUT: dict[str, Callable[[Any], Call] | None] = {
     "lazy_stack": lambda out: lambda each: TensorDict.lazy_stack(list(each.unbind(0)), 0, out=out),
     "load_memmap": None,  # by store name: of the client
     "logsumexp": lambda out: _with("logsumexp", 0, out=out),
-    "map": lambda out: _with("map", _plus_one, out=out),
+    "map": lambda out: _with("map", _plus_one, out=out, num_workers=1, mp_start_method="fork"),
     "maybe_dense_stack": lambda out: lambda each: TensorDict.maybe_dense_stack(list(each.unbind(0)), 0, out=out),
     "named_apply": lambda out: _with("named_apply", lambda name, x: x + 1, out=out),
     "norm": lambda out: _with("norm", out=out),

@@ -83,7 +83,8 @@ def test_loader_when_workers_are_persistent_then_every_epoch_is_whole_over_the_s
     store: tdserve.StoreHandle, client: tdserve.Client
 ) -> None:
     before = _sessions(client)
-    loader = _loader(store, persistent_workers=True)  # torch's own collate function takes a batch as it is
+    # torch's own collate function takes a batch as it is
+    loader = _loader(store, persistent_workers=True, multiprocessing_context="fork")
     _check_epoch(list(loader))
     sessions = _sessions(client) - before
     assert len(sessions) == 2
