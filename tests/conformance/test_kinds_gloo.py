@@ -1,6 +1,6 @@
 """Every kind of tensordict over gloo: content that rides in messages, and content that goes over the channel.
 
-Kinds take turns: each goes one way in every run, and both ways in a full one.
+Kinds take turns with those of shared memory: each goes one way in every run, and all three ways in a full one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import ClassVar
 import pytest
 
 import tdserve
-from tests.conformance.kinds import KINDS
-from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.kinds_suite import KindsSuite, list_all_but_each_third
 from tests.conformance.suite import Connect
 
 
 class TestInlineKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = list(KINDS)[1::2]
+    in_full_only: ClassVar[list[str]] = list_all_but_each_third(0)
 
     @pytest.fixture
     def connect(self, server: tdserve.Server) -> Connect:
@@ -24,7 +23,7 @@ class TestInlineKinds(KindsSuite):
 
 
 class TestLargeKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = list(KINDS)[::2]
+    in_full_only: ClassVar[list[str]] = list_all_but_each_third(1)
 
     @pytest.fixture
     def connect(self, channels: tdserve.Server) -> Connect:
