@@ -76,13 +76,14 @@ def kind(
     has_rows: bool = True,
     ragged: Any = None,
     local: Callable[[Any, Any], Any] | None = None,
+    into: dict[str, Kind] = KINDS,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Puts a function that makes an example into the table; arguments as of ``Kind``."""
+    """Puts a function that makes an example into a table; other arguments as of ``Kind``."""
 
     def enter(make: Callable[[], Any]) -> Callable[[], Any]:
-        if name in KINDS:
+        if name in into:
             raise KeyError(name)
-        KINDS[name] = Kind(make, expected, has_rows, ragged, local)
+        into[name] = Kind(make, expected, has_rows, ragged, local)
         return make
 
     return enter

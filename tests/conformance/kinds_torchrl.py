@@ -1,23 +1,29 @@
 """Kinds that torchrl defines for language models, as its users write them.
 
-Not part of ``kinds``: torchrl changes the process that imports it, so that they are tried in one of their own.
+Not part of ``kinds``: torchrl is not installed everywhere.
 """
 
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import tensordict
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from tests.conformance.kind import kind
+from tests.conformance.kind import Kind, kind
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchrl.data.llm import ContentBase, History
     from torchrl.envs.llm import IFEvalScoreData
+
+TORCHRL_KINDS: dict[str, Kind] = {}
+"""Each of these kinds by its name."""
+
+_kind = partial(kind, into=TORCHRL_KINDS)
 
 CALLS = [{"name": "search", "arguments": {"query": "tides", "limit": 3}}]
 
@@ -41,32 +47,32 @@ def with_tools() -> Any:
         return lazy_stack([asks, answers, History(role="assistant", content="High at", is_complete=False)])
 
 
-@kind("History of one turn", has_rows=False)
+@_kind("History of one turn", has_rows=False)
 def turn() -> Any:
     """By itself."""
     return history(1)[0]
 
 
-@kind("History")
+@_kind("History")
 def conversation() -> Any:
     """Turns as rows."""
     return history(4)
 
 
-@kind("History, appended")
+@_kind("History, appended")
 def appended() -> Any:
     """One turn after the others."""
     with tensordict.set_list_to_stack(True):
         return history(3).append(History(role="user", content="one more"), inplace=False)
 
 
-@kind("History with tools", has_rows=False)
+@_kind("History with tools", has_rows=False)
 def tools() -> Any:
     """Its turns differ in what they have."""
     return with_tools()
 
 
-@kind("History of structured content", has_rows=False)
+@_kind("History of structured content", has_rows=False)
 def structured() -> Any:
     """Content is more than a string."""
     with tensordict.set_list_to_stack(True):
@@ -74,21 +80,21 @@ def structured() -> Any:
         return History(role="user", content=content)
 
 
-@kind("History of several conversations")
+@_kind("History of several conversations")
 def conversations() -> Any:
     """As many turns in each."""
     with tensordict.set_list_to_stack(True):
         return torch.stack([history(3) for _ in range(4)])
 
 
-@kind("History of conversations of different lengths")
+@_kind("History of conversations of different lengths")
 def uneven() -> Any:
     """A lazy stack of them, beside what belongs to them."""
     stack = lazy_stack([history(size) for size in (1, 3, 2, 4)])
     return TensorDict({"history": stack, "reward": torch.arange(4.0)}, [4])
 
 
-@kind("IFEvalScoreData", has_rows=False)
+@_kind("IFEvalScoreData", has_rows=False)
 def scores() -> Any:
     """Of one answer."""
     return IFEvalScoreData(
@@ -99,14 +105,14 @@ def scores() -> Any:
     )
 
 
-@kind("IFEvalScoreData of fields that are None", has_rows=False)
+@_kind("IFEvalScoreData of fields that are None", has_rows=False)
 def scores_missing() -> Any:
     """Optional tensors that are not given."""
     strict = torch.tensor([True])
     return IFEvalScoreData(strict, None, None, None, batch_size=[])
 
 
-@kind("IFEvalScoreData in a tensordict")
+@_kind("IFEvalScoreData in a tensordict")
 def scores_stacked() -> Any:
     """One for each row, of as many instructions as each has."""
     rows = [

@@ -1,18 +1,28 @@
-"""The kinds of torchrl over every transport; ``test_kinds_torchrl`` runs this in a process of its own."""
+"""The kinds of torchrl over every transport, where it is installed."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import pytest
-from torchrl.data.llm import History
 
 import tdserve
+
+pytest.importorskip("torchrl")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it deprecates its own classes when it is imported
+    from torchrl.data.llm import History
+
 from tests.conformance import kinds_torchrl
-from tests.conformance.kind import KINDS, Kind
+from tests.conformance.kind import Kind
 from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.kinds_torchrl import TORCHRL_KINDS
 from tests.conformance.suite import Connect
 from tests.sameness import assert_same
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
 class Tokenizer:
@@ -25,11 +35,8 @@ class Tokenizer:
         return repr(conversation)
 
 
-OWN = {name: kind for name, kind in KINDS.items() if kind.make.__module__ == kinds_torchrl.__name__}
-
-
 class TestTorchRLGloo(KindsSuite):
-    kinds: ClassVar[dict[str, Kind]] = OWN
+    kinds: ClassVar[dict[str, Kind]] = TORCHRL_KINDS
 
     @pytest.fixture
     def connect(self, server: tdserve.Server) -> Connect:
