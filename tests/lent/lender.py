@@ -1,5 +1,5 @@
 """Processes that have imported what data workers need, or children of the benchmark, or clients, and lend copies of
-themselves to the servers of a test run, to the benchmark, or to tests that start programs.
+themselves to the servers of a test run, to the benchmark, or to tests that start programs or spawn processes.
 
 ``python -m tests.lent.lender MODULE DOOR`` is the program. ``lend`` starts it for this process and all that it starts;
 ``tests.lent.sitecustomize`` is the end of those who borrow.
@@ -26,10 +26,16 @@ from typing import Any
 
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
-from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE
+from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE
 
-_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child", "main"), strict=True))
-"""The function of each module that a copy calls, with the further descriptors or the arguments if there are any."""
+_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child", "main", "main"), strict=True))
+"""The function of each module that a copy calls, with the arguments if there are any."""
+
+MAX_FDS = 64
+"""Descriptors that a borrower may have: the standard ones, those that it has inherited, and that of its life."""
+
+_OUT_OF_THE_WAY = 512
+"""Descriptors from here on have numbers that no borrower has inherited."""
 
 _BENCHMARK = ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads")
 """What children of the benchmark import when they are told what to do."""
@@ -64,7 +70,7 @@ def _start(folder: Path, module: str) -> subprocess.Popen[bytes]:
             cwd=Path(__file__).parents[2],
             pass_fds=[listening.fileno()],
             stdin=subprocess.DEVNULL,
-            env=None if module == PROGRAM_MODULE else build_single_threaded_environment(),
+            env=None if module in (PROGRAM_MODULE, SPAWNED_MODULE) else build_single_threaded_environment(),
         )
 
 
@@ -85,7 +91,7 @@ def _serve(module: str, door: socket.socket) -> None:
     gc.freeze()  # a copy need not look at it, nor write to its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        content, fds, _, _ = socket.recv_fds(connection, 1 << 20, 5)
+        content, fds, _, _ = socket.recv_fds(connection, 1 << 20, MAX_FDS)
         if content and _lives_here(connection):
             pid = os.fork()
             if not pid:
@@ -111,26 +117,32 @@ def _lives_here(connection: socket.socket) -> bool:
     return same and uid == os.getuid()
 
 
+def _move(fd: int) -> int:
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+    os.close(fd)
+    return moved
+
+
 def _live(run: Any, order: dict[str, Any], fds: Sequence[int], connection: socket.socket) -> None:
     """Runs a copy from its beginning to its end. The connection stays open: it brings the status with which the copy
     returns, and its end shows that the copy has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    connection = socket.socket(fileno=_move(connection.detach()))
     status = 1
     try:
         os.environ.clear()
         os.environ.update(order["environ"])
         os.chdir(order["folder"])
         os.umask(order["umask"])
-        resource.setrlimit(resource.RLIMIT_NOFILE, order["limits"])
-        for standard, fd in enumerate(fds[:3]):
-            os.dup2(fd, standard)
+        *moved_fds, life_fd = map(_move, fds)
+        for fd, number in zip(moved_fds, [0, 1, 2, *order["fds"]], strict=True):
+            os.dup2(fd, number)
             os.close(fd)
-        *further_fds, life_fd = fds[3:]
+        resource.setrlimit(resource.RLIMIT_NOFILE, order["limits"])
         fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(life_fd, fcntl.F_GETFL)
         fcntl.fcntl(life_fd, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when who borrows has died
-        arguments = [str(fd) for fd in further_fds] or order["arguments"]
-        run(*([arguments] if arguments else []))
+        run(*filter(None, [order["arguments"]]))
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -1,5 +1,5 @@
 """Every Python process of a test run imports this at its start. One that is to fork data workers, to work for the
-benchmark, or to run a program of the tests, lets a lender do so.
+benchmark, to run a program of the tests, or that ``multiprocessing`` spawns, lets a lender do so.
 
 Such a process imports torch for seconds, of which a run would spend a third. A lender (``tests.lent.lender``) has
 imported it once, and forks a copy of itself, which works in this process's place; this one lives as long as that copy,
@@ -21,8 +21,14 @@ DOOR_VARIABLE = "TESTS_LENDER"
 PROGRAM_MODULE = "tests.lent.program"
 """The module that runs any program of the tests."""
 
-LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child", PROGRAM_MODULE)
+SPAWNED_MODULE = "tests.lent.spawned"
+"""The module that runs what ``multiprocessing`` spawns."""
+
+LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child", PROGRAM_MODULE, SPAWNED_MODULE)
 """Modules that copies run, each those of a lender of its own: a data worker has imported nothing of a client."""
+
+SPAWN_ARGUMENT = "--multiprocessing-fork"
+"""What ``multiprocessing`` appends to the command line of an interpreter that it spawns."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -30,15 +36,17 @@ _PR_SET_PDEATHSIG = 1
 def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     """Has a lender run a module, and ends when the copy does. Returns if nothing is lent.
 
+    The copy has the descriptors that this process has inherited, by the same numbers.
+
     Args:
         folder: Folder of the lenders' sockets.
         module: Name of the module.
-        arguments: Its command-line arguments. They are descriptors, except those of a program of the tests.
+        arguments: Its command-line arguments.
     """
+    fds = _list_inherited()
     import resource
     import socket
 
-    fds = [] if module == PROGRAM_MODULE else [int(argument) for argument in arguments]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"{folder}/{module}")
@@ -48,7 +56,8 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
             "environ": dict(os.environ),
             "folder": os.getcwd(),
             "umask": umask,
-            "arguments": [] if fds else arguments,
+            "arguments": arguments,
+            "fds": fds,
             "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
@@ -59,7 +68,11 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     if not pid:  # it lives in another world than this process
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if module == SPAWNED_MODULE:
+        pidfd = os.pidfd_open(int(pid))
+        signal.signal(signal.SIGTERM, lambda number, _: signal.pidfd_send_signal(pidfd, number))
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for inherited in (0, 1, *fds, life_fd):
         os.close(inherited)
@@ -72,5 +85,20 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in LENT_MODULES and DOOR_VARIABLE in os.environ:
-    stand_for(os.environ[DOOR_VARIABLE], sys.orig_argv[2], sys.orig_argv[3:])
+def _list_inherited() -> list[int]:
+    """Lists the descriptors above the standard ones that are open."""
+    found = []
+    for fd in sorted(map(int, os.listdir("/proc/self/fd"))):
+        try:
+            if fd > 2 and os.get_inheritable(fd):
+                found.append(fd)
+        except OSError:  # that of the listing
+            continue
+    return found
+
+
+if DOOR_VARIABLE in os.environ:
+    if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in LENT_MODULES:
+        stand_for(os.environ[DOOR_VARIABLE], sys.orig_argv[2], sys.orig_argv[3:])
+    elif sys.orig_argv[-1] == SPAWN_ARGUMENT:
+        stand_for(os.environ[DOOR_VARIABLE], SPAWNED_MODULE, sys.orig_argv[-3:])
