@@ -19,7 +19,12 @@ from typing import Any
 
 _HOMES = {
     "tdserve.client.tables.batches": ("Batches",),
-    "tdserve.client.client": ("Client", "connect"),
+    "tdserve.client.client": ("Client",),
+    "tdserve.client.cluster.cluster_client": ("ClusterClient",),
+    "tdserve.client.cluster.sharded_keyed": ("ShardedKeyedHandle",),
+    "tdserve.client.cluster.sharded_queue": ("ShardedQueueHandle",),
+    "tdserve.client.cluster.sharded_replay": ("ShardedReplayHandle",),
+    "tdserve.client.connecting": ("connect",),
     "tdserve.client.session.description": ("StoreDescription", "VersionInfo"),
     "tdserve.client.groups.group": ("Group",),
     "tdserve.client.handles.handle": ("StoreHandle",),

@@ -46,6 +46,20 @@ from tdserve.base.errors import (
 )
 from tdserve.client.client import (
     Client as Client,
+)
+from tdserve.client.cluster.cluster_client import (
+    ClusterClient as ClusterClient,
+)
+from tdserve.client.cluster.sharded_keyed import (
+    ShardedKeyedHandle as ShardedKeyedHandle,
+)
+from tdserve.client.cluster.sharded_queue import (
+    ShardedQueueHandle as ShardedQueueHandle,
+)
+from tdserve.client.cluster.sharded_replay import (
+    ShardedReplayHandle as ShardedReplayHandle,
+)
+from tdserve.client.connecting import (
     connect as connect,
 )
 from tdserve.client.groups.group import (

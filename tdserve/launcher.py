@@ -14,7 +14,8 @@ from typing import Any, TextIO, cast
 
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, list_error_classes
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX
 
 START_TIMEOUT_S = 60.0

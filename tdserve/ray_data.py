@@ -17,7 +17,7 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.client import connect
+from tdserve.client.connecting import connect
 from tdserve.structure.array_views import to_arrays
 from tdserve.structure.tensordict_private import entries_of
 from tdserve.structure.tree import Path

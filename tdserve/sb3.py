@@ -23,7 +23,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from tensordict import TensorDict
 
 from tdserve.base.errors import NotSupportedError, TDServeError, WrongStateError
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
 

@@ -31,7 +31,8 @@ from transfer_queue.storage.managers.base import KVStorageManager, StorageManage
 
 from tdserve.base.config import TransportName, has_address_variable, read_token
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, VersionConflictError
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.launcher import Server
 
 BACKEND = "tdserve"

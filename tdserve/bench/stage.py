@@ -20,7 +20,8 @@ from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
 from tdserve.bench.targets import find_targets
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.launcher import Server
 

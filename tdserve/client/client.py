@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from tdserve.base.config import ClientConfig, TransportName
 from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
@@ -120,7 +119,7 @@ class Client(TensorDictClient):
         Raises:
             StoreNotFoundError: There is no such store.
         """
-        return self._open(self.describe(name))
+        return self.open_handle(self.describe(name))
 
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
@@ -158,12 +157,13 @@ class Client(TensorDictClient):
         if self._session is not None:
             self._session.mover.forget_deleted()
 
-    def _open(self, description: StoreDescription) -> AnyHandle:
+    def open_handle(self, description: StoreDescription) -> AnyHandle:
+        """Returns the handle of a store that was described."""
         opener = _OPENERS.get(description.kind)
         return open_store(self, description, "a handle") if opener is None else opener(self, description)
 
     def _open_as(self, handle_type: type[_Handle], what: str, call: str, found: StoreDescription) -> _Handle:
-        handle = self._open(found)
+        handle = self.open_handle(found)
         if not isinstance(handle, handle_type):
             raise WrongStateError(state=f"store {found.name!r} is not a {what}", event=f"{call}()")
         return handle
@@ -609,49 +609,3 @@ def _open_table(client: Client, description: StoreDescription) -> ReplayHandle |
 
 _OPENERS: dict[str, Callable[[Client, StoreDescription], AnyHandle]] = {"replay": _open_table, "keyed": KeyedHandle}
 """Makes the handles of the kinds of stores that have one of their own."""
-
-
-def connect(
-    address: str | None = None,
-    *,
-    transport: TransportName = "auto",
-    token: str | None = None,
-    timeout_s: float = 30.0,
-    allow_pickle: bool = False,
-    root: str | None = None,
-    device: Any = None,
-    numpy: bool = False,
-) -> Client:
-    """Connects to a server; see ``Client`` for the arguments.
-
-    Without an address it takes the server that the environment names: ``TDSERVE_ADDRESS``, and ``TDSERVE_TOKEN`` or
-    ``TDSERVE_TOKEN_FILE``, ``TDSERVE_TRANSPORT`` and ``TDSERVE_LOCAL_ROOT`` for arguments that are not given. With an
-    address no variable counts, so that a token is not sent to another server.
-
-    Raises:
-        InvalidRequestError: No address is given, and ``TDSERVE_ADDRESS`` is not set; or a variable has an invalid
-            value.
-        ConnectError: The server did not answer within ``timeout_s``.
-        UnauthenticatedError, ProtocolVersionError, NotSupportedError: The server or this version refuses the
-            connection.
-    """
-    if address is None:
-        found = ClientConfig.of_program()
-        address, transport = found.address, found.transport if transport == "auto" else transport
-        token, root = found.find_token() if token is None else token, found.local_root if root is None else root
-    client = Client(
-        address,
-        transport=transport,
-        token=token,
-        timeout_s=timeout_s,
-        allow_pickle=allow_pickle,
-        root=root,
-        device=device,
-        numpy=numpy,
-    )
-    try:
-        client.call(lambda *_: None, client.deadline(None))  # again, if the server is restarting
-    except BaseException:
-        client.close()
-        raise
-    return client

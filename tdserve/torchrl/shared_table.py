@@ -11,7 +11,8 @@ import torch
 from tensordict import is_tensor_collection
 
 from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like

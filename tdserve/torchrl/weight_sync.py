@@ -19,7 +19,8 @@ from torchrl.weight_update.weight_sync_schemes import WeightSyncScheme, register
 
 from tdserve.base.config import TransportName
 from tdserve.base.errors import ClosedError, DeadlineExceededError, SpecMismatchError, TDServeError, WrongStateError
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.client.weights.pulls import Weights
 from tdserve.torchrl.forward_guard import ForwardGuard
 from tdserve.torchrl.receivers import Receivers, ReceiverState

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tdserve.client.client import connect  # here, before the forks
+from tdserve.client.connecting import connect  # here, before the forks
 from tdserve.client.relays.kept_version import KeptVersion
 
 Say = Callable[..., None]

@@ -17,7 +17,7 @@ from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import make_transitions
 from tdserve.bench.workloads.replay_rounds import make_extends, make_samples
 from tdserve.bench.workloads.replays import open_filled
-from tdserve.client.client import connect
+from tdserve.client.connecting import connect
 
 POOL_ROWS = 4_096
 SAMPLE_ROWS = 256

@@ -13,7 +13,7 @@ from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import make_transitions
 from tdserve.bench.workloads.replay_rounds import make_extends
-from tdserve.client.client import connect
+from tdserve.client.connecting import connect
 
 NUM_WRITERS = 4
 POOL_ROWS = 4_096

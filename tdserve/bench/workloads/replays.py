@@ -35,7 +35,7 @@ from tdserve.bench.stage import Case, Stage
 from tdserve.bench.torchrl_buffer import TorchRLBuffer, has_torchrl
 from tdserve.bench.workload_data import Pool, check_equal, make_pixels, make_transitions
 from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, describe_window, make_extends, make_samples
-from tdserve.client.client import connect
+from tdserve.client.connecting import connect
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.prioritized import Prioritized
 

@@ -23,7 +23,8 @@ from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_memcpy
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import SERVER_ROOT, Case, Stage
 from tdserve.bench.workload_data import check_equal, compute_nbytes, make_weights, stamp
-from tdserve.client.client import Client, connect
+from tdserve.client.client import Client
+from tdserve.client.connecting import connect
 from tdserve.store.files import sync_file
 
 MESSAGE_NBYTES = 64 * MIB

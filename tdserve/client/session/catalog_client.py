@@ -25,6 +25,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.reach import get_reach
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
 from tdserve.structure.tree import Path
@@ -151,6 +152,15 @@ class CatalogClient:
         names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
 
+    def find(self, name: str) -> StoreDescription | None:
+        """Describes a store; returns None at once if it does not exist."""
+        try:
+            return from_message(
+                self._ask("DescribeStore", control_pb2.DescribeStoreRequest(name=check_store_name(name)))
+            )
+        except StoreNotFoundError:
+            return None
+
     def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
         """Describes a store that exists, as one step of a call with this deadline."""
         return self._describe_once(name, deadline.remaining_s)
@@ -199,7 +209,12 @@ class CatalogClient:
         self.check_usable()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         answer = self.ask_session(method, request, wait_s)
-        return self.connection.call(method, request, timeout_s=wait_s) if answer is None else answer
+        if answer is not None:
+            return answer
+        reach = get_reach()
+        if reach is not None:
+            self.connection.wait_ready(min(wait_s, reach.seconds))
+        return self.connection.call(method, request, timeout_s=wait_s)
 
 
 def _check_address(address: object) -> str:

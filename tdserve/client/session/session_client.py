@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
+from tdserve.client.session.reach import get_reach
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.step_counts import StepCounts
@@ -187,17 +189,21 @@ class SessionClient:
         take_number = self.requests.take_number if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
+        reach, failed_s, was_sent = get_reach(), math.inf, False
         try:
             while True:
                 number = take_number()  # the server may still handle the last attempt
                 session: Session | None = None
                 try:
                     session = self.session(deadline)
+                    was_sent = True
                     return attempt(session, number, deadline)
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
-                    if not error.retryable or _is_over(deadline, backoff_s) or _is_cancelled():
+                    failed_s = min(failed_s, time.monotonic())
+                    is_given_up = reach is not None and reach.is_over(failed_s, was_sent=was_sent)
+                    if not error.retryable or _is_over(deadline, backoff_s) or is_given_up or _is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
@@ -325,6 +331,8 @@ class SessionClient:
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
         wait_s = self.timeout_s if remaining_s is None else max(remaining_s, compute_grace_s(deadline.timeout_s))
+        reach = get_reach()
+        wait_s = wait_s if reach is None else min(wait_s, reach.seconds)
         with self._lock:
             session = self._session
             if session is not None and not session.is_lost:  # another thread was faster

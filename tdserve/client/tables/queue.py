@@ -48,7 +48,7 @@ class QueueHandle(TableHandle):
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Taken:
-            query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, numpy=numpy)
+            query = self.make_query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, numpy=numpy)
             return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
         taken = self._follow_and_retry(draw)
@@ -61,7 +61,7 @@ class QueueHandle(TableHandle):
             WrongStateError: This client does not hold them any more: they were acknowledged before, or its session was
                 lost and they were given to others. Nothing was changed.
         """
-        acknowledge(self._client, self._query(is_lease=True), rows, self._client.deadline(timeout_s))
+        acknowledge(self._client, self.make_query(is_lease=True), rows, self._client.deadline(timeout_s))
 
     def batches(
         self,
@@ -87,5 +87,5 @@ class QueueHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        query = self._query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, device=device, numpy=numpy)
+        query = self.make_query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, device=device, numpy=numpy)
         return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)

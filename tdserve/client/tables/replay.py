@@ -115,7 +115,7 @@ class ReplayHandle(TableHandle):
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
-            query = self._query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+            query = self.make_query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
             if not is_lease:
                 td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             else:
@@ -176,7 +176,7 @@ class ReplayHandle(TableHandle):
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        query = self._query(conditions, is_lease=True, pad=pad, numpy=numpy)
+        query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
         rows = take_rows(self._client, query, num_rows, self._client.deadline(timeout_s))
         taken = Taken(self._client, query, rows, None)
         return taken if ack else taken.rows
@@ -187,7 +187,7 @@ class ReplayHandle(TableHandle):
         Raises:
             WrongStateError: This client does not hold them any more. Nothing was changed.
         """
-        query = self._query(Conditions(consumer=consumer), is_lease=True)
+        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
         acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
 
     def update_priority(
@@ -278,7 +278,7 @@ class ReplayHandle(TableHandle):
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
         is_lease = bool(consumer) and share is None
-        query = self._query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+        query = self.make_query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
         if is_lease:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
         return Batches(

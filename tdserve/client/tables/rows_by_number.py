@@ -44,9 +44,10 @@ class RowsByNumber(ByAddress):
         Raises:
             SelectionError: A row is not live, or out of range.
         """
-        return self._client.hand_over(self._read_live(index))
+        return self._client.hand_over(self.read_rows(index))
 
-    def _read_live(self, index: Any) -> Any:
+    def read_rows(self, index: Any) -> Any:
+        """Returns live rows as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
         deadline = self._client.deadline(None)
         if isinstance(index, tuple):
@@ -60,7 +61,7 @@ class RowsByNumber(ByAddress):
                 if array.size > MAX_MESSAGE_ROWS:
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
-                    parts = [self._read_live(numbers[begin : begin + MAX_MESSAGE_ROWS]) for begin in begins]
+                    parts = [self.read_rows(numbers[begin : begin + MAX_MESSAGE_ROWS]) for begin in begins]
                     return torch.cat(parts).reshape(*array.shape)
         found = self._follow_and_retry(lambda: self._read(index, deadline))
         if shape is None or len(shape) == 1:
@@ -73,11 +74,11 @@ class RowsByNumber(ByAddress):
         In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
         """
         read_into_shared_memory(self._client)
-        return self._read_live(list(indices))
+        return self.read_rows(list(indices))
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
-        rows = read_in_blocks(lambda start, stop: self._read_live(slice(start, stop)), self.spec.nbytes)
+        rows = read_in_blocks(lambda start, stop: self.read_rows(slice(start, stop)), self.spec.nbytes)
         return map(self._client.hand_over, rows)
 
     def _check_index(self, index: Any) -> None:

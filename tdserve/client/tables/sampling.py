@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -219,6 +219,38 @@ class Sampled:
             tensors = dict(zip(self.tensors, parts[number :: len(firsts)], strict=True))
             batches.append(build(*pad_ragged(spec, tensors, values, self._pad)))
         return batches
+
+    def move_rows(self, offset: int) -> None:
+        """Adds a number to all row numbers: the table is a part of a larger one."""
+        if offset:
+            self.tensors[(INDEX_KEY,)] = self.tensors[(INDEX_KEY,)] + offset
+
+    @classmethod
+    def join(cls, parts: Sequence[Sampled], order: torch.Tensor | None) -> Sampled:
+        """Joins rows of tables of the same structure.
+
+        Args:
+            parts: At least one. Of several, none keeps what it has.
+            order: Position of each row of the result among the rows of all parts; None keeps them as they are.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        num_rows = sum(part.spec.batch_size[0] for part in parts)
+        first.spec, faults = first.spec.with_rows(num_rows), [part._fault for part in parts if part._fault is not None]
+        first._fault = faults[0] if faults else None
+        first.num_torn = sum(part.num_torn for part in parts)
+        for path in first.tensors:
+            joined = torch.cat([part.tensors[path] for part in parts])
+            first.tensors[path] = joined if order is None else joined[order]
+        is_per_row = {path: leaf.per_row for path, leaf in first.spec.values}
+        for path, values in first.values.items():
+            if is_per_row[path]:
+                found = [value for part in parts for value in part.values[path]]
+                first.values[path] = found if order is None else [found[number] for number in order.tolist()]
+            else:
+                first.values[path] = values
+        return first
 
 
 def build_rows(content: Content, stored: Spec) -> Any:

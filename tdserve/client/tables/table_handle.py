@@ -335,7 +335,7 @@ class TableHandle(RowsByNumber):
         change(self._client, self.name, self._client.deadline(timeout_s), sampler=settings.to_json())
         self.settings = settings
 
-    def _query(
+    def make_query(
         self,
         conditions: Conditions = ANY_ROWS,
         *,

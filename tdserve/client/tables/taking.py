@@ -40,7 +40,12 @@ GIVE_BACK_TIMEOUT_S = 5.0
 
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows on lease, and returns a tensordict of them.
+    """Takes rows on lease, and returns a tensordict of them; errors as of ``take_sampled``."""
+    return build_taken(client, query, take_sampled(client, query, num_rows, deadline))
+
+
+def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Sampled:
+    """Takes rows on lease.
 
     Raises:
         EndOfStreamError: The table was closed and is drained.
@@ -57,19 +62,23 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
             session.cancel(request)  # they may have been granted in an answer that is lost
             raise
         if rows.num_torn:
-            give_back(client, query, _name_rows(rows), GIVE_BACK_TIMEOUT_S)
+            give_back(client, query, name_rows(rows), GIVE_BACK_TIMEOUT_S)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
-    found = client.call(attempt, deadline)
+    return client.call(attempt, deadline)
+
+
+def build_taken(client: SessionClient, query: Query, found: Sampled) -> Any:
+    """Builds the tensordict of rows on lease; gives them back if that fails."""
     try:
         return found.build()
     except TDServeError:
-        give_back(client, query, _name_rows(found), GIVE_BACK_TIMEOUT_S)
+        give_back(client, query, name_rows(found), GIVE_BACK_TIMEOUT_S)
         raise
 
 
-def _name_rows(rows: Sampled) -> dict[str, Any]:
+def name_rows(rows: Sampled) -> dict[str, Any]:
     """Returns the numbers and generations that identify the rows."""
     generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative for rows that changed while they were copied
     return {INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}

@@ -72,6 +72,11 @@ class GroupSelector(Selector):
         return len(self._complete)
 
     @property
+    def mass(self) -> float:
+        """Number of groups that may be drawn."""
+        return float(self.num_complete)
+
+    @property
     def num_drawable(self) -> int:
         """Rows of the samples that can be drawn before a group comes again."""
         return self.num_complete * self._size

@@ -76,6 +76,16 @@ class PrioritizedSelector(Selector):
     def __repr__(self) -> str:
         return f"<PrioritizedSelector {self._num_rows} rows>"
 
+    @property
+    def mass(self) -> float:
+        """Sum of the weights of all rows."""
+        return self._tree.total
+
+    @property
+    def least_mass(self) -> float:
+        """The least weight of a row that may be drawn."""
+        return self._tree.min_positive
+
     def set_sampler(self, sampler: Prioritized) -> None:
         """Draws with another ``beta`` from now on; weights in the tree do not depend on it."""
         self._sampler = sampler

@@ -72,6 +72,17 @@ class Selector(ABC):
         return len(self)
 
     @property
+    def mass(self) -> float:
+        """What the probabilities of its draws are shares of: of two tables whose masses are known, a sample of both
+        draws from each in proportion."""
+        return float(len(self))
+
+    @property
+    def least_mass(self) -> float:
+        """The part of the mass that its least likely row has."""
+        return 1.0
+
+    @property
     def longest_slice(self) -> int:
         """Rows that follow each other in the longest slice it draws; 1: it draws no slices."""
         return 1

@@ -219,6 +219,11 @@ class SliceSelector(Selector):
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
     @property
+    def mass(self) -> float:
+        """Places where a slice of the length that was drawn last begins; rows, if none was drawn."""
+        return float(len(next(reversed(self._starts.values())))) if self._starts else float(len(self))
+
+    @property
     def longest_slice(self) -> int:
         """Rows of the longest slices in use; 1 if there are none."""
         return max(self._starts, default=1)

@@ -74,6 +74,11 @@ class EpochSelector(Selector):
     def __len__(self) -> int:
         return self._num
 
+    @property
+    def mass(self) -> float:
+        """Rows that are due in this epoch; all, if none is."""
+        return float(self._num_due or self._num)
+
     def __repr__(self) -> str:
         return f"<EpochSelector {self._num} rows, {self._num_due} of them due>"
 

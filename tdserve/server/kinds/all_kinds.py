@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.server.kinds.keyed_kind import KeyedKind
+from tdserve.server.kinds.placement_kind import PlacementKind
 from tdserve.server.kinds.store_kind import StoreKind
 from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.kinds.tensordict_kind import TensordictKind
@@ -15,5 +16,6 @@ KINDS: dict[str, StoreKind] = {
         TableKind(),
         WeightsKind(),
         KeyedKind(),
+        PlacementKind(),
     )
 }

@@ -169,6 +169,9 @@ class Samples:
         )
         await self._discarding.finish(session, store, max_lag, conditions)
         await call.make_ready()
+        if asked.asks_mass:
+            selector = table.selectors.get(call.conditions)
+            return control_pb2.Done(mass=selector.mass, least_mass=selector.least_mass, counts=make_counts(store))
         _check_session(session)
         if asked.is_lease:
             self._leasing.setdefault(session.number, {})[store.record.uid] = store

@@ -1,0 +1,367 @@
+"""The client of several servers, with the names of the client of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
+from tdserve.client.cluster.placing import Shards, choose_servers, delete_parts
+from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
+from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
+from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
+from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.cluster.table_creation import create_sharded_table
+from tdserve.client.kv.keyed_handle import KeyedHandle
+from tdserve.client.session.catalog_client import ONCE, Once, check_wait_s
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.tables.queue import QueueHandle
+from tdserve.client.tables.replay import ReplayHandle
+from tdserve.client.tables.row_like import make_row_like
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, find_whole
+from tdserve.structure.tree import Path
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def _at_home(
+    method: Callable[Concatenate[Client, _Parameters], _Result],
+) -> Callable[Concatenate[ClusterClient, _Parameters], _Result]:
+    """Makes the method that calls the client of the server that has the store of its argument ``name``."""
+    position = list(signature(method).parameters).index("name") - 1
+    call_name = method.__name__
+
+    @wraps(method)
+    def call(self: ClusterClient, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        name = args[position] if len(args) > position else kwargs.get("name")
+        if not isinstance(name, str):
+            name = ""  # the client of any server refuses it
+        place = self.directory.find(name)
+        try:
+            return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+        except StoreNotFoundError:
+            self.directory.forget(name)
+            again = self.directory.find(name)
+            if again.server == place.server:
+                raise
+            return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return cast("Callable[Concatenate[ClusterClient, _Parameters], _Result]", call)
+
+
+class ClusterClient:
+    """A connection to several servers, with the calls and handles of :class:`tdserve.Client`.
+
+    Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While that
+    server does not answer, a store of such a name cannot be created, and calls of its stores wait, as those of a single
+    server do while it restarts. Tables, queues and keyed stores may be shared by several servers: see ``shards`` of
+    ``create_replay``. Threads: safe. Pickled by address. Only servers that are used are connected to.
+    """
+
+    def __init__(self, servers: ClusterServers) -> None:
+        self.servers = servers
+        self.members, self.directory = servers.members, servers.directory
+        self.address, self.numpy = servers.address, servers.numpy
+
+    def __repr__(self) -> str:
+        return f"<ClusterClient of {len(self.members)} servers at {self.address}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_make_client, (self.servers.recipe,))
+
+    @property
+    def timeout_s(self) -> float:
+        """Default of every call that can wait, seconds."""
+        return self.servers.timeout_s
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; every call then raises ClosedError."""
+        return self.servers.is_closed
+
+    def close(self) -> None:
+        """Closes the connections to all servers. Idempotent."""
+        self.servers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ all stores
+
+    def stores(self, prefix: str = "") -> list[str]:
+        """Lists the names of all stores of the servers that answer, sorted; a shared store once."""
+        calls = {server: self._make_listing(server, prefix) for server in range(len(self.members))}
+        listed, lost = self.members.ask_all(calls)
+        if lost and not listed:
+            raise next(iter(lost.values()))
+        names = {name for each in listed.values() for name in each}
+        return sorted(name for name in names if find_whole(name) not in names)
+
+    def _make_listing(self, server: int, prefix: str) -> Callable[[], list[str]]:
+        return lambda: self.members.get(server).stores(prefix)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.members.get(self.directory.find(name).server)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stores())
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the handle of a store, by its kind.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
+        return self._open(name, ONCE)
+
+    def keys(
+        self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
+    ) -> list[str | Path]:
+        """Lists the keys of a store; see ``Client.keys``."""
+        opened = self._open(name, ONCE)
+        if isinstance(opened, ShardedStore):
+            return opened.ask_any(lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort))
+        return self.members.get(self.directory.find(name).server).keys(name, include_nested, leaves_only, sort=sort)
+
+    def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
+        """Returns the structure and the figures of a store; of a shared one the sums of its parts."""
+        found, place = self.directory.describe(name, timeout_s=timeout_s)
+        if place.placement is None:
+            is_here = found.kind != "placement"
+            return found if is_here else self.members.get(place.server).describe(name, timeout_s=timeout_s)
+        return self._open_shards(name, place.placement, timeout_s).describe()
+
+    def delete(self, name: str) -> None:
+        """Deletes a store, or all parts of a shared one.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+            ConnectError: A server that has a part does not answer. Nothing was deleted.
+        """
+        place = self.directory.find(name)
+        if place.placement is not None:
+            delete_parts(self.members, name, place.placement)
+        self.members.get(place.server).delete(name)
+        if place.server != (owner := self.directory.get_owner(name)) and name in self.members.get(owner):
+            self.members.get(owner).delete(name)  # the record that says where it has moved
+        self.directory.forget(name)
+
+    def _open(self, name: str, timeout_s: float | Once | None) -> Any:
+        found, place = self.directory.describe(name, timeout_s=timeout_s)
+        if place.placement is not None:
+            return self._open_shards(name, place.placement, timeout_s)
+        client = self.members.get(place.server)
+        return client.open_handle(client.describe(name) if found.kind == "placement" else found)
+
+    def _open_shards(self, name: str, placement: PlacementRecord, timeout_s: float | Once | None) -> ShardedStore:
+        handle_type = _SHARDED[placement.kind]
+        wait_s = self.timeout_s if timeout_s is ONCE or timeout_s is None else check_wait_s(timeout_s)
+        return handle_type(self.servers, name, placement, timeout_s=wait_s)
+
+    def _open_as(self, kinds: tuple[type[Any], ...], what: str, name: str, timeout_s: float | None) -> Any:
+        opened = self._open(name, timeout_s)
+        if not isinstance(opened, kinds):
+            raise WrongStateError(state=f"store {name!r} is not a {what}", event=f"{what}()")
+        return opened
+
+    # ------------------------------------------------------------ tables
+
+    row_like = staticmethod(make_row_like)
+
+    def create_replay(
+        self,
+        name: str,
+        like: Any,
+        capacity: int,
+        *,
+        shards: Shards = 1,
+        shard_by: Any = None,
+        on_shard_loss: OnShardLoss = "redirect",
+        **options: Any,
+    ) -> Any:
+        """Creates a replay store; other arguments, results and errors as of ``Client.create_replay``.
+
+        Args:
+            capacity: Rows of all shards together.
+            shards: Servers that share it: a number, or ``"all"``. Each has an equal part of the ring, and of the rows
+                that a ``SampleToInsertRatio`` lets wait. Samples are drawn from all of them as from one table.
+            shard_by: Key of the rows, whose value chooses the shard: rows of one trajectory or group stay together.
+                None: each writer keeps to a shard of its own.
+            on_shard_loss: What a writer does while its shard does not answer: ``"redirect"`` writes to another one,
+                ``"wait"`` waits until its deadline, ``"raise"`` raises at once. An extend whose outcome is unknown
+                always waits for its own shard.
+        """
+        servers = choose_servers(name, shards, len(self.members))
+        if len(servers) == 1:
+            _refuse_without_shards(shard_by, on_shard_loss)
+            return _create_replay(self, name, like, capacity, **options)
+        return self._create_table("replay", name, like, capacity, servers, options, shard_by, on_shard_loss)
+
+    def create_queue(
+        self,
+        name: str,
+        like: Any,
+        max_size: int,
+        *,
+        shards: Shards = 1,
+        shard_by: Any = None,
+        on_shard_loss: OnShardLoss = "redirect",
+        **options: Any,
+    ) -> Any:
+        """Creates a queue; other arguments, results and errors as of ``Client.create_queue``, and of ``create_replay``
+        for what concerns shards.
+
+        The order of a shared queue is that of each shard. Readers take from the shards in proportion to the rows that
+        wait there, so a row is overtaken by at most the rows that wait in the other shards when it is written.
+        """
+        servers = choose_servers(name, shards, len(self.members))
+        if len(servers) == 1:
+            _refuse_without_shards(shard_by, on_shard_loss)
+            return _create_queue(self, name, like, max_size, **options)
+        return self._create_table("queue", name, like, max_size, servers, options, shard_by, on_shard_loss)
+
+    def _create_table(
+        self, kind: Any, name: str, like: Any, capacity: int, servers: Any, options: Any, *more: Any
+    ) -> Any:
+        create_sharded_table(self.servers, kind, name, like, capacity, servers, options, *more)
+        return self._open(name, None)
+
+    def replay(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """Returns the handle of a replay store; waits for it. See ``Client.replay``."""
+        return self._open_as((ReplayHandle, ShardedReplayHandle), "replay", name, timeout_s)
+
+    def queue(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """Returns the handle of a queue; waits for it. See ``Client.queue``."""
+        return self._open_as((QueueHandle, ShardedQueueHandle), "queue", name, timeout_s)
+
+    # ------------------------------------------------------------ keyed stores
+
+    def create_kv(self, name: str, like: Any = None, max_bytes: int | None = None, *args: Any, **options: Any) -> Any:
+        """Creates a keyed store; arguments, results and errors as of ``Client.create_kv``.
+
+        With ``shards=``, as of ``create_replay``, several servers share it: each key is on the server that its hash
+        chooses, and ``max_bytes`` is divided. A call with keys of several servers is atomic on each of them.
+        """
+        servers = choose_servers(name, options.pop("shards", 1), len(self.members))
+        if len(servers) == 1:
+            return _create_kv(self, name, like, max_bytes, *args, **options)
+        create_sharded_keyed(self.servers, name, servers, like, max_bytes, *args, **options)
+        return self.kv(name)
+
+    def kv(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """Returns the handle of a keyed store; waits for it. See ``Client.kv``."""
+        return self._open_as((KeyedHandle, ShardedKeyedHandle), "keyed store", name, timeout_s)
+
+    # ------------------------------------------------------------ stores of one server
+
+    init_remote = _at_home(Client.init_remote)
+    from_remote_init = _at_home(Client.from_remote_init)
+    send = _at_home(Client.send)
+    recv = _at_home(Client.recv)
+    memmap = _at_home(Client.memmap)
+    memmap_ = _at_home(Client.memmap_)
+    memmap_like = _at_home(Client.memmap_like)
+    adopt = _at_home(Client.adopt)
+    load_memmap = _at_home(Client.load_memmap)
+    load_memmap_ = _at_home(Client.load_memmap_)
+    publish = _at_home(Client.publish)
+    latest = _at_home(Client.latest)
+    wait_newer = _at_home(Client.wait_newer)
+    version = _at_home(Client.version)
+    versions = _at_home(Client.versions)
+    subscribe = _at_home(Client.subscribe)
+    group = _at_home(Client.group)
+
+    def memmap_refresh_(self, td: Any, **options: Any) -> Any:
+        """Makes a tensordict from ``memmap_`` show what its store holds now; see ``Client.memmap_refresh_``."""
+        failure = WrongStateError(state="the tensordict shows no store of these servers", event="memmap_refresh_()")
+        for client in self.members.used.values():
+            try:
+                return client.memmap_refresh_(td, **options)
+            except WrongStateError as error:  # it was not returned by that client
+                failure = error
+        raise failure
+
+    # ------------------------------------------------------------ figures
+
+    def stats(self) -> dict[str, Any]:
+        """Returns figures of the servers that answer, as plain values.
+
+        ``servers`` has those of each, as of ``Client.stats``, by number, and ``lost`` the numbers of the others.
+        ``transports``, ``sessions`` and ``workers`` are those of all servers; ``transport`` is this client's, if it is
+        the same at all servers that it has used.
+        """
+        calls = {server: self._make_stats(server) for server in range(len(self.members))}
+        found, lost = self.members.ask_all(calls)
+        mine = {each["transport"] for each in found.values()} - {None}
+        return {
+            "address": self.address,
+            "servers": found,
+            "lost": sorted(lost),
+            "transport": mine.pop() if len(mine) == 1 else None,
+            "transports": _sum_counts([each["transports"] for each in found.values()]),
+            "sessions": [{"server": server, **each} for server in found for each in found[server]["sessions"]],
+            "workers": [{"server": server, **each} for server in found for each in found[server]["workers"]],
+        }
+
+    def _make_stats(self, server: int) -> Callable[[], dict[str, Any]]:
+        return lambda: self.members.get(server).stats()
+
+
+_SHARDED: dict[str, Callable[..., ShardedStore]] = {
+    "replay": ShardedReplayHandle,
+    "queue": ShardedQueueHandle,
+    "keyed": ShardedKeyedHandle,
+}
+"""Makes the handles of stores that several servers share."""
+
+_create_replay = _at_home(Client.create_replay)
+_create_queue = _at_home(Client.create_queue)
+_create_kv = _at_home(Client.create_kv)
+
+
+def _sum_counts(counts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Adds up the counts of each transport."""
+    found: dict[str, dict[str, int]] = {}
+    for each in counts:
+        for transport, figures in each.items():
+            sums = found.setdefault(transport, {})
+            for figure, value in figures.items():
+                sums[figure] = sums.get(figure, 0) + value
+    return found
+
+
+def _refuse_without_shards(shard_by: Any, on_shard_loss: OnShardLoss) -> None:
+    if shard_by is not None or on_shard_loss != "redirect":
+        argument = "shard_by" if shard_by is not None else "on_shard_loss"
+        raise InvalidRequestError(argument=argument, reason="the store has one server; give shards=")
+
+
+def _make_client(recipe: ClusterRecipe) -> ClusterClient:
+    return ClusterClient(recipe.make())
+
+
+def connect_cluster(recipe: ClusterRecipe) -> ClusterClient:
+    """Connects to several servers; see ``tdserve.connect``.
+
+    Raises:
+        ConnectError: No server listened within the client's timeout, or what knows them does not answer.
+    """
+    client = _make_client(recipe)
+    try:
+        client.members.wait_for_any(client.timeout_s)
+    except BaseException:
+        client.close()
+        raise
+    return client

@@ -1,0 +1,89 @@
+"""The servers of a cluster as a client uses them: their clients, and where each store is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tdserve.base.config import TransportName
+from tdserve.client.client import Client
+from tdserve.client.cluster.directory import Directory
+from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.membership import Membership, read_membership
+from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.catalog_client import check_wait_s
+from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class ClusterRecipe:
+    """Address and settings of a cluster's client; equal recipes make equivalent clients."""
+
+    address: str
+    transport: TransportName
+    token: str | None = field(repr=False)
+    timeout_s: float
+    allow_pickle: bool
+    root: str | None
+    device: Any
+    numpy: bool
+
+    def make(self) -> ClusterServers:
+        """Finds the servers, to each of which a connection is made when it is first used."""
+        return ClusterServers(read_membership(self.address), self)
+
+    def make_client(self, address: str) -> Client:
+        """Makes the client of one server."""
+        return Client(
+            address,
+            transport=self.transport,
+            token=self.token,
+            timeout_s=self.timeout_s,
+            allow_pickle=self.allow_pickle,
+            root=self.root,
+            device=self.device,
+            numpy=self.numpy,
+        )
+
+
+class ClusterServers:
+    """What the client of a cluster and its handles share. Threads: safe.
+
+    Attributes:
+        recipe: To make the same elsewhere.
+        members: The clients of the servers.
+        directory: Where each store is.
+        numpy: Whether what is read is handed over as NumPy arrays.
+    """
+
+    def __init__(self, membership: Membership, recipe: ClusterRecipe) -> None:
+        self.recipe = recipe
+        self.address = membership.text
+        self.timeout_s = check_wait_s(recipe.timeout_s)
+        self.numpy = recipe.numpy
+        self.members = Members(membership, recipe.make_client)
+        self.directory = Directory(self.members)
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed; every call then raises ClosedError."""
+        return self.members.is_closed
+
+    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+        """Runs work in a thread of its own."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-cluster-later")
+        future: AwaitableFuture[_Result] = AwaitableFuture()
+        self._executor.submit(future.run, work)
+        return future
+
+    def close(self) -> None:
+        """Closes the connections to all servers. Idempotent."""
+        self.members.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)

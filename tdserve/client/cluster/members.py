@@ -1,0 +1,225 @@
+"""The clients of a cluster's servers: made when first used, and what is known of servers that do not answer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+from tdserve.base.addresses import explain_unreachable
+from tdserve.base.errors import ClosedError, ConnectError, TransportError
+from tdserve.client.client import Client
+from tdserve.client.cluster.membership import Membership
+from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.reach import reach_within
+
+REACH_S = 1.0
+"""How long a call tries to reach a server that others can stand in for. A server that restarts takes about as long."""
+
+PROBE_INTERVAL_S = 0.5
+"""A server that does not answer is tried again as often."""
+
+THREADS_PER_SERVER = 2
+
+_Result = TypeVar("_Result")
+_log = logging.getLogger("tdserve.client")
+
+
+class Members:
+    """The servers of one cluster, as one client sees them. Threads: safe.
+
+    Args:
+        membership: Tells where they are.
+        make_client: Makes the client of a server at an address; it connects when it is first used.
+    """
+
+    def __init__(self, membership: Membership, make_client: Callable[[str], Client]) -> None:
+        self.membership = membership
+        self._make_client = make_client
+        self.is_closed = False
+        self._inherited: list[object] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = Lock()
+        self._clients: dict[int, Client] = {}
+        self._lost: dict[int, float] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def _begin_anew_after_fork(self) -> None:
+        """Uses connections of its own in a forked child; those of the parent must not be closed here."""
+        if os.getpid() != self._pid:
+            self._inherited += [self._clients, self._threads]
+            self._begin()
+
+    def __len__(self) -> int:
+        return self.membership.num_servers
+
+    def __repr__(self) -> str:
+        return f"<Members: {len(self._clients)} of {len(self)} used, not answering {sorted(self._lost)}>"
+
+    @property
+    def used(self) -> dict[int, Client]:
+        """The clients of servers that were used, by number."""
+        return dict(self._clients)
+
+    @property
+    def lost(self) -> list[int]:
+        """Numbers of the servers that did not answer, and have not since."""
+        return sorted(self._lost)
+
+    def get(self, server: int) -> Client:
+        """Returns the client of a server.
+
+        Raises:
+            ConnectError: The server has no address now.
+            ClosedError: The cluster's client was closed.
+        """
+        self._begin_anew_after_fork()
+        client = self._clients.get(server)
+        if client is not None and not (server in self._lost and self._has_moved(server, client)):
+            return client
+        address = self.membership.find(server)
+        with self._lock:
+            if self.is_closed:
+                raise ClosedError(what=f"the client of {self.membership.text}")
+            client = self._clients.get(server)
+            if client is None or client.address != address:
+                self._clients[server] = self._make_client(address)
+        if client is not None and client is not self._clients[server]:
+            client.close()
+        return self._clients[server]
+
+    def _has_moved(self, server: int, client: Client) -> bool:
+        try:
+            return self.membership.find(server) != client.address
+        except ConnectError:
+            return False
+
+    def wait_for_any(self, timeout_s: float) -> None:
+        """Waits until a server listens.
+
+        Raises:
+            ConnectError: None did in time; the error says why, for each.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            reasons = []
+            for server in range(len(self)):
+                try:
+                    address = self.membership.find(server)
+                    reason = explain_unreachable(address)
+                except ConnectError as error:
+                    address, reason = str(server), error.reason
+                if not reason:
+                    return
+                reasons.append(f"{address}: {reason}")
+            if time.monotonic() + PROBE_INTERVAL_S > deadline_s:
+                raise ConnectError(address=self.membership.text, reason="; ".join(reasons))
+            time.sleep(PROBE_INTERVAL_S)
+
+    def is_lost(self, server: int) -> bool:
+        """Returns whether a server did not answer lately. One that did not is tried again from time to time, by the
+        caller that asks then."""
+        tried_s = self._lost.get(server)
+        if tried_s is None:
+            return False
+        now_s = time.monotonic()
+        if now_s - tried_s < PROBE_INTERVAL_S:
+            return True
+        with self._lock:
+            if self._lost.get(server) != tried_s:  # another thread tries it
+                return server in self._lost
+            self._lost[server] = now_s
+        try:
+            answers = not explain_unreachable(self.membership.find(server))
+        except ConnectError:
+            answers = False
+        if answers:
+            with self._lock:
+                self._lost.pop(server, None)
+            _log.info("server %d of %s answers again", server, self.membership.text)
+        return not answers
+
+    def note_lost(self, server: int, why: TransportError) -> None:
+        """Takes note that a server did not answer; logs it once."""
+        with self._lock:
+            is_new = server not in self._lost
+            self._lost[server] = time.monotonic()
+        if is_new:
+            _log.warning("server %d of %s does not answer: %s", server, self.membership.text, why)
+
+    def ask_all(
+        self, calls: Mapping[int, Callable[[], _Result]], *, reach_s: float = REACH_S
+    ) -> tuple[dict[int, _Result], dict[int, TransportError]]:
+        """Makes a call to each of some servers at the same time.
+
+        Args:
+            calls: By server.
+            reach_s: How long each tries to reach its server.
+
+        Returns:
+            The results by server, and the failures of those that did not answer.
+
+        Raises:
+            TDServeError: The first other error, once all calls have ended.
+        """
+
+        def run(call: Callable[[], _Result]) -> _Result:
+            with reach_within(reach_s):
+                return call()
+
+        found: dict[int, _Result] = {}
+        lost: dict[int, TransportError] = {}
+        others: list[BaseException] = []
+        asked = list(calls.items())
+        futures: list[tuple[int, AwaitableFuture[_Result]]] = []
+        for server, call in asked[:-1]:
+            futures.append((server, self._start(partial(run, call))))
+        for server, call in asked[-1:]:  # one of them in this thread
+            futures.append((server, AwaitableFuture()))
+            futures[-1][1].run(partial(run, call))
+        for server, future in futures:
+            failure = future.exception()
+            if failure is None:
+                found[server] = future.result()
+            elif isinstance(failure, TransportError) and failure.retryable:
+                self.note_lost(server, failure)
+                lost[server] = failure
+            else:
+                others.append(failure)
+        if others:
+            raise others[0]
+        return found, lost
+
+    def _start(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+        future: AwaitableFuture[_Result] = AwaitableFuture()
+        self._begin_anew_after_fork()
+        with self._lock:
+            if self.is_closed:
+                raise ClosedError(what=f"the client of {self.membership.text}")
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(THREADS_PER_SERVER * len(self), thread_name_prefix="tdserve-cluster")
+            self._threads.submit(future.run, work)
+        return future
+
+    def close(self) -> None:
+        """Closes all clients. Idempotent."""
+        self._begin_anew_after_fork()
+        with self._lock:
+            self.is_closed = True
+            clients, threads = list(self._clients.values()), self._threads
+        for client in clients:
+            client.close()
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def list_alive(self, servers: Iterable[int]) -> list[int]:
+        """Returns those of some servers that answered when they were last asked."""
+        return [server for server in servers if not self.is_lost(server)]

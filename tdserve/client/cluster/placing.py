@@ -1,0 +1,108 @@
+"""Creation and deletion of stores that several servers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from tdserve.base.errors import StoreExistsError, TDServeError
+from tdserve.base.ids import check_store_name
+from tdserve.base.integers import check_integer
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.members import Members
+from tdserve.client.session.store_changes import create_store
+from tdserve.client.session.store_options import StoreOptions
+from tdserve.rules.placement import PlacementRecord, name_part, name_splits, order_servers
+from tdserve.structure.capture import capture
+from tdserve.v1 import control_pb2
+
+Shards = int | Literal["all"]
+
+
+def choose_servers(name: str, shards: Any, num_servers: int) -> tuple[int, ...]:
+    """Returns the servers of the shards of a store: those that rendezvous hashing of its name puts first.
+
+    Raises:
+        InvalidRequestError: ``shards`` is neither ``"all"`` nor a number of servers that there are.
+    """
+    number = num_servers if shards == "all" else check_integer("shards", shards, 1, maximum=num_servers)
+    return tuple(order_servers(check_store_name(name), num_servers)[:number])
+
+
+def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
+    """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
+    record waits for parts that do not exist yet.
+
+    Raises:
+        StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
+        ConnectError: The owner, or the server of a shard, does not answer. Nothing was created.
+    """
+    calls = {server: partial(_check_answers, cluster.members, server) for server in placement.servers}
+    _, lost = cluster.members.ask_all(calls)
+    if lost:
+        raise next(iter(lost.values()))
+    place = cluster.directory.find(name)
+    client = cluster.members.get(place.server)
+    empty = capture({}, store=name)
+    request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
+    request.settings = placement.to_json()
+    create_store(client, request, empty.spec)
+    cluster.directory.forget(name)
+
+
+def create_parts(
+    cluster: ClusterServers,
+    name: str,
+    placement: PlacementRecord,
+    create_part: Callable[[int, Client], None],
+    *,
+    exists_ok: bool,
+) -> None:
+    """Creates a store that several servers share.
+
+    Args:
+        create_part: Creates the part of a shard at its server, unless it exists.
+
+    Raises:
+        TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
+            meanwhile; then the store lacks a part until it is created again with ``exists_ok``, or deleted.
+    """
+    record_placement(cluster, name, placement, exists_ok=exists_ok)
+
+    def create(shard: int, server: int) -> None:
+        create_part(shard, cluster.members.get(server))
+
+    try:
+        calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
+        _, lost = cluster.members.ask_all(calls, reach_s=cluster.timeout_s)
+    except TDServeError as error:
+        if not (exists_ok and isinstance(error, StoreExistsError)):
+            delete_parts(cluster.members, name, placement)
+            cluster.members.get(cluster.directory.find(name).server).delete(name)
+            cluster.directory.forget(name)
+        raise
+    if lost:
+        raise next(iter(lost.values()))
+
+
+def _check_answers(members: Members, server: int) -> None:
+    members.get(server).catalog.find("-")
+
+
+def delete_parts(members: Members, name: str, placement: PlacementRecord) -> None:
+    """Deletes all parts of a store; those that are gone already do not matter.
+
+    Raises:
+        ConnectError: A server does not answer. Nothing was deleted.
+    """
+    calls = {server: partial(_check_answers, members, server) for server in placement.servers}
+    _, lost = members.ask_all(calls)
+    if lost:
+        raise next(iter(lost.values()))
+    for shard, server in enumerate(placement.servers):
+        client = members.get(server)
+        for part in (name_part(name, shard), name_splits(name)):
+            if part in client:
+                client.delete(part)

@@ -1,0 +1,235 @@
+"""Draws rows from the shards of a table as from one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError
+from tdserve.client.cluster.shard_masses import ShardMass, ask_mass, divide
+from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.session.session_client import SessionClient
+from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
+from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
+from tdserve.rules.replay.settings import Settings
+
+FRESH_S = 0.05
+"""Age up to which a shard's mass is used without asking again: rows that others have written meanwhile are drawn a
+little too rarely."""
+
+MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
+"""Pauses of a call that waits for rows of any shard."""
+
+COMPLETE_WITHIN_S = 0.2
+"""Time in which a call that holds some of its rows gets the others, or gives all of them back."""
+
+_PROBABILITY, _WEIGHT = ("probability",), ("priority_weight",)
+
+
+class DrawnPart(NamedTuple):
+    """Rows of one shard.
+
+    Attributes:
+        client: Through which they were drawn.
+        query: For which they were drawn.
+        rows: The rows, with the numbers that they have in their shard.
+    """
+
+    shard: int
+    client: SessionClient
+    query: Query
+    rows: Sampled
+
+
+class ShardDraws:
+    """Draws of one handle. Threads: safe.
+
+    Args:
+        table: The table.
+    """
+
+    def __init__(self, table: ShardedTable) -> None:
+        self._table = table
+        self._rng = np.random.default_rng()
+        self._known: dict[Any, tuple[float, Mapping[int, ShardMass]]] = {}
+
+    def forget_masses(self) -> None:
+        """Asks for all masses again: this client has changed the table."""
+        self._known.clear()
+
+    def draw(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, takes_fewer: bool = False
+    ) -> list[DrawnPart]:
+        """Draws rows; those on lease are taken from all shards, or from none.
+
+        Args:
+            make_query: Makes the query for a part.
+            takes_fewer: Whether fewer rows are drawn if all shards are closed, and have no more.
+
+        Raises:
+            DeadlineExceededError: There were not enough rows in time.
+            EndOfStreamError: All shards are closed and drained.
+            TransportError: No shard answers.
+        """
+        pause_s = MIN_PAUSE_S
+        while True:
+            parts = self._try_draw(make_query, num_rows, deadline, takes_fewer=takes_fewer)
+            if parts is not None:
+                return parts
+            if deadline.expired:
+                what = f"{num_rows} rows that can be drawn from all shards of {self._table.name!r} together"
+                raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+            time.sleep(min(pause_s, deadline.remaining_s or pause_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _try_draw(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, takes_fewer: bool
+    ) -> list[DrawnPart] | None:
+        """Draws rows; None if there are not enough now."""
+        drawn: list[DrawnPart] = []
+        num_missing, began_s = num_rows, time.monotonic()
+        try:
+            while num_missing:
+                masses = self._get_masses(make_query, num_rows, deadline, is_fresh=bool(drawn))
+                counts = self._divide(make_query, masses, num_missing, num_rows)
+                if counts is None and takes_fewer and self._is_closed():
+                    counts = {shard: int(found.mass) for shard, found in masses.items() if found.mass} or None
+                    if counts is None and drawn:
+                        return drawn
+                    if counts is None and not sum(found.num_rows for found in masses.values()):
+                        raise EndOfStreamError(name=self._table.name)
+                    num_missing = sum((counts or {}).values()) or num_missing
+                if counts is None:
+                    if not drawn or time.monotonic() - began_s > COMPLETE_WITHIN_S:
+                        self.give_back(drawn)
+                        return None
+                    time.sleep(MIN_PAUSE_S)
+                    continue
+                more = self._draw_parts(make_query, counts, deadline)
+                for part in more:
+                    self._weigh(part, masses)
+                drawn += more
+                got = sum(len(part.rows.tensors["index",]) for part in more)
+                exact = getattr(self._table.settings.sampler, "is_exact", True)
+                num_missing = num_missing - got if exact or not more else 0
+            return drawn
+        except BaseException:
+            self.give_back(drawn)
+            raise
+
+    def give_back(self, drawn: list[DrawnPart], names: Sequence[Any] | None = None) -> None:
+        """Gives rows on lease back, so that the list is empty.
+
+        Args:
+            names: What identifies the rows of each part, if they were joined since; None: the rows themselves.
+        """
+        for part, named in zip(drawn, names or [name_rows(part.rows) for part in drawn], strict=True):
+            if part.query.is_lease:
+                give_back(part.client, part.query, named, GIVE_BACK_TIMEOUT_S)
+        drawn.clear()
+
+    # ------------------------------------------------------------ masses
+
+    def _get_masses(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, is_fresh: bool
+    ) -> Mapping[int, ShardMass]:
+        table = self._table
+        live = table.list_live()
+        query = make_query(table.get_any_part())
+        name = (
+            query.require,
+            query.consumer,
+            query.group_by,
+            query.group_size,
+            query.max_lag,
+            query.is_lease,
+            num_rows,
+        )
+        asked_s, known = self._known.get(name, (0.0, {}))
+        is_old = time.monotonic() - asked_s > FRESH_S or query.is_lease or table.settings.sampler.keeps_epoch
+        if is_fresh or is_old or not set(known) <= set(live):
+
+            def ask(_: int, part: Any) -> ShardMass:
+                return ask_mass(part._client, make_query(part), num_rows, deadline)
+
+            known = table.ask_parts(live or range(table.num_shards), ask)
+            if len(self._known) > 64:
+                self._known.clear()
+            self._known[name] = time.monotonic(), known
+        return known
+
+    def _divide(
+        self, make_query: Callable[[Any], Query], masses: Mapping[int, ShardMass], num_missing: int, num_rows: int
+    ) -> dict[int, int] | None:
+        """Divides rows among the shards; None if they do not have enough."""
+        table, settings = self._table, self._table.settings
+        query = make_query(table.get_any_part())
+        unit = query.group_size or _get_slice_len(settings) or 1
+        shares = {shard: found.mass for shard, found in masses.items()}
+        total = sum(shares.values())
+        if total <= 0 or sum(found.num_rows for found in masses.values()) < getattr(settings.limiter, "min_size", 0):
+            return None
+        keeps_epoch = settings.sampler.keeps_epoch and query.group_by is None
+        is_distinct = query.is_lease or query.group_by is not None or settings.sampler.is_distinct
+        num_units = -(-num_missing // unit)
+        reserves = None
+        if keeps_epoch and not query.is_lease:
+            reserves = {shard: max(found.num_rows - found.mass, 0) for shard, found in masses.items()}
+        if is_distinct and num_units > total + sum((reserves or {}).values()):
+            return None
+        counts = divide(num_units, shares, self._rng, is_distinct=is_distinct, reserves=reserves)
+        return {shard: count * unit for shard, count in counts.items()}
+
+    def _is_closed(self) -> bool:
+        return self._table.describe().is_closed and not self._table.is_degraded
+
+    # ------------------------------------------------------------ parts
+
+    def _draw_parts(
+        self, make_query: Callable[[Any], Query], counts: Mapping[int, int], deadline: Deadline
+    ) -> list[DrawnPart]:
+        """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none."""
+
+        def draw(shard: int, part: Any) -> DrawnPart | None:
+            query, client = make_query(part), part._client
+            if query.is_lease:
+                try:
+                    return DrawnPart(
+                        shard, client, query, take_sampled(client, query, counts[shard], Deadline.after(0))
+                    )
+                except DeadlineExceededError:  # others were faster
+                    return None
+            rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
+            return DrawnPart(shard, client, query, rows)
+
+        return [part for part in self._table.ask_parts(counts, draw).values() if part is not None]
+
+    def _weigh(self, part: DrawnPart, masses: Mapping[int, ShardMass]) -> None:
+        """Makes probabilities and weights those of the whole table."""
+        tensors, sampler = part.rows.tensors, self._table.settings.sampler
+        mine, whole = masses[part.shard], sum(found.mass for found in masses.values())
+        if _PROBABILITY in tensors and whole:
+            tensors[_PROBABILITY] = tensors[_PROBABILITY] * (mine.mass / whole)
+        least = min((found.least for found in masses.values() if found.least > 0), default=0.0)
+        if _WEIGHT in tensors and least and mine.least:
+            tensors[_WEIGHT] = tensors[_WEIGHT] * (least / mine.least) ** getattr(sampler, "beta", 0.0)
+
+    def join(self, drawn: list[DrawnPart]) -> Sampled:
+        """Joins the rows of all shards, with the numbers that they have in the whole table, in random order."""
+        unit = drawn[0].query.group_size or _get_slice_len(self._table.settings) or 1
+        for part in drawn:
+            part.rows.move_rows(part.shard * self._table.part_capacity)
+        num_units = sum(part.rows.spec.batch_size[0] for part in drawn) // unit
+        order = None
+        if unit == 1 and len(drawn) > 1 and not self._table.settings.sampler.is_ordered:
+            order = torch.from_numpy(self._rng.permutation(num_units))
+        return Sampled.join([part.rows for part in drawn], order)
+
+
+def _get_slice_len(settings: Settings) -> int:
+    return getattr(settings.sampler, "slice_len", None) or 0

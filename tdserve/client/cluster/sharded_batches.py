@@ -1,0 +1,200 @@
+"""Rows on lease from several shards, and iterators over batches of them."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any
+
+from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, TDServeError
+from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
+from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.content.devices import to_device
+from tdserve.client.tables.taking import acknowledge, name_rows
+
+POLL_S = 0.5
+"""How soon a waiting iterator notices that it was closed."""
+
+
+class ShardedTaken:
+    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises; see
+    ``tdserve.Taken``. The rows of each shard are acknowledged together."""
+
+    def __init__(self, table: ShardedTable, draws: ShardDraws, drawn: list[DrawnPart]) -> None:
+        self._table, self._draws, self._drawn = table, draws, drawn
+        self._query = drawn[0].query
+        self._names = [name_rows(part.rows) for part in drawn]
+        self._rows: Any = None
+        try:
+            self._rows = draws.join(drawn).build()
+        except TDServeError:
+            self.give_back()
+            raise
+
+    @property
+    def rows(self) -> Any:
+        """The tensordict, or dict of arrays."""
+        return self._query.hand_over(self._rows)
+
+    def __enter__(self) -> Any:
+        return self.rows
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.ack()
+        else:
+            self.give_back()
+
+    def ack(self) -> None:
+        """Acknowledges the rows of each shard. Raises WrongStateError if this client does not hold those of one."""
+        failure: TDServeError | None = None
+        for part, names in zip(self._drawn, self._names, strict=True):
+            try:
+                acknowledge(part.client, part.query, names, self._table.make_deadline(None))
+            except TDServeError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def give_back(self) -> None:
+        """Gives the rows back to others."""
+        self._draws.give_back(self._drawn, self._names)
+
+
+class ShardedTakenBatches:
+    """An iterator over batches on lease, each acknowledged when the next one is requested; see
+    ``tdserve.TakenBatches``.
+
+    Args:
+        take: Takes a batch within some seconds.
+        name: Of the table, for errors.
+    """
+
+    def __init__(self, take: Callable[[float], Any], name: str, *, device: Any, timeout_s: float) -> None:
+        self._take, self._name, self._device, self._timeout_s = take, name, device, timeout_s
+        self._held: ShardedTaken | None = None
+        self._closed = Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._acknowledge()
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+            try:
+                self._held = self._take(min(POLL_S, max(end_s - time.monotonic(), 0.0)))
+            except DeadlineExceededError as error:
+                if time.monotonic() < end_s:
+                    continue
+                raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
+            except EndOfStreamError:
+                raise StopIteration from None
+            return to_device(self._held.rows, self._device)
+
+    def __enter__(self) -> ShardedTakenBatches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._acknowledge()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
+        self._closed.set()
+        held, self._held = self._held, None
+        if held is not None:
+            held.give_back()
+
+    def _acknowledge(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.ack()
+
+
+class ShardedBatches:
+    """An endless iterator over samples that a thread draws ahead; a context manager.
+
+    Args:
+        draw: Draws the batch of a number, from 0.
+        name: Of the table, for errors.
+        prefetch: Batches that wait, at most.
+        drop_after_s: A batch that has waited longer is dropped; None: none.
+    """
+
+    def __init__(self, draw: Callable[[int], Any], name: str, *, prefetch: int, drop_after_s: float | None) -> None:
+        self._name = name
+        self._drop_after_s = math.inf if drop_after_s is None else drop_after_s
+        self._closed = Event()
+        self._ready: Queue[Any] = Queue(maxsize=prefetch)
+        self._thread = Thread(
+            target=_fill, args=(draw, self._ready, self._closed), name=f"tdserve-batches-{name}", daemon=True
+        )
+        weakref.finalize(self, self._closed.set)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+            try:
+                came_s, item = self._ready.get(timeout=POLL_S)
+            except Empty:
+                if not self._thread.is_alive():
+                    raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            if time.monotonic() - came_s <= self._drop_after_s:
+                return item
+
+    def __enter__(self) -> ShardedBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iterator. Idempotent; any thread may call it."""
+        self._closed.set()
+
+
+def _fill(draw: Callable[[int], Any], ready: Queue[Any], closed: Event) -> None:
+    number = 0
+    while not closed.is_set():
+        try:
+            item = draw(number)
+            number += 1
+        except DeadlineExceededError as error:
+            item = error
+        except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
+            item = error
+            if not getattr(error, "retryable", False):
+                _put(ready, closed, item)
+                return
+        _put(ready, closed, item)
+
+
+def _put(ready: Queue[Any], closed: Event, item: Any) -> None:
+    came_s = time.monotonic()
+    while not closed.is_set():
+        try:
+            ready.put((came_s, item), timeout=POLL_S)
+            return
+        except Full:
+            continue

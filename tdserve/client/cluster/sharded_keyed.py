@@ -1,0 +1,200 @@
+"""Keyed stores that several servers share: the hash of a key chooses its server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+
+from tdserve.base.errors import ConnectError, InvalidRequestError
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.placing import create_parts
+from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.rules.kv.keyed_settings import KeyedSettings
+from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
+
+
+def create_sharded_keyed(
+    cluster: ClusterServers,
+    name: str,
+    servers: tuple[int, ...],
+    like: Any,
+    max_bytes: int | None,
+    eviction: Any = "none",
+    ttl_s: float | None = None,
+    exists_ok: bool = False,
+    *,
+    existsok: bool = False,
+) -> None:
+    """Creates a keyed store of several servers; see ``ClusterClient.create_kv``."""
+    placement = PlacementRecord("keyed", servers, KeyedSettings(max_bytes=max_bytes or 0, eviction=eviction).to_json())
+    part_bytes = None if max_bytes is None else -(-max_bytes // len(servers))
+
+    def create_part(shard: int, client: Client) -> None:
+        client.create_kv(name_part(name, shard), like, part_bytes, eviction, ttl_s, exists_ok=True)
+
+    create_parts(cluster, name, placement, create_part, exists_ok=exists_ok or existsok)
+
+
+class ShardedKeyedHandle(ShardedStore):
+    """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
+
+    A call reads or changes the keys of one server as of one moment, and those of several servers one server after the
+    other, or at the same time. While a server does not answer, its keys cannot be read or written; listings leave them
+    out.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+        self.spec = self._first.spec
+        self.settings = KeyedSettings.from_json(self._first.settings)
+
+    def _find_shard(self, key: Any) -> int:
+        if not isinstance(key, str):
+            raise InvalidRequestError(argument="keys", reason=f"{key!r} is not a str")
+        return hash_to_shard(key.encode(errors="surrogatepass"), self.num_shards)
+
+    def _split(self, keys: Sequence[str]) -> dict[int, list[int]]:
+        where: dict[int, list[int]] = {}
+        for number, key in enumerate(keys):
+            where.setdefault(self._find_shard(key), []).append(number)
+        return where
+
+    def _ask_owners(self, keys: Sequence[str], call: Callable[[Any, list[str], list[int]], Any]) -> dict[int, Any]:
+        """Calls the parts that have these keys; gets the part, its keys, and their positions.
+
+        Raises:
+            ConnectError: One does not answer in time.
+        """
+        where = self._split(keys)
+
+        def act(shard: int, part: Any) -> Any:
+            return call(part, [keys[number] for number in where[shard]], where[shard])
+
+        if len(where) == 1:  # waits as long as a store of one server does
+            ((shard, numbers),) = where.items()
+            return {shard: call(self.get_part(shard), list(keys), numbers)}
+        found = self.ask_parts(where, act, reach_s=self._cluster.timeout_s)
+        if len(found) < len(where):
+            missing = sorted(where.keys() - found.keys())
+            raise ConnectError(address=self._cluster.address, reason=f"shards {missing} of {self.name!r} do not answer")
+        return found
+
+    def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
+        """Puts what the parts have returned, one each for their keys, in the order of the keys."""
+        where = self._split(keys)
+        if all(isinstance(each, list) for each in found.values()):
+            joined: list[Any] = [None] * len(keys)
+            for shard, values in found.items():
+                for number, value in zip(where[shard], values, strict=True):
+                    joined[number] = value
+            return joined
+        order = torch.argsort(torch.tensor([number for shard in found for number in where[shard]]))
+        return torch.cat(list(found.values()))[order]
+
+    # ------------------------------------------------------------ changes
+
+    def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
+        """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server."""
+        if isinstance(keys, str):
+            return self.get_part(self._find_shard(keys)).put(
+                keys, values, if_version, return_early=return_early, **options
+            )
+        names = list(keys)
+
+        def put() -> Any:
+            def put_some(part: Any, some: list[str], where: list[int]) -> Any:
+                chosen = _select(values, where)
+                versions = (
+                    if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
+                )
+                return part.put(some, chosen, versions, **options)
+
+            return self._join(names, self._ask_owners(names, put_some)) if names else []
+
+        return self._cluster.later(put) if return_early else put()
+
+    def delete(self, keys: Any, if_version: Any = None, **options: Any) -> int:
+        """Deletes entries; see ``KeyedHandle.delete``. Atomic for the keys of each server."""
+        names = [keys] if isinstance(keys, str) else list(keys)
+
+        def delete(part: Any, some: list[str], where: list[int]) -> int:
+            versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
+            return int(part.delete(some, versions, **options))
+
+        return sum(self._ask_owners(names, delete).values()) if names else 0
+
+    def pop(self, keys: Any, **options: Any) -> Any:
+        """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
+        if isinstance(keys, str):
+            return self.get_part(self._find_shard(keys)).pop(keys, **options)
+        names = list(keys)
+        return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, **options)))
+
+    # ------------------------------------------------------------ reads
+
+    def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, *, numpy: bool | None = None) -> Any:
+        """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
+        if isinstance(keys, str):
+            return self.get_part(self._find_shard(keys)).get(keys, select, timeout_s, numpy=numpy)
+        names = list(keys)
+        if not names:
+            return self.get_part(0).get(names, select, timeout_s, numpy=numpy)
+        return self._join(
+            names, self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, numpy=numpy))
+        )
+
+    def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
+        """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
+        if isinstance(keys, str):
+            return self.get_part(self._find_shard(keys)).get_with_versions(keys, select, timeout_s, **options)
+        names = list(keys)
+        found = self._ask_owners(
+            names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options)
+        )
+        values = self._join(names, {shard: each[0] for shard, each in found.items()})
+        return values, self._join(names, {shard: each[1] for shard, each in found.items()})
+
+    def versions(self, keys: Any) -> Any:
+        """Returns the version of an entry, or of each of several; 0 if it is absent."""
+        if isinstance(keys, str):
+            return self.get_part(self._find_shard(keys)).versions(keys)
+        names = list(keys)
+        return self._join(names, self._ask_owners(names, lambda part, some, _: part.versions(some))) if names else []
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Lists the keys of the servers that answer, sorted by code point."""
+        found = self.ask_parts(range(self.num_shards), lambda _, part: part.keys(prefix))
+        return sorted(key for keys in found.values() for key in keys)
+
+    def __len__(self) -> int:
+        return sum(self.ask_parts(range(self.num_shards), lambda _, part: len(part)).values())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key in self.get_part(self._find_shard(key))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.get(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.delete(key)
+
+
+def _select(values: Any, where: list[int]) -> Any:
+    """Returns the values of some keys."""
+    if isinstance(values, dict):
+        return {name: _select(value, where) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [values[number] for number in where]
+    if isinstance(values, torch.Tensor) or is_tensor_collection(values):
+        return values[torch.tensor(where)]
+    return values[where]

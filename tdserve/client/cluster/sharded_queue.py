@@ -1,0 +1,65 @@
+"""Queues that several servers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.shard_draws import ShardDraws
+from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.content.padding import Pad
+from tdserve.client.tables.sampling import Conditions, check_num_rows
+from tdserve.rules.placement import PlacementRecord
+
+
+class ShardedQueueHandle(ShardedTable):
+    """A queue that several servers share; calls as of :class:`tdserve.QueueHandle`.
+
+    Each shard is in order. A row is overtaken by at most the rows that waited in the other shards when it was written,
+    on average: a reader divides each batch among the shards at random, in proportion to the rows that wait there.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+        self._draws = ShardDraws(self)
+
+    def take(
+        self,
+        num_rows: int,
+        *,
+        max_lag: int | None = None,
+        ack: bool = True,
+        pad: Pad = None,
+        numpy: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
+        num_rows = check_num_rows(num_rows, None)
+        deadline = self.make_deadline(timeout_s)
+        conditions = Conditions(max_lag=max_lag)
+
+        drawn = self._draws.draw(
+            lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),
+            num_rows,
+            deadline,
+            takes_fewer=True,
+        )
+        taken = ShardedTaken(self, self._draws, drawn)
+        return taken if ack else taken.rows
+
+    def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
+        """Acknowledges rows that were taken with ``ack=False``; those of each shard together."""
+        self.change_rows(rows, lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s)))
+
+    def batches(
+        self, num_rows: int, *, device: Any = None, timeout_s: float | None = None, **options: Any
+    ) -> ShardedTakenBatches:
+        """Returns an iterator that takes rows until all shards are closed and drained; see ``QueueHandle.batches``."""
+        num_rows = check_num_rows(num_rows, device)
+        return ShardedTakenBatches(
+            lambda seconds: self.take(num_rows, timeout_s=seconds, **options),
+            self.name,
+            device=device,
+            timeout_s=self._get_timeout_s(timeout_s),
+        )

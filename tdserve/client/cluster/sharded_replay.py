@@ -1,0 +1,196 @@
+"""Replay stores that several servers share: samples are drawn from all of them as from one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tdserve.base.integers import check_integer
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.shard_draws import ShardDraws
+from tdserve.client.cluster.shard_shares import ShardShares
+from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
+from tdserve.client.content.devices import to_device
+from tdserve.client.content.padding import Pad
+from tdserve.client.handles.key_paths import check_path
+from tdserve.client.session.step_counts import StepCount, StepCounts
+from tdserve.client.tables.sampling import Conditions, Query, check_num_rows
+from tdserve.client.tables.share import Share, parse_share
+from tdserve.client.tables.taking import acknowledge, name_rows
+from tdserve.rules.placement import PlacementRecord
+
+
+class ShardedReplayHandle(ShardedTable):
+    """A replay store that several servers share; calls as of :class:`tdserve.ReplayHandle`.
+
+    A sample is divided among the shards by what may be drawn from each: rows, groups, or the sum of their weights. It
+    has the distribution of one table. A shard that does not answer is left out: ``is_degraded`` and ``info()`` say so.
+    A shard's part is known as of its last answer, at most a twentieth of a second ago.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+        self._draws = ShardDraws(self)
+        self._shares = ShardShares(self)
+        self._step_counts = StepCounts()
+
+    def sample(
+        self,
+        num_rows: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
+        balance: Any = None,
+        require: Any = None,
+        consumer: str = "",
+        group_by: Any = None,
+        group_size: int = 0,
+        max_lag: int | None = None,
+        device: Any = None,
+        pad: Pad = None,
+        numpy: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draws rows with the table's sampler; arguments, results and errors as of ``ReplayHandle.sample``.
+
+        With ``rank`` the shards divide the step once, for all ranks: each rank gets as many rows of a shard as the
+        others. The first shard keeps how, so a new step needs its server.
+        """
+        num_rows = check_num_rows(num_rows, device)
+        deadline = self.make_deadline(timeout_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        asked = self._parse_share(rank, world_size, step, balance)
+        options = {"pad": pad, "device": device, "numpy": numpy}
+        if asked is not None:
+            with self._get_step_count(asked).take(asked.step if asked.is_named else None) as number:
+                share = asked.move_to(number)
+                drawn = self._shares.draw(
+                    self._make_queries(conditions, share=share, **options), share, num_rows, deadline
+                )
+                return self._finish(drawn, device)
+        is_lease = bool(consumer)
+        drawn = self._draws.draw(self._make_queries(conditions, is_lease=is_lease, **options), num_rows, deadline)
+        if is_lease:
+            for part in drawn:
+                acknowledge(part.client, part.query, name_rows(part.rows), self.make_deadline(None))
+        return self._finish(drawn, device)
+
+    def _finish(self, drawn: Any, device: Any) -> Any:
+        query = drawn[0].query
+        return query.hand_over(to_device(self._draws.join(drawn).build(), device))
+
+    def _make_queries(self, conditions: Conditions, **options: Any) -> Callable[[Any], Query]:
+        return lambda part: part.make_query(conditions, **options)
+
+    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> Share | None:
+        path = None if balance is None else check_path(balance, argument="balance")
+        share = parse_share(rank, world_size, step, path)
+        if path is not None:
+            self.spec.find(path, store=self.name)
+        return share
+
+    def _get_step_count(self, share: Share) -> StepCount:
+        return self._step_counts.get(self.name, share.rank, share.world_size)
+
+    def forget_draws(self, *, timeout_s: float | None = None) -> None:
+        """Forgets the draws of all steps; see ``ReplayHandle.forget_draws``."""
+        self._ask_every(lambda _, part: part.forget_draws(timeout_s=self._get_timeout_s(timeout_s)))
+        self._shares.forget()
+        self._step_counts.restart(self.name)
+
+    def take(
+        self,
+        num_rows: int,
+        *,
+        consumer: str,
+        require: Any = None,
+        group_by: Any = None,
+        group_size: int = 0,
+        max_lag: int | None = None,
+        ack: bool = True,
+        pad: Pad = None,
+        numpy: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
+        num_rows = check_integer("num_rows", num_rows, 1)
+        queries = self._make_queries(
+            Conditions(require, consumer, group_by, group_size, max_lag), is_lease=True, pad=pad, numpy=numpy
+        )
+        taken = ShardedTaken(self, self._draws, self._draws.draw(queries, num_rows, self.make_deadline(timeout_s)))
+        return taken if ack else taken.rows
+
+    def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
+        """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together."""
+        wait_s = self._get_timeout_s(timeout_s)
+        self.change_rows(rows, lambda part, some, _: part.ack(some, consumer=consumer, timeout_s=wait_s))
+
+    def update_priority(
+        self,
+        index: Any,
+        priority: Any,
+        *,
+        generation: Any = None,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
+        """Changes the priorities of rows; arguments, results and errors as of ``ReplayHandle.update_priority``."""
+        wait_s = self._get_timeout_s(timeout_s)
+        num_rows = index.batch_size[0] if hasattr(index, "batch_size") else len(index)
+
+        def update() -> int:
+            def change(part: Any, rows: Any, where: torch.Tensor) -> int:
+                given = None if generation is None else select_rows(generation, where, num_rows)
+                found: int = part.update_priority(
+                    rows, select_rows(priority, where, num_rows), generation=given, timeout_s=wait_s
+                )
+                return found
+
+            num_skipped = sum(self.change_rows(index, change))
+            self._draws.forget_masses()
+            return num_skipped
+
+        return self._cluster.later(update) if return_early else update()
+
+    def batches(
+        self,
+        num_rows: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
+        prefetch: int = 4,
+        drop: float | None = None,
+        consumer: str = "",
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> ShardedBatches | ShardedTakenBatches:
+        """Returns an endless iterator over samples, which draws some of them while the caller works; see
+        ``ReplayHandle.batches``."""
+        num_rows = check_num_rows(num_rows, options.get("device"))
+        prefetch = check_integer("prefetch", prefetch, 1)
+        wait_s = self._get_timeout_s(timeout_s)
+        share = parse_share(rank, world_size, step, None)
+        if consumer and share is None:
+            device = options.pop("device", None)
+            return ShardedTakenBatches(
+                lambda seconds: self.take(num_rows, consumer=consumer, timeout_s=seconds, **options),
+                self.name,
+                device=device,
+                timeout_s=wait_s,
+            )
+        counts = None if share is None else self._get_step_count(share)
+        if share is not None and counts is not None and not share.is_named:
+            share = share.move_to(counts.next)
+
+        def draw(number: int) -> Any:
+            named: dict[str, Any] = {"consumer": consumer, "timeout_s": wait_s, **options}
+            if share is not None:
+                named |= {"rank": share.rank, "world_size": share.world_size, "step": share.step + number}
+            return self.sample(num_rows, **named)
+
+        return ShardedBatches(draw, self.name, prefetch=prefetch, drop_after_s=drop)

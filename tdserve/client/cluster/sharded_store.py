@@ -1,0 +1,184 @@
+"""What stores that several servers share have in common: their parts, and calls to all of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from tdserve.base.errors import StoreNotFoundError, TransportError
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.members import REACH_S
+from tdserve.client.session.by_address import get_process_client
+from tdserve.client.session.description import StoreDescription
+from tdserve.rules.placement import PlacementRecord, name_part
+
+_SUMS = (
+    "num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_incomplete",
+    "num_pinned", "num_discarded", "num_waiting",
+)  # fmt: skip
+"""Figures of a store that are the sums of those of its parts."""
+
+_Result = TypeVar("_Result")
+_log = logging.getLogger("tdserve.client")
+
+
+class ShardedStore:
+    """A store that several servers share, each a part, which is an ordinary store of its own there.
+
+    Threads: safe. Pickled by address; a forked child uses connections of its own.
+
+    Attributes:
+        name: Name of the store.
+        placement: Which servers have it.
+        is_degraded: Whether a part was left out of the last call, since its server did not answer.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.placement = placement
+        self._handles: dict[int, tuple[Client, Any]] = {}
+        self._lock = threading.Lock()
+        self._left_out: frozenset[int] = frozenset()
+        self._wait_s = timeout_s
+        self._first = self._describe_any(timeout_s)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (type(self), self._cluster.recipe, self.name, self.placement))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} over {self.num_shards} servers of {self._cluster.address}>"
+
+    @property
+    def num_shards(self) -> int:
+        """Number of parts."""
+        return self.placement.num_shards
+
+    @property
+    def is_degraded(self) -> bool:
+        """See the class."""
+        return bool(self._left_out)
+
+    # ------------------------------------------------------------ parts
+
+    def get_part(self, shard: int) -> Any:
+        """Returns the handle of a part.
+
+        Raises:
+            ConnectError: Its server has no address now, or does not answer.
+        """
+        client = self._cluster.members.get(self.placement.servers[shard])
+        kept = self._handles.get(shard)
+        if kept is not None and kept[0] is client:
+            return kept[1]
+        found = client.catalog.find(name_part(self.name, shard))
+        if found is None:
+            if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
+                raise StoreNotFoundError(name=self.name)
+            found = client.describe(name_part(self.name, shard), timeout_s=self._wait_s)  # it is being created
+        handle = client.open_handle(found)
+        self._handles[shard] = (client, handle)
+        return handle
+
+    def list_live(self) -> list[int]:
+        """Returns the shards whose servers answered when they were last asked."""
+        servers = self.placement.servers
+        return [shard for shard in range(self.num_shards) if not self._cluster.members.is_lost(servers[shard])]
+
+    def ask_parts(
+        self, shards: Iterable[int], call: Callable[[int, Any], _Result], *, reach_s: float = REACH_S
+    ) -> dict[int, _Result]:
+        """Calls each of some parts at the same time; leaves out those whose servers do not answer.
+
+        Args:
+            call: Gets the shard and its handle.
+
+        Returns:
+            The results by shard. ``is_degraded`` says whether all live and known shards are in it.
+
+        Raises:
+            TransportError: None answers.
+            TDServeError: The first other error.
+        """
+        asked = list(shards)
+        servers = self.placement.servers
+        calls = {servers[shard]: partial(self._ask_part, shard, call) for shard in asked}
+        found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s)
+        if lost and not found:
+            raise next(iter(lost.values()))
+        results = {shard: found[servers[shard]] for shard in asked if servers[shard] in found}
+        self._note_left_out()
+        return results
+
+    def _ask_part(self, shard: int, call: Callable[[int, Any], _Result]) -> _Result:
+        return call(shard, self.get_part(shard))
+
+    def _note_left_out(self) -> None:
+        lost = set(self._cluster.members.lost)
+        left_out = frozenset(shard for shard, server in enumerate(self.placement.servers) if server in lost)
+        if left_out - self._left_out:
+            _log.warning("store %r goes on without shards %s, until their servers answer", self.name, sorted(left_out))
+        self._left_out = left_out
+
+    def ask_any(self, call: Callable[[Client, str], _Result]) -> _Result:
+        """Calls the client of the first server that answers, with the name of its part.
+
+        Raises:
+            TransportError: None answers.
+        """
+        failure: TransportError | None = None
+        for shard in [*self.list_live(), *range(self.num_shards)]:
+            server = self.placement.servers[shard]
+            try:
+                part = name_part(self.name, shard)
+                found, lost = self._cluster.members.ask_all({server: partial(self._call_client, server, call, part)})
+            except StoreNotFoundError:
+                continue  # of this part alone, perhaps: it is being created or deleted
+            if not lost:
+                return found[server]
+            failure = lost[server]
+        if failure is None:
+            raise StoreNotFoundError(name=self.name)
+        raise failure
+
+    def _call_client(self, server: int, call: Callable[[Client, str], _Result], part: str) -> _Result:
+        return call(self._cluster.members.get(server), part)
+
+    def _describe_any(self, timeout_s: float) -> StoreDescription:
+        return self.ask_any(lambda client, part: client.describe(part, timeout_s=timeout_s))
+
+    # ------------------------------------------------------------ figures
+
+    def describe(self) -> StoreDescription:
+        """Returns the structure of the store, and the sums of its parts' figures."""
+        parts = self._describe_parts()
+        whole = next(iter(parts.values()))
+        sums = {name: sum(getattr(part, name) for part in parts.values()) for name in _SUMS}
+        is_closed = all(part.is_closed for part in parts.values())
+        return replace(whole, name=self.name, settings=self.placement.settings, is_closed=is_closed, **sums)
+
+    def _describe_parts(self) -> dict[int, StoreDescription]:
+        return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))
+
+    def _describe_part(self, shard: int) -> StoreDescription:
+        return self._cluster.members.get(self.placement.servers[shard]).describe(name_part(self.name, shard))
+
+    def info(self) -> dict[str, Any]:
+        """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
+        one that does not answer, and ``"degraded"`` the numbers of these."""
+        parts = self._describe_parts()
+        found = self.describe().as_dict()
+        found["shards"] = [parts[shard].as_dict() if shard in parts else None for shard in range(self.num_shards)]
+        found["servers"] = list(self.placement.servers)
+        found["degraded"] = [shard for shard in range(self.num_shards) if shard not in parts]
+        return found
+
+
+def _reopen(kind: type[ShardedStore], recipe: Any, name: str, placement: PlacementRecord) -> ShardedStore:
+    cluster: Any = get_process_client(recipe)
+    return kind(cluster, name, placement, timeout_s=cluster.timeout_s)

@@ -1,0 +1,81 @@
+"""Creation of tables that several servers share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.integers import check_integer
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.placing import create_parts
+from tdserve.client.handles.key_paths import check_path
+from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
+from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.settings import Settings
+
+
+def create_sharded_table(
+    cluster: ClusterServers,
+    kind: PlacementKind,
+    name: str,
+    like: Any,
+    capacity: int,
+    servers: tuple[int, ...],
+    options: dict[str, Any],
+    shard_by: Any,
+    on_shard_loss: OnShardLoss,
+) -> None:
+    """Creates a replay or queue of several servers; see ``ClusterClient.create_replay``."""
+    is_queue = kind == "queue"
+    capacity = check_integer("max_size" if is_queue else "capacity", capacity, len(servers))
+    exists_ok = bool(options.pop("exists_ok", False) | options.pop("existsok", False))
+    settings = _make_settings(capacity, options, is_queue=is_queue)
+    settings.check(capacity)
+    if settings.sampler.uses_trajectories and getattr(settings.sampler, "slice_len", None) is None:
+        reason = f"{settings.sampler!r} cannot be divided among shards; give it slice_len"
+        raise InvalidRequestError(argument="sampler", reason=reason)
+    key = () if shard_by is None else check_path(shard_by, argument="shard_by")
+    placement = PlacementRecord(kind, servers, settings.to_json(), capacity, on_shard_loss, key)
+    part_options = {**options, **_make_part_settings(settings, placement.num_shards), "exists_ok": True}
+
+    def create_part(shard: int, client: Client) -> None:
+        create = client.create_queue if is_queue else client.create_replay
+        create(name_part(name, shard), like, placement.part_capacity, **part_options)
+
+    create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
+
+
+def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) -> Settings:
+    """Takes the settings of a whole table out of the options of its creation."""
+    given = {part: options.pop(part, None) for part in ("sampler", "remover", "limiter")}
+    policy = options.pop("policy", "")
+    if is_queue:
+        return Settings(sampler=given["sampler"] or Fifo(), limiter=Queue(capacity), is_queue=True, policy=policy)
+    min_size = check_integer("min_size", options.pop("min_size", 1), 1)
+    given["limiter"] = given["limiter"] or MinSize(min_size)
+    rules = {part: rule for part, rule in given.items() if rule is not None}
+    return Settings(**rules, max_times_sampled=options.pop("max_times_sampled", 0), policy=policy)
+
+
+def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:
+    """Returns the options of each part. What the whole table has to count is counted by its readers: a sample needs
+    ``min_size`` rows of all shards together, of which one may have none."""
+    if settings.is_queue:
+        return {"sampler": settings.sampler, "policy": settings.policy}
+    limiter = settings.limiter
+    if isinstance(limiter, MinSize):
+        limiter = MinSize(1)
+    elif isinstance(limiter, SampleToInsertRatio):
+        limiter = replace(limiter, min_size=-(-limiter.min_size // num_shards))
+    elif isinstance(limiter, Queue):
+        limiter = Queue(-(-limiter.max_size // num_shards))
+    return {
+        "sampler": settings.sampler,
+        "remover": settings.remover,
+        "limiter": limiter,
+        "max_times_sampled": settings.max_times_sampled,
+        "policy": settings.policy,
+    }

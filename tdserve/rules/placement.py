@@ -1,0 +1,135 @@
+"""Where the stores of several servers live: the owner of a name, and the record of a store that is not simply there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from typing import Any, Literal, get_args
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.ids import check_text
+from tdserve.base.integers import check_integer
+
+OnShardLoss = Literal["redirect", "wait", "raise"]
+"""What a writer does while its shard does not answer."""
+
+PlacementKind = Literal["moved", "replay", "queue", "keyed"]
+"""``"moved"``: the store has another server. Otherwise the kind of a store that several servers share."""
+
+MAX_SERVERS = 4096
+
+MAX_RECORD_BYTES = 1 << 16
+"""As of the settings of a table, which it contains."""
+
+_SEPARATOR, _SPLITS = "#", "splits"
+
+
+def order_servers(name: str, num_servers: int) -> list[int]:
+    """Returns the numbers of all servers by rendezvous hashing of a name: the first is its owner, and the next ones
+    would be if those before did not exist. More servers change the owner of few names.
+
+    https://en.wikipedia.org/wiki/Rendezvous_hashing
+    """
+
+    def weigh(server: int) -> bytes:
+        return blake2b(f"{server}/{name}".encode(), digest_size=16).digest()
+
+    return sorted(range(num_servers), key=weigh, reverse=True)
+
+
+def choose_owner(name: str, num_servers: int) -> int:
+    """Returns the number of the server that decides about a name."""
+    return order_servers(name, num_servers)[0]
+
+
+def hash_to_shard(value: bytes, num_shards: int) -> int:
+    """Returns the shard of a value; the same in every process and on every machine."""
+    return int.from_bytes(blake2b(value, digest_size=8).digest(), "big") % num_shards
+
+
+def name_part(name: str, shard: int) -> str:
+    """Returns the name under which a server has its part of a store."""
+    return f"{name}{_SEPARATOR}{shard}"
+
+
+def name_splits(name: str) -> str:
+    """Returns the name of the keyed store that has how a table's draws for several ranks are divided."""
+    return f"{name}{_SEPARATOR}{_SPLITS}"
+
+
+def find_whole(name: str) -> str | None:
+    """Returns the store that a part belongs to, by the part's name; None for the name of any other store."""
+    whole, separator, part = name.rpartition(_SEPARATOR)
+    return whole if separator and whole and (part.isdecimal() or part == _SPLITS) else None
+
+
+@dataclass(frozen=True)
+class PlacementRecord:
+    """The record that the owner of a name has, in place of the store itself.
+
+    Attributes:
+        kind: Where the store is, or what its parts are.
+        servers: Numbers of the servers, by shard; of a store that has moved, its server alone.
+        settings: Settings of the whole table, or keyed store, as canonical JSON.
+        capacity: Rows of all parts of a table.
+        on_shard_loss: What a writer does while its shard does not answer.
+        shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
+    """
+
+    kind: PlacementKind
+    servers: tuple[int, ...]
+    settings: str = ""
+    capacity: int = 0
+    on_shard_loss: OnShardLoss = "redirect"
+    shard_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
+            value = getattr(self, argument)
+            if value not in get_args(choices):
+                raise InvalidRequestError(argument=argument, reason=f"{value!r} is none of {list(get_args(choices))}")
+        for server in self.servers:
+            check_integer("servers", server, 0, maximum=MAX_SERVERS - 1)
+        if not self.servers or len(set(self.servers)) < len(self.servers):
+            raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
+        check_integer("capacity", self.capacity, 0)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of parts."""
+        return len(self.servers)
+
+    @property
+    def part_capacity(self) -> int:
+        """Rows of each part of a table."""
+        return -(-self.capacity // self.num_shards)
+
+    def to_json(self) -> str:
+        """Returns the canonical text."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> PlacementRecord:
+        """Reads a record from a peer or from disk.
+
+        Raises:
+            InvalidRequestError: The text is not such JSON, or a value is invalid.
+        """
+        check_text("settings", text, max_bytes=MAX_RECORD_BYTES)
+        try:
+            values: Any = json.loads(text)
+        except (ValueError, RecursionError) as fault:
+            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
+        known = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or not {"kind", "servers"} <= values.keys() <= known:
+            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not a placement")
+        values["servers"] = _read_tuple(values["servers"])
+        values["shard_by"] = _read_tuple(values.get("shard_by", []))
+        return cls(**values)
+
+
+def _read_tuple(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequestError(argument="settings", reason=f"{value!r} is not a list")
+    return tuple(value)
