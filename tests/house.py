@@ -49,7 +49,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "torchrl": ("client", "bench", "torchrl", "examples"),
     "rich": ("cli", "examples", "bench", "aio", "torchrl"),
     "click": ("cli", "examples", "bench", "aio", "torchrl"),
-    "importlib.import_module": ("", "cli", "torchrl"),
+    "importlib.import_module": ("", "cli", "torchrl", "client"),
     "pickle": ("values",),
     "cloudpickle": (),
     "dill": (),

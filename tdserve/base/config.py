@@ -513,3 +513,9 @@ _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
     "local_root": str,
     "interface": str,
 }
+
+
+def find_rank() -> int | None:
+    """Returns the rank of this process in its job, as ``torchrun`` and others set it; None if it has none."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else None

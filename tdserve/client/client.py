@@ -35,6 +35,7 @@ from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name,
 from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
+from tdserve.rules.placement import OnShardLoss, Shards, check_one_shard
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Sampler
@@ -201,6 +202,9 @@ class Client(TensorDictClient):
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        shards: Shards = 1,
+        shard_by: Any = None,
+        on_shard_loss: OnShardLoss = "redirect",
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> ReplayHandle:
@@ -231,12 +235,15 @@ class Client(TensorDictClient):
             durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.
                 ``"process"``, the default: as soon as it survives the end of any process. What was written before the
                 server's last sync survives a power failure in any case.
+            shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
+                also ``"all"``, and the others have no effect.
             exists_ok: True returns an existing replay of the same structure and settings.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was
                 created.
         """
+        check_one_shard(shards)
         capacity = check_integer("capacity", capacity, 1)
         min_size = check_integer("min_size", min_size, 1)
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
@@ -257,6 +264,9 @@ class Client(TensorDictClient):
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        shards: Shards = 1,
+        shard_by: Any = None,
+        on_shard_loss: OnShardLoss = "redirect",
         exists_ok: bool = False,
         existsok: bool = False,
     ) -> QueueHandle:
@@ -269,12 +279,13 @@ class Client(TensorDictClient):
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
             policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
-            max_object_bytes, durability: As in ``create_replay``.
+            max_object_bytes, durability, shards, shard_by, on_shard_loss: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
+        check_one_shard(shards)
         max_size = check_integer("max_size", max_size, 1)
         if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
@@ -313,6 +324,7 @@ class Client(TensorDictClient):
         ttl_s: float | None = None,
         exists_ok: bool = False,
         *,
+        shards: Shards = 1,
         existsok: bool = False,
     ) -> KeyedHandle:
         """Creates a keyed store: string keys to tensordicts, tensors or values.
@@ -325,12 +337,14 @@ class Client(TensorDictClient):
             eviction: What a put does without room: ``"none"`` raises CapacityError, ``"lru"`` drops entries that were
                 not read or written lately.
             ttl_s: Seconds after which an entry is gone; None: never.
+            shards: As in ``create_replay``.
             exists_ok: True returns an existing keyed store of the same structure and settings.
 
         Raises:
             StoreExistsError, InvalidRequestError, InvalidSpecError, NotSupportedError, CapacityError: Nothing was
                 created.
         """
+        check_one_shard(shards)
         description = create_keyed(
             self,
             name,

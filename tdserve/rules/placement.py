@@ -14,6 +14,9 @@ from tdserve.base.integers import check_integer
 OnShardLoss = Literal["redirect", "wait", "raise"]
 """What a writer does while its shard does not answer."""
 
+Shards = int | Literal["all"]
+"""On how many servers a store is."""
+
 PlacementKind = Literal["moved", "replay", "queue", "keyed"]
 """``"moved"``: the store has another server. Otherwise the kind of a store that several servers share."""
 
@@ -62,6 +65,12 @@ def find_whole(name: str) -> str | None:
     """Returns the store that a part belongs to, by the part's name; None for the name of any other store."""
     whole, separator, part = name.rpartition(_SEPARATOR)
     return whole if separator and whole and (part.isdecimal() or part == _SPLITS) else None
+
+
+def check_one_shard(shards: Shards) -> None:
+    """Raises InvalidRequestError if a store of one server is to have more shards."""
+    if shards not in (1, "all"):
+        raise InvalidRequestError(argument="shards", reason=f"{shards!r}: this client has one server")
 
 
 @dataclass(frozen=True)

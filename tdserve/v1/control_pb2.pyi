@@ -750,7 +750,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "num_epochs")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -767,6 +767,7 @@ class Done(_message.Message):
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     MASS_FIELD_NUMBER: _ClassVar[int]
     LEAST_MASS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -783,7 +784,8 @@ class Done(_message.Message):
     catalog: CatalogAnswer
     mass: float
     least_mass: float
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ...) -> None: ...
+    num_epochs: int
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., num_epochs: _Optional[int] = ...) -> None: ...
 
 class CatalogRequest(_message.Message):
     __slots__ = ("describe_store", "list_stores", "list_keys")

@@ -7,10 +7,10 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
+from tdserve.base.errors import StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
-from tdserve.client.cluster.placing import Shards, choose_servers, delete_parts
+from tdserve.client.cluster.part_creation import choose_servers, delete_parts
 from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
@@ -22,7 +22,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, find_whole
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, find_whole
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ class ClusterClient:
         """
         servers = choose_servers(name, shards, len(self.members))
         if len(servers) == 1:
-            _refuse_without_shards(shard_by, on_shard_loss)
             return _create_replay(self, name, like, capacity, **options)
         return self._create_table("replay", name, like, capacity, servers, options, shard_by, on_shard_loss)
 
@@ -227,7 +226,6 @@ class ClusterClient:
         """
         servers = choose_servers(name, shards, len(self.members))
         if len(servers) == 1:
-            _refuse_without_shards(shard_by, on_shard_loss)
             return _create_queue(self, name, like, max_size, **options)
         return self._create_table("queue", name, like, max_size, servers, options, shard_by, on_shard_loss)
 
@@ -340,12 +338,6 @@ def _sum_counts(counts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
             for figure, value in figures.items():
                 sums[figure] = sums.get(figure, 0) + value
     return found
-
-
-def _refuse_without_shards(shard_by: Any, on_shard_loss: OnShardLoss) -> None:
-    if shard_by is not None or on_shard_loss != "redirect":
-        argument = "shard_by" if shard_by is not None else "on_shard_loss"
-        raise InvalidRequestError(argument=argument, reason="the store has one server; give shards=")
 
 
 def _make_client(recipe: ClusterRecipe) -> ClusterClient:

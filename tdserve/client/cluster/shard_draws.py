@@ -170,16 +170,20 @@ class ShardDraws:
         table, settings = self._table, self._table.settings
         query = make_query(table.get_any_part())
         unit = query.group_size or _get_slice_len(settings) or 1
-        shares = {shard: found.mass for shard, found in masses.items()}
-        total = sum(shares.values())
-        if total <= 0 or sum(found.num_rows for found in masses.values()) < getattr(settings.limiter, "min_size", 0):
-            return None
         keeps_epoch = settings.sampler.keeps_epoch and query.group_by is None
+        shares = {shard: found.mass for shard, found in masses.items()}
+        if keeps_epoch:
+            epoch = max(found.num_epochs for found in masses.values())
+            shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
+        total = sum(shares.values())
+        num_live = sum(found.num_rows for found in masses.values())
+        if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
+            return None
         is_distinct = query.is_lease or query.group_by is not None or settings.sampler.is_distinct
         num_units = -(-num_missing // unit)
         reserves = None
         if keeps_epoch and not query.is_lease:
-            reserves = {shard: max(found.num_rows - found.mass, 0) for shard, found in masses.items()}
+            reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
         if is_distinct and num_units > total + sum((reserves or {}).values()):
             return None
         counts = divide(num_units, shares, self._rng, is_distinct=is_distinct, reserves=reserves)
@@ -226,7 +230,8 @@ class ShardDraws:
             part.rows.move_rows(part.shard * self._table.part_capacity)
         num_units = sum(part.rows.spec.batch_size[0] for part in drawn) // unit
         order = None
-        if unit == 1 and len(drawn) > 1 and not self._table.settings.sampler.is_ordered:
+        is_ordered = self._table.settings.sampler.is_ordered or drawn[0].query.share is not None
+        if unit == 1 and len(drawn) > 1 and not is_ordered:
             order = torch.from_numpy(self._rng.permutation(num_units))
         return Sampled.join([part.rows for part in drawn], order)
 

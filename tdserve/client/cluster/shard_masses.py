@@ -20,14 +20,20 @@ class ShardMass(NamedTuple):
     Attributes:
         mass: What the probabilities of its draws are shares of.
         least: Of these shares, the least of any row.
+        num_epochs: Passes over all rows that a sampler without replacement has begun; the mass is the rest of the last.
         num_rows: Live rows.
         inserts: Rows ever committed.
     """
 
     mass: float
     least: float
+    num_epochs: int
     num_rows: int
     inserts: int
+
+    def is_before(self, epoch: int) -> bool:
+        """Returns whether it has finished an epoch, and not begun this one, in which all of its rows are due."""
+        return self.num_epochs < epoch and not self.mass
 
 
 def ask_mass(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> ShardMass:
@@ -39,10 +45,10 @@ def ask_mass(client: SessionClient, query: Query, num_rows: int, deadline: Deadl
 
     def attempt(session: Session, request: int, deadline: Deadline) -> ShardMass:
         message = query.make_message(num_rows, 1, deadline.remaining_s)
-        message.asks_mass = True
+        message.asks_mass, message.is_plain = True, False  # a worker draws, and knows no masses
         pending = session.send(request, sample=message)
         done = pending.wait(compute_answer_timeout_s(deadline), f"what may be drawn from {query.name!r}").done
-        return ShardMass(done.mass, done.least_mass, done.counts.rows, done.counts.inserts)
+        return ShardMass(done.mass, done.least_mass, done.num_epochs, done.counts.rows, done.counts.inserts)
 
     return client.call(attempt, deadline)
 

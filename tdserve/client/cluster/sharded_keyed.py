@@ -11,7 +11,7 @@ from tensordict import is_tensor_collection
 from tdserve.base.errors import ConnectError, InvalidRequestError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.placing import create_parts
+from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from tdserve.base.config import find_rank
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
@@ -99,7 +100,7 @@ class ShardedTable(ShardedStore):
 
     def _extend(self, batch: Any, annotations: RowAnnotations, options: dict[str, Any], *, flatten: bool) -> Any:
         if not self.placement.shard_by:
-            shard = self._choose_shard(annotations.writer)
+            shard = self.choose_shard(annotations.writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
             return self._write(shard, lambda part: part.extend(batch, flatten=flatten, **given, **options))
         if flatten:
@@ -129,7 +130,7 @@ class ShardedTable(ShardedStore):
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> Any:
         """Writes rows that a writer has captured, all together; see ``TableHandle.extend_captured``."""
-        return self.extend_shard(self._choose_shard(annotations.writer), captured, annotations, timeout_s)
+        return self.extend_shard(self.choose_shard(annotations.writer), captured, annotations, timeout_s)
 
     def extend_shard(
         self, shard: int, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None
@@ -147,17 +148,17 @@ class ShardedTable(ShardedStore):
         if self.placement.shard_by:
             reason = f"rows go to shards by {'.'.join(self.placement.shard_by)}; use extend()"
             raise InvalidRequestError(argument="writer", reason=reason)
-        return ReplayWriter(_WriterShard(self, self._choose_shard(0, salt=make_client_id())), batch=batch, **options)
+        return ReplayWriter(_WriterShard(self, self.choose_shard(0, salt=make_client_id())), batch=batch, **options)
 
-    def _choose_shard(self, writer: int, *, salt: bytes = b"") -> int:
+    def choose_shard(self, writer: int, *, salt: bytes = b"") -> int:
         """Returns the shard of a writer: the same one as long as this handle exists."""
         pid, identity = self._identity
         if pid != os.getpid():  # a forked child is another writer
             self._identity = os.getpid(), make_client_id()
             identity = self._identity[1]
-        rank = os.environ.get("RANK", "")
-        if not writer and not salt and rank.isdecimal():
-            return int(rank) % self.num_shards
+        rank = find_rank()
+        if not writer and not salt and rank is not None:
+            return rank % self.num_shards
         return hash_to_shard(b"%d" % writer if writer else salt or identity, self.num_shards)
 
     def _write(self, shard: int, write: Callable[[Any], Any]) -> Any:
@@ -232,7 +233,7 @@ class ShardedTable(ShardedStore):
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.capacity:
             reason = f"row numbers go from 0 to {self.capacity - 1}"
-            raise SelectionError(store=self.name, reason=reason)
+            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
         shards = numbers // self.part_capacity
         return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
 

@@ -9,7 +9,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.placing import create_parts
+from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio

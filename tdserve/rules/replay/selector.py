@@ -83,6 +83,11 @@ class Selector(ABC):
         return 1.0
 
     @property
+    def num_epochs(self) -> int:
+        """Passes over all rows that it has begun, if it makes such; its mass is then what is left of the last."""
+        return 0
+
+    @property
     def longest_slice(self) -> int:
         """Rows that follow each other in the longest slice it draws; 1: it draws no slices."""
         return 1

@@ -66,6 +66,7 @@ class EpochSelector(Selector):
         self._place: Rows = np.full(capacity, _ABSENT, np.int64)
         self._num = 0
         self._num_due = 0
+        self._num_epochs = 0
         # Of the current sample, where those due begin that it may still have, in this epoch and in the next one: in
         # front is what it had before. None if the epoch is already the second one of the sample.
         self._front = 0
@@ -76,8 +77,13 @@ class EpochSelector(Selector):
 
     @property
     def mass(self) -> float:
-        """Rows that are due in this epoch; all, if none is."""
-        return float(self._num_due or self._num)
+        """Rows that are due in this epoch."""
+        return float(self._num_due)
+
+    @property
+    def num_epochs(self) -> int:
+        """See :class:`~tdserve.rules.replay.selector.Selector`."""
+        return self._num_epochs
 
     def __repr__(self) -> str:
         return f"<EpochSelector {self._num} rows, {self._num_due} of them due>"
@@ -125,6 +131,7 @@ class EpochSelector(Selector):
         first = self._take(min(num_rows, num_left), rng)
         if num_next <= 0 or self._next_front is None:
             return Drawn(first, {})
+        self._num_epochs += 1
         # The epoch is over. What the sample has lies in front: all rows that follow are not in it yet.
         self._num_due, self._front, self._next_front = self._num, self._next_front, None
         return Drawn(np.concatenate((first, self._take(num_next, rng))), {})

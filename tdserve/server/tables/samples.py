@@ -171,7 +171,12 @@ class Samples:
         await call.make_ready()
         if asked.asks_mass:
             selector = table.selectors.get(call.conditions)
-            return control_pb2.Done(mass=selector.mass, least_mass=selector.least_mass, counts=make_counts(store))
+            return control_pb2.Done(
+                mass=selector.mass,
+                least_mass=selector.least_mass,
+                num_epochs=selector.num_epochs,
+                counts=make_counts(store),
+            )
         _check_session(session)
         if asked.is_lease:
             self._leasing.setdefault(session.number, {})[store.record.uid] = store

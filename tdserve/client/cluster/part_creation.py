@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from tdserve.base.errors import StoreExistsError, TDServeError
 from tdserve.base.ids import check_store_name
@@ -17,8 +17,6 @@ from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits, order_servers
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-
-Shards = int | Literal["all"]
 
 
 def choose_servers(name: str, shards: Any, num_servers: int) -> tuple[int, ...]:

@@ -1,0 +1,44 @@
+"""Three servers, and clients of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tdserve
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tdserve.Server]]:
+    """Three live servers, by number."""
+    made = [tdserve.Server(tmp_path_factory.mktemp(f"root{number}"), port=0) for number in range(3)]
+    try:
+        for server in made:
+            server.start()
+        yield made
+    finally:
+        for server in made:
+            server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def address(servers: list[tdserve.Server]) -> str:
+    """The address of all of them."""
+    return ",".join(server.address for server in servers)
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[tdserve.ClusterClient]:
+    """A client of all of them, on their machine."""
+    with tdserve.connect(address) as made:
+        assert isinstance(made, tdserve.ClusterClient)
+        yield made
+
+
+@pytest.fixture
+def remote_client(address: str) -> Iterator[tdserve.ClusterClient]:
+    """A client of all of them, over the network."""
+    with tdserve.connect(address, transport="gloo") as made:
+        assert isinstance(made, tdserve.ClusterClient)
+        yield made

@@ -1,0 +1,136 @@
+"""Each store has one of several servers, and any client finds it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import ConnectError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.rules.placement import choose_owner
+from tests.integration.cluster.names import name_owned_by, next_name, read_both
+from tests.processes import quiet_port
+
+pytestmark = pytest.mark.integration
+
+CONTENT = TensorDict({"number": torch.arange(3)}, [3])
+
+
+def test_stores_when_created_then_each_on_its_owner_alone(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server]
+) -> None:
+    for number, server in enumerate(servers):
+        name = name_owned_by(number, len(servers))
+        client.init_remote(CONTENT, name)
+        with server.client() as single:
+            assert name in single
+        assert name in client
+        assert name in client.stores()
+        assert client.from_remote_init(name)["number"].tolist() == [0, 1, 2]
+        client.delete(name)
+        assert name not in client
+        with pytest.raises(StoreNotFoundError):
+            client[name]
+
+
+def test_client_when_it_uses_one_server_then_connects_to_that_alone(
+    address: str, servers: list[tdserve.Server]
+) -> None:
+    name = name_owned_by(1, 3)
+    with servers[1].client() as single:
+        single.init_remote(CONTENT, name)
+    with tdserve.connect(address) as client:
+        assert isinstance(client, tdserve.ClusterClient)
+        client.from_remote_init(name)
+        assert list(client.members.used) == [1]
+
+
+def test_store_when_it_is_not_at_its_owner_then_found_and_not_created_again(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server]
+) -> None:
+    name = name_owned_by(2, 3)
+    with servers[0].client() as single:
+        single.init_remote(CONTENT, name)
+    assert client.from_remote_init(name)["number"].tolist() == [0, 1, 2]
+    assert client[name]["number"].tolist() == [0, 1, 2]
+    with pytest.raises(StoreExistsError):
+        client.init_remote(CONTENT, name)
+    client.delete(name)
+    assert name not in client
+
+
+def test_creation_when_the_owner_is_down_then_raises_and_others_go_on(servers: list[tdserve.Server]) -> None:
+    down = f"127.0.0.1:{quiet_port()}"
+    with tdserve.connect(f"{servers[0].address},{down}", timeout_s=2.0) as client:
+        name = name_owned_by(1, 2)
+        with pytest.raises(ConnectError):
+            client.init_remote(CONTENT, name)
+        there = name_owned_by(0, 2)
+        client.init_remote(CONTENT, there)
+        assert there in client.stores()
+        with pytest.raises(ConnectError):
+            client.create_replay(next_name(), CONTENT[0], 100, shards="all")
+        assert client.stats()["lost"] == [1]
+        client.delete(there)
+
+
+def test_connect_when_no_server_listens_then_raises() -> None:
+    with pytest.raises(ConnectError):
+        tdserve.connect(f"127.0.0.1:{quiet_port()},127.0.0.1:{quiet_port()}", timeout_s=0.5)
+
+
+@pytest.mark.parametrize("address", ["a:1,a:1", "a,b", "http://a:1", "dns://a", "dns://a:7707?servers=0"])
+def test_connect_when_the_address_is_none_then_refused(address: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        tdserve.connect(address, timeout_s=0.5)
+
+
+def test_wait_when_the_store_comes_later_then_found(client: tdserve.ClusterClient, address: str) -> None:
+    name = next_name()
+    with tdserve.connect(address) as other:
+        assert isinstance(other, tdserve.ClusterClient)
+        coming = other.members.get(choose_owner(name, 3)).later(lambda: client.replay(name, timeout_s=30.0))
+        other.create_replay(name, CONTENT[0], 90, shards=2)
+        handle = coming.result(30.0)
+    assert isinstance(handle, tdserve.ShardedReplayHandle)
+    assert handle.capacity == 90
+    client.delete(name)
+
+
+def test_calls_when_they_name_a_store_then_reach_its_server(client: tdserve.ClusterClient) -> None:
+    name = next_name()
+    assert client.publish(name, {"weight": torch.ones(3)}) == 1
+    found = client.latest(name)
+    assert found is not None
+    assert found.data["weight"].tolist() == [1, 1, 1]
+    assert client.wait_newer(name, newer_than=0) == 1
+    assert [each.version for each in client.versions(name)] == [1]
+    assert client.describe(name).kind == "weights"
+    with client.subscribe(name) as subscription:
+        assert next(subscription).version == 1
+    client.delete(name)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_client_when_given_to_another_process_then_works_there(address: str, method: str) -> None:
+    name, table = next_name(), next_name()
+    with tdserve.connect(address) as client:
+        assert isinstance(client, tdserve.ClusterClient)
+        client.init_remote(CONTENT, name)
+        handle = client.create_replay(table, CONTENT[0], 90, shards=3)
+        handle.extend(CONTENT)
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=read_both, args=(client, handle, name))
+        process.start()
+        process.join(60.0)
+        assert process.exitcode == 0
+        read_both(client, handle, name)
+        with pickle.loads(pickle.dumps(client)) as copied:
+            assert copied.address == client.address
+        client.delete(name)
+        client.delete(table)

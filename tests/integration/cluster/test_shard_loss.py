@@ -1,0 +1,140 @@
+"""A shard whose server is killed is left out, joins again, and has every row that was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import ConnectError, DeadlineExceededError
+from tests.integration.cluster.names import next_name
+from tests.integration.crashing import Crashing, Writer
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Crashing]]:
+    """Three servers that can be killed and started again."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Crashing(tmp_path_factory.mktemp(f"root{number}"))) for number in range(3)]
+
+
+@pytest.fixture
+def client(crashing: list[Crashing]) -> Iterator[tdserve.ClusterClient]:
+    """A client of all of them."""
+    with tdserve.connect(",".join(each.server.address for each in crashing)) as made:
+        assert isinstance(made, tdserve.ClusterClient)
+        yield made
+
+
+def rows(num_rows: int, start: int = 0) -> TensorDict:
+    """Returns rows that have numbers."""
+    return TensorDict({"number": torch.arange(start, start + num_rows)}, [num_rows])
+
+
+def fill_each(table: tdserve.ShardedReplayHandle | tdserve.ShardedQueueHandle) -> list[int]:
+    """Writes ten rows to each shard; returns the number of a writer of each."""
+    writers = [next(each for each in range(1, 1000) if table.choose_shard(each) == shard) for shard in range(3)]
+    for shard, writer in enumerate(writers):
+        table.extend(rows(10, 10 * shard), writer=writer)
+    return writers
+
+
+def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is_back(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+    writers = fill_each(table)
+    lost = table.placement.servers[1]
+    crashing[lost].kill()
+    others = {*range(10), *range(20, 30)}
+    assert set(table.sample(100)["number"].tolist()) <= others
+    assert table.is_degraded
+    assert table.info()["degraded"] == [1]
+    assert len(table) == 20
+    assert client.stats()["lost"] == [lost]
+    written = table.extend(rows(5, 100), writer=writers[1])  # of the writer that has lost its shard
+    assert set((written // table.part_capacity).tolist()) & {0, 2}
+    assert set(table.sample(200)["number"].tolist()) <= others | set(range(100, 105))
+    crashing[lost].start()
+    wait_for(lambda: len(table) == 35, "the return of the shard")
+    assert set(table[:]["number"].tolist()) == {*range(30), *range(100, 105)}
+    wait_for(lambda: set(table.sample(100)["number"].tolist()) & set(range(10, 20)), "a sample of the shard")
+    assert not table.is_degraded
+
+
+def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_created(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    raising = client.create_replay(next_name(), rows(1)[0], 300, shards="all", on_shard_loss="raise")
+    waiting = client.create_replay(next_name(), rows(1)[0], 300, shards="all", on_shard_loss="wait")
+    writers = fill_each(raising), fill_each(waiting)
+    server = 0
+    crashing[server].kill()
+    with pytest.raises(ConnectError):
+        raising.extend(rows(1), writer=writers[0][raising.placement.servers.index(server)])
+    writer = writers[1][waiting.placement.servers.index(server)]
+    with pytest.raises((ConnectError, DeadlineExceededError)):
+        waiting.extend(rows(1, 50), writer=writer, timeout_s=0.3)
+    later = client.servers.later(lambda: waiting.extend(rows(1, 51), writer=writer, timeout_s=60.0))
+    crashing[server].start()
+    assert int(later.result(60.0)[0]) // waiting.part_capacity == waiting.placement.servers.index(server)
+    assert 51 in waiting[:]["number"].tolist()
+
+
+def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
+    client: tdserve.ClusterClient, crashing: list[Crashing], tmp_path: Path
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300_000, shards="all")
+    queue = client.create_queue(next_name(), rows(1)[0], 300_000, shards="all")
+    fill_each(table)
+    fill_each(queue)
+    taken: list[int] = []
+
+    def write(number: int) -> None:
+        table.extend(rows(1, 100 + number), writer=number % 7 + 1)
+
+    def put(number: int) -> None:
+        queue.extend(rows(1, 100 + number), writer=number % 7 + 1)
+
+    def sample(_: int) -> None:
+        assert len(table.sample(8)) == 8
+
+    def take(_: int) -> None:
+        try:
+            batch = queue.take(1, timeout_s=0.5)
+        except (DeadlineExceededError, tdserve.TransportError):
+            return
+        try:
+            with batch as got:
+                numbers = got["number"].tolist()
+        except (tdserve.WrongStateError, tdserve.TransportError):
+            return  # its session was lost: others get the rows, or have them already
+        taken.extend(numbers)
+
+    workers = [Writer(each) for each in (write, put, sample, take)]
+    for server in (0, 1, 2, 1):
+        for worker in workers:
+            worker.goes_on()
+        crashing[server].restart()
+    for worker in workers:
+        worker.goes_on()
+    stored, put_numbers, *_ = [worker.end() for worker in workers]
+    wait_for(lambda: not table.is_degraded or len(table), "the return of all shards")
+    wait_for(lambda: len(table.info()["degraded"]) == 0, "the return of all shards")
+    kept = table[:]["number"].tolist()
+    assert {100 + number for number in stored} <= set(kept)
+    assert len(kept) == len(set(kept))
+    queue.close()
+    with queue.batches(16) as batches:
+        for batch in batches:
+            taken += batch["number"].tolist()
+    assert len(taken) == len(set(taken))
+    assert {100 + number for number in put_numbers} <= set(taken)
