@@ -25,6 +25,9 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
     if description.kind == "weights":
         state = f"store {description.name!r} holds weights"
         raise WrongStateError(state=state, event="a handle (latest() pulls them)")
+    if description.kind == "placement":
+        state = f"several servers share store {description.name!r}, or another one has it"
+        raise WrongStateError(state=state, event=f"{event} (connect to all of them: connect('a:7707,b:7707'))")
     if description.kind != "tensordict":
         raise WrongStateError(state=f"store {description.name!r} is a {description.kind} store", event=event)
     return StoreHandle(client, description)

@@ -50,7 +50,7 @@ class ToyKind(StoreKind):
 
 def test_kinds_when_messages_name_them_then_each_has_a_class() -> None:
     assert KINDS.keys() == KIND_NUMBERS.keys()
-    assert list(KIND_NUMBERS) == ["tensordict", "replay", "weights", "keyed"]
+    assert list(KIND_NUMBERS) == ["tensordict", "replay", "weights", "keyed", "placement"]
 
 
 def test_toy_kind_when_it_is_entered_then_its_stores_are_made_opened_described_and_deleted(
