@@ -13,6 +13,10 @@ from tdserve.aio.async_objects import (
     make_coroutine,
     make_opening,
 )
+from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle
+from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
+from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.datasets.epoch_batches import EpochBatches
 from tdserve.client.groups.group import Group
 from tdserve.client.handles.handle import StoreHandle
@@ -119,3 +123,27 @@ class AsyncKeyedHandle(AsyncSequence, of=KeyedHandle, attributes=("name", "setti
     keys = make_coroutine(KeyedHandle.keys)
     versions = make_coroutine(KeyedHandle.versions)
     info = make_coroutine(KeyedHandle.info)
+
+
+class AsyncShardedTaken(AsyncTaken, of=ShardedTaken):
+    """Rows on lease from several servers."""
+
+
+class AsyncShardedTakenBatches(AsyncTakenBatches, of=ShardedTakenBatches):
+    """An iterator over batches on lease from several servers."""
+
+
+class AsyncShardedBatches(AsyncBatches, of=ShardedBatches):
+    """An iterator over samples from several servers."""
+
+
+class AsyncShardedReplayHandle(AsyncReplayHandle, of=ShardedReplayHandle, attributes=(*_TABLE, "part_capacity")):
+    """A replay store that several servers share."""
+
+
+class AsyncShardedQueueHandle(AsyncQueueHandle, of=ShardedQueueHandle, attributes=(*_TABLE, "part_capacity")):
+    """A queue that several servers share."""
+
+
+class AsyncShardedKeyedHandle(AsyncKeyedHandle, of=ShardedKeyedHandle, attributes=("name", "settings", "spec")):
+    """A keyed store that several servers share."""

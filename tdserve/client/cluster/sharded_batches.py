@@ -6,6 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from types import TracebackType
@@ -29,6 +30,8 @@ class ShardedTaken:
         self._table, self._draws, self._drawn = table, draws, drawn
         self._query = drawn[0].query
         self._names = [name_rows(part.rows) for part in drawn]
+        self._unseen = weakref.finalize(self, _give_back_later, draws, drawn, self._names)
+        self._unseen.atexit = False  # with its sessions the rows are free
         self._rows: Any = None
         try:
             self._rows = draws.join(drawn).build()
@@ -38,7 +41,8 @@ class ShardedTaken:
 
     @property
     def rows(self) -> Any:
-        """The tensordict, or dict of arrays."""
+        """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
+        self._unseen.detach()
         return self._query.hand_over(self._rows)
 
     def __enter__(self) -> Any:
@@ -54,6 +58,7 @@ class ShardedTaken:
 
     def ack(self) -> None:
         """Acknowledges the rows of each shard. Raises WrongStateError if this client does not hold those of one."""
+        self._unseen.detach()
         failure: TDServeError | None = None
         for part, names in zip(self._drawn, self._names, strict=True):
             try:
@@ -63,9 +68,21 @@ class ShardedTaken:
         if failure is not None:
             raise failure
 
+    def give_back_later(self) -> None:
+        """Gives the rows back from another thread; for finalizers."""
+        self._unseen.detach()
+        _give_back_later(self._draws, self._drawn, self._names)
+
     def give_back(self) -> None:
         """Gives the rows back to others."""
+        self._unseen.detach()
         self._draws.give_back(self._drawn, self._names)
+
+
+def _give_back_later(draws: ShardDraws, drawn: list[DrawnPart], names: list[Any]) -> None:
+    """Gives rows back from another thread; for finalizers."""
+    with suppress(TDServeError):  # the client was closed: its rows are free with its sessions
+        drawn[0].client.later(lambda: draws.give_back(drawn, names))
 
 
 class ShardedTakenBatches:
@@ -110,6 +127,11 @@ class ShardedTakenBatches:
         if error is None:
             self._acknowledge()
         self.close()
+
+    def __del__(self) -> None:
+        held = getattr(self, "_held", None)
+        if held is not None:
+            held.give_back_later()
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
