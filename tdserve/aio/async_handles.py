@@ -95,6 +95,7 @@ class AsyncReplayHandle(AsyncSequence, of=ReplayHandle, attributes=_TABLE):
     sample = make_coroutine(ReplayHandle.sample)
     update_priority = make_coroutine(ReplayHandle.update_priority)
     set_at_ = make_coroutine(ReplayHandle.set_at_)
+    update_if_present = make_coroutine(ReplayHandle.update_if_present)
     info = make_coroutine(ReplayHandle.info)
     take = make_opening(ReplayHandle.take, AsyncTaken)
     batches = make_opening(ReplayHandle.batches, AsyncBatches)

@@ -8,7 +8,9 @@ import torch
 from torchrl.data.replay_buffers.samplers.random import RandomSampler
 
 from tdserve.base.errors import SelectionError
-from tdserve.torchrl.table_rows import split_sample
+from tdserve.client.tables.change_requests import to_row_numbers
+from tdserve.messages.content import GENERATION_KEY
+from tdserve.torchrl.table_rows import from_table, split_sample
 
 
 def draw_rows(
@@ -21,7 +23,7 @@ def draw_rows(
     """
     sample = storage.require_table().sample(num_rows, timeout_s=timeout_s)
     index, added, rows = split_sample(sample)
-    storage.hold(index, rows)
+    storage.hold(index, rows, added[GENERATION_KEY])
     return index, added, rows
 
 
@@ -44,10 +46,10 @@ def hold_local_draw(storage: Any, index: torch.Tensor) -> bool:
     TorchRL draws numbers below the length. After rows were deleted, others may be live.
     """
     try:
-        rows = storage.get(index)
+        rows, generations = storage.require_table().read_with_generations(to_row_numbers(index))
     except SelectionError:
         return False
-    storage.hold(index, rows)
+    storage.hold(index, from_table(rows), generations)
     return True
 
 

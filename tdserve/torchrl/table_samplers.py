@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers.samplers.random import RandomSampler, SamplerWi
 from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 
 from tdserve.base.errors import NotSupportedError, WrongStateError
+from tdserve.client.tables.conditional_update import NOT_LIVE
 from tdserve.messages.content import GENERATION_KEY
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler as TableRule, Uniform
@@ -81,7 +82,7 @@ class TableRandomSampler(RandomSampler):
                 return index, info
         rows = storage.get(slice(None))  # the live rows are not those with the lowest numbers
         index = torch.randint(len(rows), (batch_size,), generator=self._rng)
-        storage.hold(index, rows[index])
+        storage.hold(index, rows[index], torch.full_like(index, NOT_LIVE))
         return index, {}
 
 

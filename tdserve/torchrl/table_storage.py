@@ -11,9 +11,11 @@ from torchrl.data.replay_buffers.storages.base import Storage
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
 from tdserve.client.client import Client
+from tdserve.client.tables.conditional_update import NOT_LIVE
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
+from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
 from tdserve.torchrl.table_edits import TableEdits
@@ -51,7 +53,7 @@ class TDServeStorage(Storage):
         InvalidRequestError: There is no address, an argument is invalid, or the table has another size.
     """
 
-    supports_conditional_update = False
+    supports_conditional_update = True
     _default_checkpointer = TableCheckpointer
 
     def __init__(
@@ -118,6 +120,7 @@ class TDServeStorage(Storage):
         set_pending_parts(buffer, sampler, to_table_writer(writer))
         edits = TableEdits(buffer, self)
         buffer.set_at_, buffer.set_, buffer.update_ = edits.set_at_, edits.set_, edits.update_
+        buffer.update_if_present = ConditionalUpdates(self, buffer).update_if_present
         choose = getattr(sampler, "choose_rule", None)
         if choose is not None and self._own_rule is None:
             self._table.choose_rule = choose
@@ -194,9 +197,27 @@ class TDServeStorage(Storage):
         for key, value in rows.items():
             table.set_at_(key, value, index)
 
-    def hold(self, index: torch.Tensor, rows: Any) -> None:
-        """Keeps the rows that a sampler has drawn for the ``get`` that follows in this thread."""
-        self._held.drawn = (index, rows)
+    def hold(self, index: torch.Tensor, rows: Any, generations: torch.Tensor) -> None:
+        """Keeps the rows that a sampler has drawn, and their generations, for the ``get`` that follows in this
+        thread."""
+        self._held.drawn = (index, rows, generations)
+
+    def find_generations(self, index: torch.Tensor) -> torch.Tensor:
+        """Returns what identifies rows as long as they are the same rows: numbers, -1 for rows that are not live."""
+        drawn = self._held.__dict__.get("drawn")
+        if drawn is not None and drawn[0] is index:
+            return to_names(drawn[2])
+        table = self.table
+        if table is None:
+            return torch.full(index.shape, NOT_LIVE)
+        is_number = (index >= 0) & (index < self.max_size)
+        found = torch.full(index.shape, NOT_LIVE)
+        found[is_number] = to_names(table.find_generations(index[is_number]))
+        return found
+
+    def note_written(self) -> None:
+        """Notes that leaves of rows were written."""
+        self._bump_mutation_revision()
 
     def get(self, index: Any) -> Any:
         """Reads rows by number, or a slice of the live rows."""

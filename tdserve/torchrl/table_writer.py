@@ -9,26 +9,32 @@ from tensordict import is_tensor_collection
 from torchrl.data.replay_buffers.writers.base import Writer
 from torchrl.data.replay_buffers.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
-from tdserve.base.errors import NotSupportedError
-
 
 def to_table_writer(writer: Any) -> Any:
-    """Returns the writer for a table that takes the place of one of TorchRL's, or of a function that makes one.
-
-    Raises:
-        NotSupportedError: Its rows would have to be numbered by generations of this process.
-    """
+    """Returns the writer for a table that takes the place of one of TorchRL's, or of a function that makes one."""
     if writer is not None and not isinstance(writer, Writer) and callable(writer):
         writer = writer()
     if writer is None or type(writer) in (RoundRobinWriter, TensorDictRoundRobinWriter):
-        if writer is not None and writer.tracks_generations:
-            raise NotSupportedError(feature="a writer with track_generations=True over a table")
-        return TableWriter()
+        return TableWriter(tracks_generations=writer is not None and writer.tracks_generations)
     return writer
 
 
 class TableWriter(Writer):
-    """Writes rows behind the newest of the table, from any number of processes."""
+    """Writes rows behind the newest of the table, from any number of processes.
+
+    Args:
+        tracks_generations: Whether samples have the generations of their rows, as ``"index_generation"``.
+    """
+
+    def __init__(self, *, tracks_generations: bool = False) -> None:
+        super().__init__()
+        self.tracks_generations = tracks_generations
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """Returns what identifies rows as long as they are the same rows; -1 for rows that are not live."""
+        index = torch.as_tensor(index[0] if isinstance(index, tuple) else index, dtype=torch.long)
+        found: torch.Tensor = self._storage.find_generations(index)
+        return found.to(index.device)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(write_count={self._write_count})"

@@ -286,7 +286,7 @@ class ReadRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations", "identity")
+    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations", "identity", "has_stamps")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class WriteRequest(_message.Message):
     NEW_STORE_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    HAS_STAMPS_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -303,7 +304,8 @@ class WriteRequest(_message.Message):
     new_store: CreateStoreRequest
     generations: bytes
     identity: str
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., new_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., generations: _Optional[bytes] = ..., identity: _Optional[str] = ...) -> None: ...
+    has_stamps: bool
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., new_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., generations: _Optional[bytes] = ..., identity: _Optional[str] = ..., has_stamps: bool = ...) -> None: ...
 
 class AlterRequest(_message.Message):
     __slots__ = ("store", "timeout_s", "added", "content", "replaces", "removed", "renamed", "is_locked")

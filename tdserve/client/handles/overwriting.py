@@ -10,7 +10,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.handles.coerce import Manner, coerce_value
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.transfers.write import write_selection
+from tdserve.client.transfers.write import ANY_ROWS, ExpectedRows, write_selection
 from tdserve.messages.content import select_spec
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
@@ -30,7 +30,7 @@ def overwrite(
     at: Path,
     manner: Manner = Manner.ROWS,
     is_exact: bool = True,
-    generations: bytes = b"",
+    expected: ExpectedRows = ANY_ROWS,
     shared: Callable[[Path], Any] | None = None,
     deadline: Deadline,
 ) -> None:
@@ -42,7 +42,7 @@ def overwrite(
         value: The new content.
         manner: What is broadcast.
         is_exact: As for ``coerce_value``.
-        generations: Of a replay's rows, as ``write_selection`` takes them.
+        expected: As of ``write_selection``.
         shared: Reads what all rows share at a key. It is called when only some rows are written; None: nothing is
             shared.
         at: Key of a leaf or nested part; ``()``: all leaves that ``value`` has.
@@ -79,7 +79,7 @@ def overwrite(
         captured,
         keys=keys or ((at,) if at else ()),
         stored=stored,
-        generations=generations,
+        expected=expected,
         deadline=deadline,
     )
 

@@ -123,6 +123,24 @@ def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint
     return generations[:1] if is_one else generations
 
 
+def to_whole_generations(rows: Any, generation: Any) -> NDArray[np.int64]:
+    """Returns the generation of each row; negative ones are those of rows that were not live.
+
+    Args:
+        rows, generation: As of ``to_generations``.
+
+    Raises:
+        InvalidRequestError: There is not one for each row.
+    """
+    num_rows = len(to_row_numbers(rows))
+    found = rows.get(GENERATION_KEY, None) if generation is None and is_batch(rows) else generation
+    array = np.asarray(found.detach().cpu() if hasattr(found, "detach") else found)
+    if found is None or array.dtype.kind not in "iu" or array.size != num_rows:
+        reason = "none is given" if found is None else f"{array.size} of {array.dtype} for {num_rows} rows"
+        raise InvalidRequestError(argument="generation", reason=reason)
+    return array.reshape(-1).astype(np.int64)
+
+
 def is_batch(rows: Any) -> bool:
     """Returns whether rows are given as a sampled batch."""
     return hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,8 +19,10 @@ from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS
+from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
+from tdserve.messages.content import GENERATION_KEY
+from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import encode, parse
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -46,6 +49,33 @@ class RowsByNumber(ByAddress):
         """
         return self._client.hand_over(self.read_rows(index))
 
+    def get_with_generations(self, index: Any) -> tuple[Any, Any]:
+        """Reads live rows by number, as ``table[index]`` does, and the generation of each: to write them later if they
+        are still the same (:meth:`update_if_present`). A sample has them in any case.
+
+        Args:
+            index: Row numbers, or one.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
+        """
+        rows, generations = self.read_with_generations(to_row_numbers(index))
+        show, is_one = self._client.hand_over, np.ndim(index) == 0
+        return show(rows[0] if is_one else rows), show(generations[0] if is_one else generations)
+
+    def read_with_generations(self, numbers: Rows) -> tuple[Any, torch.Tensor]:
+        """Returns what ``get_with_generations`` does, always as a tensordict and a tensor."""
+        check_real("reading rows", ROWS)
+        self._check_index(numbers)
+        deadline = self._client.deadline(None)
+        begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
+        pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
+        contents = [self._follow_and_retry(partial(self._read, piece, deadline)) for piece in pieces]
+        generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in contents])
+        parts = [build_rows(content, self._stored) for content in contents]
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return rows, generations
+
     def read_rows(self, index: Any) -> Any:
         """Returns live rows as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
@@ -63,7 +93,8 @@ class RowsByNumber(ByAddress):
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     parts = [self.read_rows(numbers[begin : begin + MAX_MESSAGE_ROWS]) for begin in begins]
                     return torch.cat(parts).reshape(*array.shape)
-        found = self._follow_and_retry(lambda: self._read(index, deadline))
+        content = self._follow_and_retry(lambda: self._read(index, deadline))
+        found = build_rows(content, self._stored)
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -87,12 +118,12 @@ class RowsByNumber(ByAddress):
         except SelectionError:  # another table may have this name now
             encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
 
-    def _read(self, index: Any, deadline: Deadline) -> Any:
+    def _read(self, index: Any, deadline: Deadline) -> Content:
         selection = parse(index, store=self.name)
 
         wanted = WantedRows(self.name, self._stored)
 
-        def attempt(session: Session, request: int, deadline: Deadline) -> Any:
+        def attempt(session: Session, request: int, deadline: Deadline) -> Content:
             content = session.mover.read_listed(wanted, selection)
             if content is None:
                 asked = control_pb2.ReadRequest(
@@ -106,7 +137,7 @@ class RowsByNumber(ByAddress):
                 answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {self.name!r}")
                 content = session.mover.take_rows(Reply(request, pending, answer, deadline), wanted)
             _check_whole(content, request)
-            return build_rows(content, self._stored)
+            return content
 
         return self._client.call(attempt, deadline)
 

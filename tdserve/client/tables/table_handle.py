@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tdserve.base.errors import (
     InvalidRequestError,
@@ -23,7 +25,8 @@ from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
+from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers, to_whole_generations
+from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extend_parts import ExtendPart
@@ -35,8 +38,9 @@ from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
 from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.content import ADDED_KEYS
-from tdserve.messages.row_numbers import encode_rows
+from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.capture import Captured, capture
@@ -261,7 +265,7 @@ class TableHandle(RowsByNumber):
         """
         path = check_path(key)
         rows = to_row_numbers(index)
-        generations = to_generations(index, None, len(rows)).tobytes()
+        expected = ExpectedRows(to_generations(index, None, len(rows)).tobytes())
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:
@@ -273,11 +277,62 @@ class TableHandle(RowsByNumber):
                 value,
                 at=path,
                 is_exact=False,
-                generations=generations,
+                expected=expected,
                 deadline=deadline,
             )
 
         return self._client.perform(write, return_early)
+
+    def update_if_present(
+        self,
+        index: Any,
+        values: Any,
+        *,
+        generation: Any = None,
+        is_unchanged: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Writes leaves of those rows that are still the same, in one write, and skips the others.
+
+        A row stays the same row while leaves of it are written, and becomes another one when its place is used again.
+
+        Args:
+            index: A sampled batch, or row numbers. If a row occurs twice, the last one counts.
+            values: Leaves by key, a dict or a tensordict: ``[n, *leaf]``.
+            generation: Generation of each row, if ``index`` is not a batch.
+            is_unchanged: True also skips rows of which a leaf was written since.
+
+        Returns:
+            Which rows were written, bool ``[n]``.
+
+        Raises:
+            KeyNotFoundError, SpecMismatchError: A key or a value does not fit. Nothing was written.
+            InvalidRequestError: The table orders its rows by a key, or there are no generations. Nothing was written.
+        """
+        rows, generations = to_row_numbers(index), to_whole_generations(index, generation)
+        check_values(values, len(rows))
+        deadline = self._client.deadline(timeout_s)
+
+        def overwrite_rows(rows: Rows, values: Any, expected: ExpectedRows) -> None:
+            client, name, stored = self._client, self.name, self._stored
+            overwrite(client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline)
+
+        is_same = write_same(
+            rows,
+            generations,
+            values,
+            is_unchanged=is_unchanged,
+            overwrite=overwrite_rows,
+            read_generations=self._read_generations,
+        )
+        return self._client.hand_over(torch.from_numpy(is_same))
+
+    def find_generations(self, index: Any) -> torch.Tensor:
+        """Returns the generation of each row, -1 for those that are not live; int64 ``[n]``."""
+        return torch.from_numpy(self._read_generations(to_row_numbers(index)))
+
+    def _read_generations(self, rows: Rows) -> NDArray[np.int64]:
+        return find_generations(lambda part: self.read_with_generations(part)[1].numpy(), rows)
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
         """Deletes rows, all of them or none; returns their number.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
@@ -31,6 +31,21 @@ from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import content_pb2, control_pb2
+
+
+class ExpectedRows(NamedTuple):
+    """What rows of a table are compared with before they are written.
+
+    Attributes:
+        generations: The generation of each, as in the message; empty: any rows are written.
+        has_stamps: Whether these are whole: a row of which a part was written since is another, too.
+    """
+
+    generations: bytes = b""
+    has_stamps: bool = False
+
+
+ANY_ROWS = ExpectedRows()
 
 MakeOutgoing = Callable[[Session], Outgoing]
 MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
@@ -335,7 +350,7 @@ def write_selection(
     stored: Spec,
     identity: str = "",
     new_store: control_pb2.CreateStoreRequest | None = None,
-    generations: bytes = b"",
+    expected: ExpectedRows = ANY_ROWS,
     deadline: Deadline,
 ) -> int:
     """Replaces a selection of a tensordict store, as a whole or not at all; returns the content version of the write.
@@ -343,7 +358,7 @@ def write_selection(
     Args:
         stored: The store's whole structure, as this client last read it.
         identity: The store and structure that are meant; by default any store of this name and fingerprint.
-        generations: Generations of a replay's rows: nothing is written if one was overwritten since.
+        expected: The rows of a table that are meant: nothing is written if one is another by now.
         new_store: Creates the store, which is invisible before this write is committed.
     """
 
@@ -363,7 +378,8 @@ def write_selection(
                 timeout_s=deadline.remaining_s,
                 identity=identity,
                 new_store=new_store,
-                generations=generations,
+                generations=expected.generations,
+                has_stamps=expected.has_stamps,
             )
         }
 

@@ -222,14 +222,17 @@ class Ring:
             return RowSet.run(0, 0)
         if len(rows) > PIECE_ROWS:
             return rows & RowSet.from_mask(self._is_held)
-        numbers = rows.rows
-        return RowSet.from_rows(numbers[self._is_held[numbers]])
+        return RowSet.from_rows((numbers := rows.rows)[self._is_held[numbers]])
 
     def get_names(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being
         written."""
-        generations = self._generations[rows]
-        return (generations - (generations & self._is_held[rows])) & NAME_MASK
+        return self.get_stamps(rows) & NAME_MASK
+
+    def get_stamps(self, rows: Rows) -> Rows:
+        """Returns the rows' generations, which change with every write of a part too, as they are when no part is being
+        written."""
+        return self._generations[rows] & ~self._is_held[rows].astype(np.int64)
 
     def state(self) -> dict[str, int]:
         """Returns the state that generations do not have and a restart needs."""

@@ -240,7 +240,15 @@ class TableState:
     def check_same(self, rows: Rows, generations: NDArray[np.uint32]) -> None:
         """Raises SelectionError unless all of these rows are live, and still have these generations."""
         self.check_live(rows)
-        is_same = self._is_same(rows, generations)
+        self._refuse_others(rows, self._is_same(rows, generations))
+
+    def check_unchanged(self, rows: Rows, stamps: NDArray[np.int64]) -> None:
+        """Raises SelectionError unless all of these rows are live, and no part of one was written since it had this
+        generation."""
+        self.check_live(rows)
+        self._refuse_others(rows, self.ring.get_stamps(rows) == stamps)
+
+    def _refuse_others(self, rows: Rows, is_same: NDArray[np.bool_]) -> None:
         if not is_same.all():
             bad = int(rows[int(np.argmin(is_same))])
             reason = f"this row of table {self.name!r} was overwritten since it was read"

@@ -30,6 +30,7 @@ from tdserve.messages.content import (
     write_layout,
     write_messages,
 )
+from tdserve.messages.row_numbers import decode_column
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.catalog import StoreRecord
@@ -371,7 +372,11 @@ def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int
     if ruling:
         reason = f"table {store.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    table, generations = store.table, decode_generations(asked.generations, num_rows)
+    table = store.table
+    if asked.has_stamps:
+        stamps = decode_column("generation", asked.generations, "<i8", num_rows)
+        return lambda rows, places: table.check_unchanged(rows, stamps[places])
+    generations = decode_generations(asked.generations, num_rows)
     return do_nothing if generations is None else lambda rows, places: table.check_same(rows, generations[places])
 
 

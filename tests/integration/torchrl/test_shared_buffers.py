@@ -16,7 +16,6 @@ pytest.importorskip("torchrl")
 
 from torchrl.data import ReplayBuffer, TensorDictPrioritizedReplayBuffer
 from torchrl.data.replay_buffers.samplers import SliceSampler
-from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from tdserve.torchrl import TDServeStorage
 
@@ -154,8 +153,6 @@ def test_storage_when_misused_then_the_error_names_the_argument(
         TDServeStorage(20, address=client, name=name)
     with pytest.raises(tdserve.SelectionError):
         buffer[5]
-    with pytest.raises(tdserve.NotSupportedError, match="track_generations"):
-        ReplayBuffer(storage=storage, writer=RoundRobinWriter(track_generations=True))
 
 
 def test_address_when_the_environment_names_it_then_is_found(
