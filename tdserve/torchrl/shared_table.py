@@ -108,8 +108,12 @@ class SharedTable(ByAddress):
             return self.find()
         return self._follow(created)
 
-    def extend(self, data: Any) -> torch.Tensor:
+    def extend(self, data: Any, priority: torch.Tensor | None = None) -> torch.Tensor:
         """Writes rows; returns their numbers. More rows than the table has are written in several parts, in order.
+
+        Args:
+            data: The rows.
+            priority: One per row; None: the highest so far.
 
         Raises:
             SpecMismatchError, InvalidRequestError: They do not fit. Nothing was written.
@@ -123,9 +127,13 @@ class SharedTable(ByAddress):
         check_dims(batch, handle.spec, name=self.name)
         batch = complete_rows(batch, handle.spec, name=self.name, fills=self._fills)
         if len(batch) <= self.capacity:
-            numbers: torch.Tensor = handle.extend(batch)
+            numbers: torch.Tensor = handle.extend(batch, priority=priority)
             return numbers
-        return torch.cat([handle.extend(part) for part in batch.split(self.capacity)])
+        begins = range(0, len(batch), self.capacity)
+        parts = [slice(begin, begin + self.capacity) for begin in begins]
+        return torch.cat(
+            [handle.extend(batch[part], priority=None if priority is None else priority[part]) for part in parts]
+        )
 
     def _follow(self, handle: ReplayHandle) -> ReplayHandle:
         if handle.capacity != self.capacity:

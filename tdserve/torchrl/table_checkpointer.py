@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
@@ -13,19 +14,21 @@ from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 from tdserve.base.errors import InvalidRequestError
 
 _METADATA = "storage_metadata.json"
+_PRIORITIES = "priorities.npy"
 _TENSOR = "tensor"
 _TORCHRL_TENSOR = "_-single-tensor-_"
 """Name of a tensor that TorchRL has written: its rows have no keys."""
 
 
 class TableCheckpointer(StorageCheckpointerBase):
-    """Writes the rows of a table into a folder, the oldest first, and reads them back; hooks work as TorchRL's do."""
+    """Writes the rows of a table into a folder, the oldest first, and their priorities if the table has some, and reads
+    both back; hooks work as TorchRL's do."""
 
     def dumps(self, storage: Any, path: str | Path) -> None:
         """Writes the rows into a folder, which need not exist."""
         path = Path(path)
         path.mkdir(exist_ok=True)
-        rows = storage.read_by_age()
+        rows, priority = storage.read_by_age()
         is_tensor = isinstance(rows, torch.Tensor)
         num_rows = 0 if rows is None else len(rows)
         if is_tensor:
@@ -38,6 +41,10 @@ class TableCheckpointer(StorageCheckpointerBase):
             rows = hook(rows, path=path)
         if rows is not None:
             rows.memmap(path, copy_existing=True)
+        if priority is None:
+            (path / _PRIORITIES).unlink(missing_ok=True)
+        else:
+            np.save(path / _PRIORITIES, priority.numpy())
         metadata = {"metadata": {}, "is_pytree": False, "len": num_rows, "is_tensor": is_tensor}
         (path / _METADATA).write_text(json.dumps(metadata))
 
@@ -59,7 +66,8 @@ class TableCheckpointer(StorageCheckpointerBase):
         if rows is not None:
             rows = rows[:num_rows]
             rows = rows[_TENSOR] if metadata.get("is_tensor") else rows
-        storage.replace_rows(rows)
+        file = path / _PRIORITIES
+        storage.replace_rows(rows, torch.from_numpy(np.load(file)) if file.exists() else None)
 
 
 def _read_tensor(path: Path, leaves: dict[str, Any]) -> torch.Tensor:

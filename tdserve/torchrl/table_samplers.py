@@ -172,7 +172,7 @@ class TablePrioritizedSampler(PrioritizedSampler):
         return {"_alpha": self._alpha, "_beta": self._beta, "_eps": self._eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Sets beta; rows that were loaded have equal priorities."""
+        """Sets beta; priorities were loaded with their rows."""
         self.alpha, self._beta = state_dict["_alpha"], state_dict["_beta"]
 
     def dumps(self, path: Any) -> None:

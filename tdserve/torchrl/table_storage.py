@@ -19,12 +19,18 @@ from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
 from tdserve.torchrl.table_edits import TableEdits
-from tdserve.torchrl.table_rows import complete_rows, from_table, pair_rows, to_stored_key
+from tdserve.torchrl.table_rows import complete_rows, from_table, pair_rows, to_batch, to_stored_key
 from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
 from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, set_pending_parts
 
 allow_missing_trees()
+
+PRIORITY_KEY = "_priority"
+"""Where the state of a storage has priorities."""
+
+MAX_TRIES = 10
+"""Reads of all rows and their priorities while others write."""
 
 
 class TDServeStorage(Storage):
@@ -149,9 +155,9 @@ class TDServeStorage(Storage):
         table = self.table
         return 0 if table is None else len(table)
 
-    def extend(self, data: Any) -> torch.Tensor:
-        """Writes rows behind the newest; returns their numbers."""
-        index = self._table.extend(data)
+    def extend(self, data: Any, priority: torch.Tensor | None = None) -> torch.Tensor:
+        """Writes rows behind the newest; returns their numbers. Without priorities they have the highest so far."""
+        index = self._table.extend(data, priority)
         self._num_written += len(index)
         self._set_last_cursor(index)
         self._bump_mutation_revision()
@@ -292,33 +298,56 @@ class TDServeStorage(Storage):
 
     # ------------------------------------------------------------ checkpoints
 
-    def read_by_age(self) -> Any:
-        """Returns all rows, the oldest first; None if there are none."""
-        if not len(self):
-            return None
-        rows = self.require_table()[:]
-        begin = self.count_inserts() % self.max_size if len(rows) == self.max_size else 0
-        return from_table(torch.cat([rows[begin:], rows[:begin]]) if begin else rows)
+    def read_by_age(self) -> tuple[Any, torch.Tensor | None]:
+        """Returns all rows, the oldest first, and their priorities if the table has some; (None, None) without rows.
 
-    def replace_rows(self, rows: Any) -> None:
-        """Replaces all rows by others, the oldest first."""
+        Raises:
+            SelectionError: Again and again others have overwritten rows before their priorities were read.
+        """
+        for number in range(MAX_TRIES):
+            if not len(self):
+                break
+            table = self.require_table()
+            rows, index = table.read_numbered()
+            try:
+                priority = table.get_priorities(index) if table.settings.uses_priority else None
+            except SelectionError:
+                if number + 1 == MAX_TRIES:
+                    raise
+                continue
+            begin = self.count_inserts() % self.max_size if len(rows) == self.max_size else 0
+            if begin:
+                rows = torch.cat([rows[begin:], rows[:begin]])
+                priority = None if priority is None else priority.roll(-begin)
+            return from_table(rows), priority
+        return None, None
+
+    def replace_rows(self, rows: Any, priority: torch.Tensor | None = None) -> None:
+        """Replaces all rows by others, the oldest first.
+
+        Args:
+            rows: The rows; None: there are none.
+            priority: Of each; None, or for a table without priorities: all rows are equal.
+        """
         self.clear(resets_counts=True)
         if rows is not None:
-            self.extend(rows)
+            table = self._table.open(to_batch(rows))
+            self.extend(rows, priority if table is not None and table.settings.uses_priority else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all rows, the oldest first, and their number."""
-        rows = self.read_by_age()
+        """Returns all rows, the oldest first, their number, and their priorities if the table has some."""
+        rows, priority = self.read_by_age()
         is_td = isinstance(rows, TensorDictBase)
         stored = {} if rows is None else rows.state_dict() if is_td else rows
-        return {"_storage": stored, "initialized": self.initialized, "_len": 0 if rows is None else len(rows)}
+        state = {"_storage": stored, "initialized": self.initialized, "_len": 0 if rows is None else len(rows)}
+        return state if priority is None else {**state, PRIORITY_KEY: priority}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces all rows by those of a state, of this storage or of one of TorchRL's."""
         stored, num_rows = state_dict["_storage"], state_dict["_len"]
         if not isinstance(stored, torch.Tensor):
             stored = TensorDict().load_state_dict(stored, strict=False) if num_rows else None
-        self.replace_rows(None if not num_rows else stored[:num_rows])
+        self.replace_rows(None if not num_rows else stored[:num_rows], state_dict.get(PRIORITY_KEY))
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()

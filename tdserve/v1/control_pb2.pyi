@@ -402,7 +402,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "share")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +421,7 @@ class SampleRequest(_message.Message):
     ASKS_MASS_FIELD_NUMBER: _ClassVar[int]
     IS_PLAIN_FIELD_NUMBER: _ClassVar[int]
     REPLACES_TORN_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_OF_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
@@ -440,8 +441,9 @@ class SampleRequest(_message.Message):
     asks_mass: bool
     is_plain: bool
     replaces_torn: bool
+    priorities_of: bytes
     share: RankShare
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., share: _Optional[_Union[RankShare, _Mapping]] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance")
@@ -752,7 +754,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "num_epochs")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "num_epochs")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +771,7 @@ class Done(_message.Message):
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     MASS_FIELD_NUMBER: _ClassVar[int]
     LEAST_MASS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
@@ -786,8 +789,9 @@ class Done(_message.Message):
     catalog: CatalogAnswer
     mass: float
     least_mass: float
+    priorities: bytes
     num_epochs: int
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., num_epochs: _Optional[int] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ...) -> None: ...
 
 class CatalogRequest(_message.Message):
     __slots__ = ("describe_store", "list_stores", "list_keys")

@@ -101,6 +101,26 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
     return [message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
 
 
+def ask_priorities(
+    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
+) -> NDArray[np.float32]:
+    """Returns the priorities of rows; errors as of ``ReplayHandle.get_priorities``."""
+    found = [np.zeros(0, np.float32)]
+    for begin in range(0, len(numbers), MAX_MESSAGE_ROWS):
+        asked = control_pb2.SampleRequest(
+            store=table, priorities_of=encode_few_bytes(numbers[begin : begin + MAX_MESSAGE_ROWS])
+        )
+
+        def attempt(
+            session: Session, request: int, deadline: Deadline, asked: control_pb2.SampleRequest = asked
+        ) -> control_pb2.Done:
+            pending = session.send(request, sample=asked)
+            return pending.wait(compute_answer_timeout_s(deadline), f"priorities of {table!r}").done
+
+        found.append(np.frombuffer(client.call(attempt, deadline).priorities, "<f8").astype(np.float32))
+    return np.concatenate(found)
+
+
 def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:
     """Returns the lower halves of the rows' generations, which suffice and keep messages short; none if none are given.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
@@ -12,7 +14,13 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches import Batches
-from tdserve.client.tables.change_requests import change, change_priorities, encode_priorities
+from tdserve.client.tables.change_requests import (
+    ask_priorities,
+    change,
+    change_priorities,
+    encode_priorities,
+    to_row_numbers,
+)
 from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
@@ -224,6 +232,19 @@ class ReplayHandle(TableHandle):
             return change_priorities(self._client, self.name, deadline, messages)
 
         return self._client.perform(update, return_early)
+
+    def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
+        """Returns the priorities of rows, float32 ``[n]``; this does not count as sampling.
+
+        Args:
+            index: Row numbers, or a sampled batch.
+
+        Raises:
+            InvalidRequestError: The table has no priorities.
+            SelectionError: A row is out of range, or not live.
+        """
+        numbers, deadline = to_row_numbers(index), self._client.deadline(timeout_s)
+        return self._client.hand_over(torch.from_numpy(ask_priorities(self._client, self.name, numbers, deadline)))
 
     def batches(
         self,

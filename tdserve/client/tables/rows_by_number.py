@@ -21,7 +21,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
-from tdserve.messages.content import GENERATION_KEY
+from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import encode, parse
 from tdserve.structure.tree import Spec
@@ -75,6 +75,12 @@ class RowsByNumber(ByAddress):
         parts = [build_rows(content, self._stored) for content in contents]
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return rows, generations
+
+    def read_numbered(self) -> tuple[Any, torch.Tensor]:
+        """Returns all live rows as ``table[:]`` does, always as a tensordict, and their numbers."""
+        check_real("reading rows", ROWS)
+        content = self._follow_and_retry(lambda: self._read(slice(None), self._client.deadline(None)))
+        return build_rows(content, self._stored), content.columns.get_trailing(INDEX_KEY)
 
     def read_rows(self, index: Any) -> Any:
         """Returns live rows as ``table[index]`` does, always as a tensordict."""

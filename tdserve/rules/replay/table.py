@@ -368,6 +368,12 @@ class Table(Departures):
         else:
             self.check_numbers(rows)
 
+    def get_priorities(self, rows: Rows) -> NDArray[np.float64]:
+        """Returns the priorities of rows. Raises as ``update_priority`` does."""
+        self.check_update(rows, np.zeros(0), None)
+        self.check_live(rows)
+        return self.columns.priority[rows]
+
     def _set_priorities(self, rows: Rows, priorities: NDArray[np.float64]) -> None:
         if not len(rows):
             return

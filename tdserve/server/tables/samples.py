@@ -13,7 +13,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
-from tdserve.messages.row_numbers import TREE_PIECE_ROWS
+from tdserve.messages.row_numbers import TREE_PIECE_ROWS, decode_rows
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
@@ -31,6 +31,9 @@ from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
 from tdserve.v1 import control_pb2
+
+MAX_ASKED_PRIORITIES = 1 << 17
+"""Most rows whose priorities are in one answer, of a megabyte."""
 
 
 class _DrawnSample(NamedTuple):
@@ -146,7 +149,7 @@ class Samples:
         table = store.get_table()
         if asked.fingerprint and asked.fingerprint != store.spec.fingerprint:
             raise store.make_older_store_error()
-        if asked.asks_newest or asked.asks_counts:
+        if asked.asks_newest or asked.asks_counts or asked.priorities_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
         conditions = await self._parse_conditions(session, store, asked)
@@ -200,6 +203,9 @@ class Samples:
     def _answer_without_rows(self, store: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
         if asked.asks_counts:
             return control_pb2.Done(counts=make_counts(store))
+        if asked.priorities_of:
+            rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_PRIORITIES)
+            return control_pb2.Done(priorities=store.get_table().get_priorities(rows).astype("<f8").tobytes())
         staleness = follow(self._stores, store)
         return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +172,59 @@ def test_sampler_when_chosen_for_the_table_then_a_buffer_without_one_draws_by_it
     rows, info = buffer.sample(return_info=True)
     assert rows["obs"].unique().tolist() == [1.0]
     assert sorted(info) == ["index", "priority_weight"]
+
+
+def save_as_state(source: Any, target: Any, _: Path) -> None:
+    target.load_state_dict(source.state_dict())
+
+
+def save_as_files(source: Any, target: Any, folder: Path) -> None:
+    source.dumps(folder / "saved")
+    target.loads(folder / "saved")
+
+
+def save_as_storage(source: Any, target: Any, folder: Path) -> None:
+    source.storage.dumps(folder)
+    target.storage.loads(folder)
+
+
+@pytest.mark.parametrize("save", [save_as_state, save_as_files, save_as_storage])
+def test_priorities_when_rows_are_saved_then_come_back_with_them(
+    client: tdserve.Client, name: str, tmp_path: Path, save: Any
+) -> None:
+    def make(table: str) -> Any:
+        storage = TDServeStorage(10, address=client, name=table)
+        return TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=storage, batch_size=400)
+
+    source, target = make(name), make(f"{name}-2")
+    source.extend(make_rows(*range(13)))  # the oldest row is not the first
+    source.update_priority(torch.arange(10), torch.arange(1.0, 11.0))
+    expected = dict(
+        zip(source[:]["obs"].tolist(), source.storage.table.get_priorities(range(10)).tolist(), strict=True)
+    )
+    assert expected[10.0] == expected[3.0] - 3 == 1.0
+    save(source, target, tmp_path)
+    rows, priorities = target[:]["obs"].tolist(), target.storage.table.get_priorities(range(10)).tolist()
+    assert dict(zip(rows, priorities, strict=True)) == expected
+    assert find_weights(target.sample()) == find_weights(source.sample())
+    source.empty()
+    save(source, target, tmp_path)
+    assert len(target) == 0
+
+
+def test_priorities_when_asked_for_rows_that_are_not_live_then_refused(client: tdserve.Client, name: str) -> None:
+    like = make_rows(0)[0]
+    table = client.create_replay(name, like=like, capacity=10, sampler=tdserve.Prioritized())
+    index = table.extend(make_rows(1, 2, 3), priority=torch.tensor([1.0, 2.0, 3.0]))
+    assert table.get_priorities(index).tolist() == [1.0, 2.0, 3.0]
+    assert table.get_priorities([2, 0, 2]).tolist() == [3.0, 1.0, 3.0]
+    assert table.get_priorities([]).tolist() == []
+    with pytest.raises(tdserve.SelectionError):
+        table.get_priorities([3])
+    with pytest.raises(tdserve.SelectionError):
+        table.get_priorities([10])
+    plain = client.create_replay(f"{name}-plain", like=like, capacity=10)
+    plain.extend(make_rows(1))
+    with pytest.raises(tdserve.InvalidRequestError, match="no priorities"):
+        plain.get_priorities([0])
+    client.delete(f"{name}-plain")
