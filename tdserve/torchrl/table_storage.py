@@ -22,7 +22,7 @@ from tdserve.torchrl.table_edits import TableEdits
 from tdserve.torchrl.table_rows import complete_rows, from_table, pair_rows, to_batch, to_stored_key
 from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
-from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, set_pending_parts
+from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, route_key_writes, set_pending_parts
 
 allow_missing_trees()
 
@@ -356,3 +356,6 @@ class TDServeStorage(Storage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_held": threading.local()})
+
+
+route_key_writes(TDServeStorage)

@@ -6,10 +6,14 @@ abstract.
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
+from torchrl.data.replay_buffers.replay_buffers.base import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.data.replay_buffers.samplers.base import Sampler
+
+from tdserve.base.errors import InvalidRequestError
 
 _TREES = ("SumSegmentTreeFp32", "MinSegmentTreeFp32", "SumSegmentTreeFp64", "MinSegmentTreeFp64")
 
@@ -34,6 +38,30 @@ def set_pending_parts(buffer: Any, sampler: Any, writer: Any) -> None:
     if buffer._init_collate_fn is None:
         buffer._init_collate_fn = return_unchanged
     buffer._initialize_prioritized_sampler = do_nothing
+
+
+def route_key_writes(kind: type[Any]) -> None:
+    """Lets ``buffer[key] = values`` write where a buffer's storage is of this kind; other buffers are left as they are.
+
+    ``ReplayBuffer.__setitem__`` sets keys of ``buffer[:]``, which is a copy of such a storage; Python finds it only in
+    the class. A tuple that is no key chooses along several dimensions.
+
+    Args:
+        kind: A class of storages, which replaces ``set_`` of its buffers.
+    """
+    set_item = ReplayBuffer.__setitem__
+
+    @wraps(set_item)
+    def set_item_or_key(buffer: Any, index: Any, value: Any) -> None:
+        is_tuple = isinstance(index, tuple) and len(index) > 1
+        if not (isinstance(index, str) or is_tuple) or not isinstance(buffer.storage, kind):
+            set_item(buffer, index, value)
+            return
+        if is_tuple and not all(isinstance(key, str) for key in index):
+            raise InvalidRequestError(argument="index", reason=f"{index!r}: a table has one dimension of rows")
+        buffer.set_(index, value)
+
+    ReplayBuffer.__setitem__ = set_item_or_key
 
 
 def return_unchanged(rows: Any) -> Any:

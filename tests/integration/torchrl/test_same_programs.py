@@ -151,6 +151,19 @@ def fail_while_empty(make: MakeStorage, _: Path) -> Any:
     return str(refused.value), counts, index, len(buffer), buffer.write_count
 
 
+def write_keys(make: MakeStorage, _: Path) -> Any:
+    buffer = TensorDictReplayBuffer(storage=make(), batch_size=4)
+    rows = make_rows(*range(10))  # of a storage with room TorchRL loses what is written
+    rows["next", "obs"] = torch.zeros(10)
+    buffer.extend(rows)
+    buffer["obs"] = torch.arange(10.0) * 10
+    buffer["next", "obs"] = torch.ones(10)
+    buffer[("obs",)] = buffer["obs"] + 1
+    with pytest.raises((KeyError, RuntimeError, IndexError, ValueError)):
+        buffer["obs"] = torch.zeros(3)
+    return buffer["obs"].tolist(), buffer["next", "obs"].tolist(), buffer[1]["obs"].item()
+
+
 def restore_state(make: MakeStorage, _: Path) -> Any:
     first, second = (TensorDictReplayBuffer(storage=make(), batch_size=4) for _ in range(2))
     first.extend(make_rows(*range(5)))
@@ -326,6 +339,7 @@ PROGRAMS = [
     sample_tensordicts,
     use_a_sampled_batch_again,
     fail_while_empty,
+    write_keys,
     restore_state,
     restore_files,
     pass_in_epochs,

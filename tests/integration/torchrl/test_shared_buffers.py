@@ -162,3 +162,17 @@ def test_address_when_the_environment_names_it_then_is_found(
     buffer = ReplayBuffer(storage=lambda: TDServeStorage(10, name=name), batch_size=2, delayed_init=True)
     buffer.extend(make_rows(4))
     assert client[name][0]["obs"] == 4.0
+
+
+def test_key_when_a_buffer_sets_it_then_every_process_reads_it(client: tdserve.Client, name: str) -> None:
+    buffer = ReplayBuffer(
+        storage=lambda: TDServeStorage(10, address=client, name=name), batch_size=2, delayed_init=True
+    )
+    buffer.extend(make_rows(1, 2, 3))
+    buffer["obs"] = torch.tensor([4.0, 5.0, 6.0])
+    assert client[name][:]["obs"].tolist() == [4.0, 5.0, 6.0]
+    with pytest.raises(tdserve.InvalidRequestError, match="one dimension"):
+        buffer[0, 1] = make_rows(7)
+    with pytest.raises(tdserve.RequestError, match="other"):
+        buffer["other"] = torch.zeros(3)
+    assert client[name][:]["obs"].tolist() == [4.0, 5.0, 6.0]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 pytest.importorskip("torchrl")
 
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, prioritized
 from torchrl.data.replay_buffers.storages.base import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
@@ -120,3 +122,13 @@ def test_state_when_shared_then_is_one_in_both_directions() -> None:
 def test_functions_when_put_into_a_buffer_then_are_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(torchrl_private.return_unchanged))(3) == 3
     assert pickle.loads(pickle.dumps(torchrl_private.do_nothing))() is None
+
+
+def test_setitem_when_the_storage_is_another_then_is_as_torchrl_has_it() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(TensorDict({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]))
+    buffer["a"] = torch.arange(4.0)
+    buffer["n", "b"] = torch.ones(4)
+    buffer[1] = TensorDict({"a": torch.tensor(7.0), "n": {"b": torch.tensor(8.0)}, "index": torch.tensor(1)}, [])
+    assert buffer[:]["a"].tolist() == [0.0, 7.0, 2.0, 3.0]
+    assert buffer[:]["n", "b"].tolist() == [1.0, 8.0, 1.0, 1.0]
