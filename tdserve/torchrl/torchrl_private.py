@@ -53,13 +53,14 @@ def route_key_writes(kind: type[Any]) -> None:
 
     @wraps(set_item)
     def set_item_or_key(buffer: Any, index: Any, value: Any) -> None:
-        is_tuple = isinstance(index, tuple) and len(index) > 1
-        if not (isinstance(index, str) or is_tuple) or not isinstance(buffer.storage, kind):
+        parts = index if isinstance(index, tuple) else (index,)
+        is_key = all(isinstance(part, str) for part in parts)
+        if not (is_key or len(parts) > 1) or not isinstance(buffer.storage, kind):
             set_item(buffer, index, value)
-            return
-        if is_tuple and not all(isinstance(key, str) for key in index):
+        elif is_key:
+            buffer.set_(index, value)
+        else:
             raise InvalidRequestError(argument="index", reason=f"{index!r}: a table has one dimension of rows")
-        buffer.set_(index, value)
 
     ReplayBuffer.__setitem__ = set_item_or_key
 
