@@ -7,17 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
+from tests.roots import make_quick_root
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def server() -> Iterator[tdserve.Server]:
     """A live server."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root"))).start() as made:
+    with make_quick_root() as root, tdserve.Server(root) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def channels() -> Iterator[tdserve.Server]:
     """A server that sends no content inside of messages."""
-    with tdserve.Server(tmp_path_factory.mktemp("channels"), port=0, inline_bytes=0) as made:
+    with make_quick_root() as root, tdserve.Server(root, port=0, inline_bytes=0) as made:
         yield made

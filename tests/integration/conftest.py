@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.nursery import Nursery, shared
+from tests.roots import make_quick_root
 from tests.sameness import difference
 
 FreshServer = Callable[..., tdserve.Server]
@@ -26,9 +27,9 @@ def example(num_rows: int = 4) -> TensorDict:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def server() -> Iterator[tdserve.Server]:
     """A server that all tests share; each test uses store names of its own."""
-    with tdserve.Server(tmp_path_factory.mktemp("shared"), port=0) as started:
+    with make_quick_root() as root, tdserve.Server(root, port=0) as started:
         yield started
 
 

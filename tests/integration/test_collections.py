@@ -13,6 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
+from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
@@ -50,8 +51,8 @@ def client(server: tdserve.Server, transport: TransportName) -> Iterator[tdserve
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    with tdserve.Server(tmp_path_factory.mktemp("collections"), port=0) as started:
+def server() -> Iterator[tdserve.Server]:
+    with make_quick_root() as root, tdserve.Server(root, port=0) as started:
         yield started
 
 

@@ -11,6 +11,7 @@ import pytest
 import tdserve
 from tests.integration.group_roles import LOST_TIMEOUT_S
 from tests.integration.nursery import Nursery
+from tests.roots import make_quick_root
 from tests.teams import Team, content, number_in
 
 pytestmark = pytest.mark.integration
@@ -19,8 +20,8 @@ STILL_TIMEOUT_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    with tdserve.Server(tmp_path_factory.mktemp("groups"), port=0) as started:
+def server() -> Iterator[tdserve.Server]:
+    with make_quick_root() as root, tdserve.Server(root, port=0) as started:
         yield started
 
 

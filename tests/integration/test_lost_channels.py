@@ -20,6 +20,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.session.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
 from tests.processes import wait_for
+from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
@@ -37,9 +38,9 @@ def rows(num_floats: int, value: float = 1.0) -> TensorDict:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def server() -> Iterator[tdserve.Server]:
     """A server that takes a stopped worker for a slow one, as its clients do."""
-    with tdserve.Server(tmp_path_factory.mktemp("lost") / "root", worker_timeout_s=TIMEOUT_S) as started:
+    with make_quick_root() as root, tdserve.Server(root, worker_timeout_s=TIMEOUT_S) as started:
         yield started
 
 

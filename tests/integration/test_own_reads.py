@@ -17,6 +17,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.local_roles import is_claiming
 from tests.processes import state_of, wait_for
+from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
@@ -44,9 +45,9 @@ def read_numbers(rows: TensorDict) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def other_server() -> Iterator[tdserve.Server]:
     """A server whose control process these tests stop, with no client but theirs."""
-    with tdserve.Server(tmp_path_factory.mktemp("other"), port=0) as started:
+    with make_quick_root() as root, tdserve.Server(root, port=0) as started:
         yield started
 
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.cli.main import main
+from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +33,7 @@ def transitions(num_rows: int) -> TensorDict:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with one store of each kind."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root")), port=0).start() as server:
+    with make_quick_root() as root, tdserve.Server(root, port=0) as server:
         with tdserve.connect(server.address) as client:
             client.init_remote(TensorDict({"a.b": torch.arange(3), "tag": "x\x1b[2J"}, [3]), "plain")
             client.init_remote(TensorDict({"scalar": torch.tensor(2.5)}, []), "scalar")

@@ -16,6 +16,7 @@ from tdserve.client.datasets.epoch_batches import EpochBatches
 from tdserve.client.handles.view import StoreView
 from tdserve.client.session.session_client import SessionClient
 from tests.processes import wait_for
+from tests.roots import make_quick_root
 
 TIMEOUT_S = 30.0
 NUM_TICKS = 50
@@ -48,8 +49,8 @@ QUESTIONS = {"is_locked", "saved_path"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    with tdserve.Server(tmp_path_factory.mktemp("root"), grace_s=1.0) as started:
+def server() -> Iterator[tdserve.Server]:
+    with make_quick_root() as root, tdserve.Server(root, grace_s=1.0) as started:
         yield started
 
 

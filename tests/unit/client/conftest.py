@@ -13,15 +13,16 @@ from tdserve.base.errors import StoreNotFoundError
 from tdserve.client.session.session import Session
 from tdserve.v1 import control_pb2
 from tests.processes import wait_for
+from tests.roots import make_quick_root
 from tests.unit.client.three_rows import local
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def server() -> Iterator[tdserve.Server]:
     """A live server, which does not wait at its end for calls that tests have left unfinished."""
-    with tdserve.Server(str(tmp_path_factory.mktemp("root")), grace_s=1.0).start() as made:
+    with make_quick_root() as root, tdserve.Server(root, grace_s=1.0) as made:
         yield made
 
 

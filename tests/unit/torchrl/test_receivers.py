@@ -6,11 +6,12 @@ import pytest
 
 import tdserve
 from tdserve.torchrl.receivers import Receivers
+from tests.roots import make_quick_root
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Client]:
-    with tdserve.Server(tmp_path_factory.mktemp("root"), grace_s=1.0) as server, server.client() as made:
+def client() -> Iterator[tdserve.Client]:
+    with make_quick_root() as root, tdserve.Server(root, grace_s=1.0) as server, server.client() as made:
         yield made
 
 

@@ -15,6 +15,7 @@ from torch import nn
 import tdserve
 import tdserve.torchrl
 from tests.processes import wait_for
+from tests.roots import make_quick_root
 
 pytest.importorskip("torchrl")
 
@@ -28,8 +29,8 @@ MakeScheme = Callable[..., TDServeWeightSyncScheme]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    with tdserve.Server(tmp_path_factory.mktemp("root"), grace_s=1.0) as started:
+def server() -> Iterator[tdserve.Server]:
+    with make_quick_root() as root, tdserve.Server(root, grace_s=1.0) as started:
         yield started
 
 

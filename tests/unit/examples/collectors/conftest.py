@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
+from tests.roots import make_quick_root
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
-    with tdserve.Server(tmp_path_factory.mktemp("root")) as started:
+def server() -> Iterator[tdserve.Server]:
+    with make_quick_root() as root, tdserve.Server(root) as started:
         yield started
 
 
