@@ -27,21 +27,22 @@ NOT_OURS = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root'
 """Files that ``import tensordict`` creates in any process."""
 
 
-def shared_memory() -> set[str]:
-    """Lists the shared-memory objects of this machine, without folders, which are other processes' temporary files."""
-    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+def shared_memory() -> dict[str, int]:
+    """Returns the shared-memory objects of this machine with their inodes, without folders, which are other processes'
+    temporary files."""
+    return {entry.name: entry.inode() for entry in os.scandir("/dev/shm") if not entry.is_dir()}
 
 
-def is_mapped(name: str) -> bool:
-    """Returns whether a living process uses the shared-memory object: then it is another process's, since ours are
-    gone."""
+def mapped_inodes() -> set[int]:
+    """Returns the inodes of the shared-memory objects that living processes use. They are other processes', since ours
+    are gone. A semaphore is mapped by the name that it had before it got its own."""
+    found = set[int]()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            if f"/dev/shm/{name}" in maps.read_text():
-                return True
+            found.update(int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line)
         except OSError:
             continue  # the process has ended meanwhile
-    return False
+    return found
 
 
 class Demo(MarkedProgram):
@@ -87,10 +88,12 @@ class Demo(MarkedProgram):
         names = set(os.listdir(self.temporary)) - NOT_OURS
         end_s = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
-            shm = {name for name in shared_memory() - self._shm_before if not is_mapped(name)} & shared_memory()
+            objects = {name: inode for name, inode in shared_memory().items() if name not in self._shm_before}
+            mapped = mapped_inodes() if objects else set[int]()
+            shm = {name for name, inode in objects.items() if inode not in mapped} & shared_memory().keys()
             if not shm or time.monotonic() > end_s:
                 return {"processes": self.processes(), "temporary": names, "shm": shm}
-            Event().wait(0.05)
+            Event().wait(0.2)
 
 
 NOTHING: dict[str, Any] = {"processes": {}, "temporary": set(), "shm": set()}
