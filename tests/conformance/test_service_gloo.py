@@ -69,7 +69,16 @@ class TestGlooService(ServiceSuite):
     ) -> None:
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting"), server.address],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.lent.program",
+                    "-c",
+                    RANK,
+                    str(rank),
+                    str(tmp_path / "meeting"),
+                    server.address,
+                ],
                 cwd=REPOSITORY,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

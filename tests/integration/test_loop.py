@@ -357,6 +357,7 @@ def test_loop_when_each_row_is_drawn_once_in_an_epoch_then_very_many_are_drawn_a
         assert long_ones(watched, calls, limit_s) == {}
 
 
+@pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_loop_when_samples_have_asked_for_consumers_and_groups_then_rows_leave_a_few_at_a_time(
     watched: WatchedServer, transport: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,25 +30,34 @@ CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_call_when_the_name_is_misspelt_then_a_warning_meanwhile_and_an_error_at_the_end(
-    client: tdserve.Client, name: str, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_calls_when_the_name_is_misspelt_then_a_warning_meanwhile_and_an_error_at_the_end(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module, constant in ((catalog_client, "LOOK_AFTER_S"), (pending, "SLOW_S")):
         monkeypatch.setattr(module, constant, 0.02)
     client.init_remote(TD, name)
-    misspelt = f"{name[:-2]}{name[-1]}"
-    with pytest.raises(tdserve.StoreNotCreatedError) as raised:
-        CALLS[call](client, misspelt, WAIT_S)
-    assert isinstance(raised.value, tdserve.DeadlineExceededError)
-    assert raised.value.name == misspelt
-    assert raised.value.timeout_s == pytest.approx(WAIT_S)
-    assert f"there is no store {misspelt!r}, but {name!r}" in str(raised.value)
-    assert f"store {misspelt!r}: there is none yet, but {name!r}" in caplog.text
-    with pytest.raises(
-        tdserve.StoreNotFoundError, match=f"there is no store {misspelt!r}, but {name!r}; client.stores"
-    ):
-        CALLS[call](client, misspelt, 0)
+    misspelt_names = [f"{name}{number}" for number in range(len(CALLS))]
+    with ThreadPoolExecutor(len(CALLS)) as threads:
+        errors = list(threads.map(partial(_wait_in_vain, client), CALLS.values(), misspelt_names))
+    for error, misspelt, call in zip(errors, misspelt_names, CALLS.values(), strict=True):
+        assert isinstance(error, tdserve.StoreNotCreatedError)
+        assert isinstance(error, tdserve.DeadlineExceededError)
+        assert error.name == misspelt
+        assert error.timeout_s == pytest.approx(WAIT_S)
+        assert f"there is no store {misspelt!r}, but {name!r}" in str(error)
+        with pytest.raises(
+            tdserve.StoreNotFoundError, match=f"there is no store {misspelt!r}, but {name!r}; client.stores"
+        ):
+            call(client, misspelt, 0)
+        assert f"store {misspelt!r}: there is none yet, but {name!r}" in caplog.text
+
+
+def _wait_in_vain(client: tdserve.Client, call: Callable[..., object], misspelt: str) -> Exception | None:
+    try:
+        call(client, misspelt, WAIT_S)
+    except Exception as error:  # noqa: BLE001 (the test looks at it)
+        return error
+    return None
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> N
             scripts.append(str(script))
             assert "assert " in code
     assert len(scripts) >= 8
-    command = [sys.executable, "-c", RUN_PAGES, *scripts]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False)
+    command = [sys.executable, "-m", "tests.lent.program", "-c", RUN_PAGES, *scripts]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("page ") == len(scripts)
     assert "['batch', 'policy', 'replay', 'todo']" in done.stdout

@@ -115,8 +115,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server
         yield started
 
 
-@pytest.mark.parametrize("variables", [{}, {"TOKEN": "wrong"}])
-@pytest.mark.parametrize("command", [("ls",), ("demo", "--role", "learner")])
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [
+        (("ls",), {"TOKEN": "wrong"}),
+        (("demo", "--role", "learner"), {}),
+        pytest.param(("ls",), {}, marks=pytest.mark.full),
+        pytest.param(("demo", "--role", "learner"), {"TOKEN": "wrong"}, marks=pytest.mark.full),
+    ],
+)
 def test_client_when_its_token_is_not_the_servers_then_refused_by_the_address_it_used(
     guarded: tdserve.Server, command: tuple[str, ...], variables: dict[str, str]
 ) -> None:

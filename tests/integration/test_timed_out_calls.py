@@ -13,11 +13,14 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import TransportName
 from tdserve.base.deadline import Deadline
+from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
 ID = TensorDict({"id": torch.tensor(0)}, [])
 IDS = TensorDict({"id": torch.arange(8)}, [8])
+WAIT_S = 0.4
+"""Of a call for what does not come."""
 
 
 def row(num_floats: int) -> TensorDict:
@@ -27,13 +30,13 @@ def row(num_floats: int) -> TensorDict:
 
 def extend_full(client: tdserve.Client, num_floats: int) -> None:
     """Writes to a queue that nobody reads."""
-    client.queue(f"full-{num_floats}").extend(row(num_floats).expand(1).clone(), timeout_s=1.0)
+    client.queue(f"full-{num_floats}").extend(row(num_floats).expand(1).clone(), timeout_s=WAIT_S)
 
 
 def extend_early(client: tdserve.Client, num_floats: int) -> None:
     """Like ``extend_full``, with an early return."""
     rows = row(num_floats).expand(1).clone()
-    client.queue(f"full-{num_floats}").extend(rows, timeout_s=1.0, return_early=True).result(30.0)
+    client.queue(f"full-{num_floats}").extend(rows, timeout_s=WAIT_S, return_early=True).result(30.0)
 
 
 CALLS: dict[str, Callable[[tdserve.Client], Any]] = {
@@ -41,17 +44,17 @@ CALLS: dict[str, Callable[[tdserve.Client], Any]] = {
     "write": lambda client: extend_full(client, 100_000),
     "write in parts": lambda client: extend_full(client, 10_000_000),
     "early write": lambda client: extend_early(client, 100_000),
-    "take": lambda client: client.queue("empty").take(1, timeout_s=1.0).__enter__(),
-    "sample": lambda client: client.replay("few").sample(4, timeout_s=1.0),
-    "latest": lambda client: client.latest("nothing", timeout_s=1.0),
-    "store": lambda client: client.from_remote_init("nothing", timeout_s=1.0),
+    "take": lambda client: client.queue("empty").take(1, timeout_s=WAIT_S).__enter__(),
+    "sample": lambda client: client.replay("few").sample(4, timeout_s=WAIT_S),
+    "latest": lambda client: client.latest("nothing", timeout_s=WAIT_S),
+    "store": lambda client: client.from_remote_init("nothing", timeout_s=WAIT_S),
 }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+def server() -> Iterator[tdserve.Server]:
     """A server with full queues of three sizes."""
-    with tdserve.Server(tmp_path_factory.mktemp("poison") / "root") as started, started.client() as client:
+    with make_quick_root() as root, tdserve.Server(root) as started, started.client() as client:
         for num_floats in (10, 100_000, 10_000_000):
             client.create_queue(f"full-{num_floats}", like=row(num_floats), max_size=1).extend(
                 row(num_floats).expand(1).clone()
