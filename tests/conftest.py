@@ -68,14 +68,25 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs ``e2e`` tests last: they take longest and locate faults least."""
     for item in items:
-        once = item.get_closest_marker("once")
-        if once is not None and isinstance(item, pytest.Function) and once.args[0] not in _transports_of(item):
+        if isinstance(item, pytest.Function) and (_is_left_out_once(item) or _is_left_out_in_turns(item)):
             item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
 
 
-def _transports_of(item: pytest.Function) -> set[object]:
-    return {item.callspec.params.get(name) for name in ("transport", "client")}
+_TRANSPORT_PARAMETERS = ("transport", "client")
+
+
+def _is_left_out_once(item: pytest.Function) -> bool:
+    once = item.get_closest_marker("once")
+    return once is not None and once.args[0] not in {item.callspec.params.get(name) for name in _TRANSPORT_PARAMETERS}
+
+
+def _is_left_out_in_turns(item: pytest.Function) -> bool:
+    if item.get_closest_marker("turns") is None:
+        return False
+    places = dict(item.callspec.indices)
+    (transport,) = (places.pop(name) for name in _TRANSPORT_PARAMETERS if name in places)
+    return sum(places.values()) % 2 != transport
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,13 +19,6 @@ from tests.sameness import difference
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")]
 
-IN_TURNS = [
-    pytest.param(transport, kind, marks=[pytest.mark.full] if place % 2 == turn else [])
-    for place, kind in enumerate(KINDS)
-    for turn, transport in enumerate(("gloo", "shm"))
-]
-"""Each kind over one of the transports; in a full run over the other too."""
-
 
 def outline(td: Any) -> Any:
     """Returns all but the content of tensors: types, keys, batch sizes, names, shapes, dtypes, non-tensor values."""
@@ -58,7 +51,8 @@ def tensors(td: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("client", "kind"), IN_TURNS, indirect=["client"])
+@pytest.mark.turns
+@pytest.mark.parametrize("kind", KINDS)
 def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Client, name: str, kind: str) -> None:
     client.memmap(KINDS[kind].make(), name)
     expected = outline(client.load_memmap(name))
@@ -79,7 +73,8 @@ def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Clie
     assert all(isinstance(leaf, FakeTensor) or isinstance(leaf.values(), FakeTensor) for leaf in tensors(fake))
 
 
-@pytest.mark.parametrize(("client", "kind"), IN_TURNS, indirect=["client"])
+@pytest.mark.turns
+@pytest.mark.parametrize("kind", KINDS)
 def test_load_when_into_another_then_equal_to_what_is_stored(client: tdserve.Client, name: str, kind: str) -> None:
     example = KINDS[kind]
     client.memmap(example.make(), name)
@@ -103,11 +98,8 @@ CANNOT_BE_CHANGED = {
 """Kinds that show the entries of others, by class: memmap_ cannot put a store's memory into them."""
 
 
-@pytest.mark.parametrize(
-    ("client", "kind"),
-    [each for each in IN_TURNS if each.values[1] not in CANNOT_BE_CHANGED],
-    indirect=["client"],
-)
+@pytest.mark.turns
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CANNOT_BE_CHANGED])
 def test_refresh_when_others_have_written_then_it_is_as_what_is_loaded(
     client: tdserve.Client, name: str, kind: str
 ) -> None:
