@@ -19,7 +19,11 @@ WORKLOAD_NAMES = (
     "kv",
     "creation",
     "clients",
+    "cluster",
 )
+
+USUAL_WORKLOADS = tuple(name for name in WORKLOAD_NAMES if name != "cluster")
+"""Those of a run that names none: a cluster takes as many servers as it has shards, and as long as all others."""
 
 TRANSPORTS = ("gloo", "shm")
 """The transports that have floors and targets of their own."""
@@ -37,18 +41,20 @@ class BenchOptions:
         repeats: Rounds of every floor and every subject; they alternate. ``None`` means 5, or 2 when quick.
         quick: Small sizes and short rounds, to see that everything works. Targets are not judged.
         json_path: The file for all figures, each round included; ``None`` writes none.
-        num_clients: The most processes of the workload ``clients``, which begins with one and doubles them. ``None``
-            means 8, or 2 when quick.
+        num_clients: The most processes of the workloads ``clients`` and ``cluster``, which begin with one and double
+            them. ``None`` means 8, or 2 when quick.
+        shards: Numbers of servers of the workload ``cluster``, one after the other.
         parent: The folder that holds the server's root and the files of the local floors while the run lasts. ``None``
             means the temporary folder of the system; there, both sides get the same file system.
     """
 
-    workloads: tuple[str, ...] = WORKLOAD_NAMES
+    workloads: tuple[str, ...] = USUAL_WORKLOADS
     transport: TransportName = "gloo"
     repeats: int | None = None
     quick: bool = False
     json_path: Path | None = None
     num_clients: int | None = None
+    shards: tuple[int, ...] = (1, 2, 4)
     parent: Path | None = None
 
     @property

@@ -21,7 +21,7 @@ from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads.chat import measure_chat
 from tdserve.bench.workloads.data_loader import measure_dataset
 from tdserve.bench.workloads.keyed import measure_keyed
-from tdserve.bench.workloads.many_clients import measure_many_clients
+from tdserve.bench.workloads.many_clients import measure_cluster, measure_many_clients
 from tdserve.bench.workloads.many_stores import measure_many_stores
 from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
@@ -129,5 +129,6 @@ WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
     "kv": measure_keyed,
     "creation": measure_many_stores,
     "clients": measure_many_clients,
+    "cluster": measure_cluster,
 }
 """The workloads by their names in ``tdserve.bench.bench_options.WORKLOAD_NAMES``."""

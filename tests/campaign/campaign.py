@@ -1,8 +1,9 @@
 """A campaign: clients of every kind work, one process after another is killed, and the final content is compared with
 the histories.
 
-``python -m tests.campaign.campaign --kills 200 --seed 1`` prints its counts, and ends with 1 when anything was lost,
-doubled or torn. The same seed kills in the same order; what is under way at each kill is chance, which is the point.
+``python -m tests.campaign.campaign --kills 200 --seed 1 --servers 3`` prints its counts, and ends with 1 when
+anything was lost, doubled or torn. The same seed kills in the same order; what is under way at each kill is chance,
+which is the point.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.config import check_transport
 from tests.campaign.check import Report, check
 from tests.campaign.stores import KEYS, NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
 from tests.lent.lender import copy_for
@@ -45,27 +47,32 @@ on two cores."""
 
 
 class Campaign:
-    """A server and its clients.
+    """A server, or several as one, and their clients.
 
     Args:
         folder: An empty folder.
         seed: Decides the order of kills.
+        num_servers: Several share the tables and the queue.
     """
 
-    def __init__(self, folder: Path, *, seed: int) -> None:
+    def __init__(self, folder: Path, *, seed: int, num_servers: int = 1) -> None:
         self._random = random.Random(seed)
         self._histories = folder / "histories"
         self._histories.mkdir()
-        self._server = tdserve.Server(folder / "root", port=quiet_port(), num_workers=2, log_level="error")
+        self._servers = [
+            tdserve.Server(folder / f"root{number}", port=quiet_port(), num_workers=2, log_level="error")
+            for number in range(num_servers)
+        ]
         self._clients: list[subprocess.Popen[str]] = []
         self._num_clients = 0
         self.kills: Counter[str] = Counter()
 
     def run(self, num_kills: int) -> Report:
         """Makes this many kills, lets the clients end, restarts the server once more and compares."""
-        self._server.start()
         try:
-            with self._server.client(transport="gloo") as client:
+            for server in self._servers:
+                server.start()
+            with tdserve.connect(self._address, transport="gloo") as client:
                 open_tables(client)
                 open_queue(client)
                 client.memmap(make_slots(0, NUM_SLOTS), SLOTS)
@@ -79,21 +86,27 @@ class Campaign:
                 self._await_progress()
             for process in self._clients:
                 process.communicate(timeout=RECOVERY_S)
-            self._server.shutdown()
-            self._server.start()
-            with self._server.client(transport=self._random.choice(TRANSPORTS)) as client:
+            for server in self._servers:
+                server.shutdown()
+                server.start()
+            with tdserve.connect(self._address, transport=check_transport(self._random.choice(TRANSPORTS))) as client:
                 return check(client, self._histories)
         finally:
             for process in self._clients:
                 _end(process)
-            self._server.shutdown()
+            for server in self._servers:
+                server.shutdown()
+
+    @property
+    def _address(self) -> str:
+        return ",".join(server.address for server in self._servers)
 
     def _start_client(self, place: int) -> subprocess.Popen[str]:
         """Starts a client in one of the places. The clients of a place follow one another and alternate between
         transports."""
         self._num_clients += 1
         transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
-        arguments = [self._server.address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
+        arguments = [self._address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
         return subprocess.Popen(
             [sys.executable, "-m", "tests.lent.program", "tests.campaign.client", *map(str, arguments)],
             cwd=REPOSITORY,
@@ -110,17 +123,18 @@ class Campaign:
             _end(self._clients[place])
             self._clients[place] = self._start_client(place)
             return
+        server = self._random.choice(self._servers)
         find = {"worker": workers_of, "fork server": fork_servers_of}.get(victim)
-        if find is not None and (found := find(self._server.pid)):
+        if find is not None and (found := find(server.pid)):
             os.kill(self._random.choice(found), signal.SIGKILL)
             return
-        below = all_below(self._server.pid)
-        for pid in [self._server.pid, *(below if victim == "server" else ())]:
+        below = all_below(server.pid)
+        for pid in [server.pid, *(below if victim == "server" else ())]:
             with suppress(ProcessLookupError):  # dies with its parent
                 os.kill(pid, signal.SIGKILL)
         # waits until control can be reaped: its first thread may end before the others
-        wait_for(lambda: not self._server.is_alive and all(map(is_gone, below)), "the end of the server")
-        self._server.start()
+        wait_for(lambda: not server.is_alive and all(map(is_gone, below)), "the end of the server")
+        server.start()
 
     def _await_progress(self) -> None:
         """Waits until every thread of every client has made progress since, and for a random moment more."""
@@ -165,9 +179,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--servers", type=int, default=1)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tdserve-campaign-"))
-    campaign = Campaign(folder, seed=arguments.seed)
+    campaign = Campaign(folder, seed=arguments.seed, num_servers=arguments.servers)
     report = campaign.run(arguments.kills)
     print("kills:", dict(campaign.kills))
     for name, count in sorted(report.counts.items()):

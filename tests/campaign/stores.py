@@ -27,17 +27,22 @@ def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
     """Opens the tables; the first client creates them."""
     like = {name: make_rows(name, 0, 0, 1)[0] for name in TABLES}
     return {
-        "claimed": client.create_replay("claimed", like=like["claimed"], capacity=CAPACITY, exists_ok=True),
-        "asked": client.create_replay(
-            "asked", like=like["asked"], capacity=CAPACITY, sampler=tdserve.Prioritized(), exists_ok=True
-        ),
-        "chats": client.create_replay("chats", like=like["chats"], capacity=CAPACITY // 2, exists_ok=True),
+        name: client.create_replay(
+            name,
+            like=like[name],
+            capacity=CAPACITY,
+            sampler=tdserve.Prioritized() if name == "asked" else None,
+            shards="all",
+            exists_ok=True,
+        )
+        for name in TABLES
     }
 
 
 def open_queue(client: tdserve.Client) -> tdserve.QueueHandle:
     """Opens the queue; the first client creates it."""
-    return client.create_queue(QUEUE, like=TensorDict({"job": torch.tensor(0)}, []), max_size=2_000, exists_ok=True)
+    like = TensorDict({"job": torch.tensor(0)}, [])
+    return client.create_queue(QUEUE, like=like, max_size=2_000, shards="all", exists_ok=True)
 
 
 def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:

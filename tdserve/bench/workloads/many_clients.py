@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe, open_children
@@ -16,8 +20,9 @@ from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import make_transitions
 from tdserve.bench.workloads.replay_rounds import make_extends, make_samples
-from tdserve.bench.workloads.replays import open_filled
+from tdserve.bench.workloads.replays import FILL_ROWS, open_filled
 from tdserve.client.connecting import connect
+from tdserve.launcher import Server
 
 POOL_ROWS = 4_096
 SAMPLE_ROWS = 256
@@ -38,20 +43,56 @@ LEAST_CPU_US = 10.0
 
 def measure_many_clients(stage: Stage) -> Generator[Case]:
     """Measures calls per second, each client waiting for its own, and the CPU of all processes for a call."""
+    pool = make_transitions(POOL_ROWS)
+    with open_filled(stage, STORE, pool, stage.sizes.replay_rows):
+        yield from _measure(stage, stage.address, stage.servers)
+
+
+def measure_cluster(stage: Stage) -> Generator[Case]:
+    """Measures the same of a table that several servers share, of one server first."""
+    pool = make_transitions(POOL_ROWS)
+    for num_shards in stage.options.shards:
+        with (
+            open_servers(stage, num_shards) as (address, servers),
+            connect(address, transport=stage.transport) as client,
+        ):
+            table = client.create_replay(STORE, pool.rows[0], stage.sizes.replay_rows, shards="all")
+            for number, batch in enumerate(islice(pool.iter_batches(FILL_ROWS), stage.sizes.replay_rows // FILL_ROWS)):
+                table.extend(batch, writer=number + 1)
+            yield from _measure(stage, address, servers, f", {num_shards} shard{'s'[: num_shards - 1]}")
+
+
+@contextmanager
+def open_servers(stage: Stage, num_servers: int) -> Iterator[tuple[str, Processes]]:
+    """Starts servers; yields their address, and the ids of their processes."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(dir=stage.folder)))
+        started = [stack.enter_context(Server(folder / f"root{number}")) for number in range(num_servers)]
+        address = ",".join(server.address for server in started)
+        workers = []
+        for server in started:
+            with server.client() as client:
+                workers += [worker["pid"] for worker in client.stats()["workers"]]
+        yield address, {"control": [server.pid for server in started], "workers": workers}
+
+
+def _measure(stage: Stage, address: str, servers: Processes, where: str = "") -> Generator[Case]:
+    """Measures 1, 2, 4 and more clients of one server or of several.
+
+    Args:
+        where: What the names of the figures say about the servers.
+    """
     num_doublings = (stage.options.num_clients or stage.sizes.num_clients).bit_length()
     pacing = Pacing(stage.sizes.clients_s / stage.options.num_rounds)
-    with (
-        open_filled(stage, STORE, make_transitions(POOL_ROWS), stage.sizes.replay_rows),
-        open_children(1 << num_doublings - 1, work_as_client, stage.address, stage.transport, STORE) as children,
-    ):
+    with open_children(1 << num_doublings - 1, work_as_client, address, stage.transport, STORE) as children:
         for child in children:
             child.recv()  # until none of them starts any more
         for name, roles in ROLES.items():
             for num in (1 << power for power in range(len(roles) - 1, num_doublings)):
                 clients = {child: roles[number % len(roles)] for number, child in enumerate(children[:num])}
                 _ask_all(clients, clients.values())
-                task = Task(partial(run_together, clients, stage.servers))
-                yield Case(f"{name}, {num} client{'s'[: num - 1]}", Scale("calls/s"), task, pacing=pacing)
+                task = Task(partial(run_together, clients, servers))
+                yield Case(f"{name}, {num} client{'s'[: num - 1]}{where}", Scale("calls/s"), task, pacing=pacing)
                 _ask_all(clients, [None] * num)
 
 
@@ -76,7 +117,11 @@ def run_together(clients: Mapping[Child, str], servers: Processes, pacing: Pacin
         num_calls[role] += len(each.op_s)
     rates = {f"{role}/s": num / elapsed_s for role, num in num_calls.items()} if len(num_calls) > 1 else {}
     cpu_us = {part: spent_s * 1e6 / len(op_s) for part, spent_s in cpu_s.items()}
-    available = {"control": 1, "workers": len(servers["workers"]), "cores": len(os.sched_getaffinity(0))}
+    available = {
+        "control": len(servers["control"]),
+        "workers": len(servers["workers"]),
+        "cores": len(os.sched_getaffinity(0)),
+    }
     return Round(op_s, elapsed_s, details={**rates, **describe_cpu(cpu_us, available)})
 
 

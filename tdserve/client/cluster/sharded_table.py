@@ -294,21 +294,32 @@ class ShardedTable(ShardedStore):
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 
     def _read_selected(self, index: Any) -> Any:
+        """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow meanwhile."""
+        if isinstance(index, slice) and index == slice(None):
+            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
+            return join_rows([found[shard] for shard in sorted(found)])
         lengths = self.ask_parts(range(self.num_shards), lambda _, part: len(part))
-        chosen = np.arange(sum(lengths.values()))[np.asarray(index) if _is_mask(index) else index]
-        ends = np.cumsum([lengths[shard] for shard in sorted(lengths)])
-        parts, order = [], []
-        for shard, end in zip(sorted(lengths), ends.tolist(), strict=True):
-            begin = end - lengths[shard]
-            where = np.flatnonzero((chosen >= begin) & (chosen < end))
+        every = np.arange(sum(lengths.values()))
+        chosen = every[index if isinstance(index, slice) else np.asarray(index)]
+        shards = sorted(lengths)
+        parts, order, begin = [], [], 0
+        for shard in shards:
+            where = np.flatnonzero((chosen >= begin) & (chosen < begin + lengths[shard]))
             if len(where):
-                mask = np.zeros(lengths[shard], np.bool_)
-                mask[chosen[where] - begin] = True
-                rows = self.get_part(shard).read_rows(mask)
-                parts.append(rows[torch.as_tensor(np.argsort(np.argsort(chosen[where])))])
+                local = chosen[where] - begin
+                step = int(local[1] - local[0]) if len(local) > 1 else 1
+                if isinstance(index, slice):
+                    end = int(local[-1]) + (1 if step > 0 else -1)
+                    rows = self.get_part(shard).read_rows(slice(int(local[0]), end if end >= 0 else None, step))
+                else:
+                    mask = np.zeros(lengths[shard], np.bool_)
+                    mask[local] = True
+                    rows = self.get_part(shard).read_rows(mask)
+                parts.append(rows)
                 order.append(where)
+            begin += lengths[shard]
         if not parts:
-            return self.get_part(min(lengths)).read_rows(slice(0, 0))
+            return self.get_part(shards[0]).read_rows(slice(0, 0))
         return join_rows(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:
