@@ -10,6 +10,7 @@ import click
 from tdserve.base.config import ClientConfig
 from tdserve.base.errors import TDServeError
 from tdserve.cli.render import print_json, to_one_line
+from tdserve.client.cluster.membership import is_of_cluster, read_membership
 from tdserve.control.connection import check_health
 
 CHECK_TIMEOUT_S = 3.0
@@ -22,7 +23,7 @@ SERVING = "SERVING"
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or the one here.")
+@click.option("--address", metavar="HOST:PORT", help="The server, or HOST:PORT,HOST:PORT; else $TDSERVE_ADDRESS.")
 @click.option(
     "--wait", "wait_s", type=click.FloatRange(min=0.0), default=0.0, metavar="SECONDS", help="Wait until it serves."
 )
@@ -48,11 +49,19 @@ def health(address: str | None, wait_s: float, as_json: bool) -> int:
 
 
 def check(address: str, *, timeout_s: float) -> tuple[str, str]:
-    """Checks once.
+    """Checks once; of several servers all.
 
     Returns:
-        ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``, and the reason for the last.
+        ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``, and the reason for the last; of several the first that is not
+        ``SERVING``.
     """
+    if is_of_cluster(address):
+        try:
+            servers = read_membership(address)
+            found = [check(servers.find(server), timeout_s=timeout_s) for server in range(servers.num_servers)]
+        except TDServeError as error:
+            return "UNREACHABLE", str(error)
+        return next((each for each in found if each[0] != SERVING), found[0])
     try:
         return (SERVING if check_health(address, timeout_s=timeout_s) else "NOT_SERVING"), ""
     except TDServeError as error:

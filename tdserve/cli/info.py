@@ -12,7 +12,6 @@ import click
 from tdserve.cli.leaf_table import COLUMNS, describe_leaves
 from tdserve.cli.options import add_client_options, open_catalog_client
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
-from tdserve.client.session.message_facts import convert_stats
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -25,7 +24,7 @@ def info(name: str | None, address: str | None, token_file: Path | None, as_json
     """Show everything known about store NAME; without NAME, about the server."""
     with open_catalog_client(address, token_file) as client:
         described = None if name is None else client.describe(name)
-        facts = convert_stats(client.get_server_stats()) if described is None else described.as_dict()
+        facts = client.stats() if described is None else described.as_dict()
     if described is None:
         print_json(facts) if as_json else print_table(("fact", "value"), make_fact_rows(facts))
         return

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.cli.options import add_client_options, open_catalog_client
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines, print_table
-from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
+
+if TYPE_CHECKING:
+    from tdserve.client.cluster.cluster_client import ClusterClient
+    from tdserve.client.session.catalog_client import CatalogClient
 
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
@@ -40,7 +43,7 @@ class Shown(NamedTuple):
     cells: list[str]
 
 
-def _describe(client: CatalogClient, name: str) -> Shown | None:
+def _describe(client: CatalogClient | ClusterClient, name: str) -> Shown | None:
     try:
         described = client.describe(name)
     except StoreNotFoundError:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName, read_token
+from tdserve.client.cluster.membership import is_of_cluster
 from tdserve.client.session.catalog_client import CatalogClient
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
+    from tdserve.client.cluster.cluster_client import ClusterClient
 
 CONNECT_TIMEOUT_S = 5.0
 """Seconds that a command waits for a server: a person typed the address, and is waiting."""
@@ -30,7 +32,11 @@ def add_client_options(command: Command) -> Command:
             type=click.Path(path_type=Path),
             help="File with the server's token; by default $TDSERVE_TOKEN or $TDSERVE_TOKEN_FILE.",
         ),
-        click.option("--address", metavar="HOST:PORT", help="The server; $TDSERVE_ADDRESS otherwise, or the one here."),
+        click.option(
+            "--address",
+            metavar="HOST:PORT",
+            help="The server, or HOST:PORT,HOST:PORT; else $TDSERVE_ADDRESS, or the one here.",
+        ),
     ):
         command = option(command)
     return command
@@ -61,7 +67,9 @@ def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
 
 
-def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient:
-    """Opens a client for commands that read no content; it does not import torch."""
+def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient | ClusterClient:
+    """Opens a client for commands that read no content; of one server it does not import torch."""
     server = make_endpoint(address, token_file)
+    if is_of_cluster(server.address):
+        return cast("ClusterClient", server.connect(timeout_s=CONNECT_TIMEOUT_S))
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)

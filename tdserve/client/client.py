@@ -20,7 +20,6 @@ from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.description import StoreDescription, VersionInfo
-from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_changes import delete_store
 from tdserve.client.session.store_options import StoreOptions
@@ -157,6 +156,10 @@ class Client(TensorDictClient):
         delete_store(self, name)
         if self._session is not None:
             self._session.mover.forget_deleted()
+
+    def get_home(self, name: str) -> Client:
+        """Returns the client of the server that has, or will have, a store: this one."""
+        return self
 
     def open_handle(self, description: StoreDescription) -> AnyHandle:
         """Returns the handle of a store that was described."""
@@ -603,7 +606,7 @@ class Client(TensorDictClient):
         """
         session = self._session
         return {
-            **convert_stats(self.catalog.get_server_stats()),
+            **self.catalog.stats(),
             "address": self.address,
             "transport": session.transport if session is not None else None,
             "why_not_shm": session.why_not_local if session is not None else "",

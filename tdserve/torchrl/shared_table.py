@@ -12,6 +12,7 @@ from tensordict import is_tensor_collection
 
 from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.connecting import connect
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.tables.replay import ReplayHandle
@@ -52,11 +53,11 @@ class SharedTable(ByAddress):
         if unknown:
             reason = f"it is no argument of Client.create_replay, which has {', '.join(sorted(_OPTIONS))}"
             raise InvalidRequestError(argument=min(unknown), reason=reason)
-        if isinstance(address, Client):
-            self._client = address
+        if isinstance(address, (Client, ClusterClient)):
+            self._client = address.get_home(name)
         else:
             with connect(address) as client:
-                self._recipe = client.recipe
+                self._recipe = client.get_home(name).recipe
         self.name = name
         self.capacity = capacity
         self.choose_rule: ChooseRule = partial(_return_rule, options.pop("sampler", None))

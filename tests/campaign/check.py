@@ -11,6 +11,7 @@ from pathlib import Path
 import tdserve
 from tests.campaign.history import Call, History, read_histories
 from tests.campaign.stores import KEYS, QUEUE, SLOTS, TABLES, check_part, identify_rows, read_slot_values
+from tests.processes import wait_for
 
 LEASE_ERRORS = ("SelectionError", "WrongStateError", "PeerLostError")
 """Errors of ``ack`` for rows whose lease ended with the session: these rows are back in the queue."""
@@ -37,6 +38,7 @@ class Report:
 def check(client: tdserve.Client, folder: Path) -> Report:
     """Compares the histories in a folder with what a client reads now."""
     report = Report()
+    wait_for(lambda: not client.stats().get("lost"), "answers of all servers", timeout_s=60.0)
     for path in sorted(folder.glob("fault-*.txt")):
         report.faults.append(f"{path.name}: {path.read_text()[-1500:]}")
     for name in TABLES:

@@ -17,6 +17,7 @@ from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.kv.keyed_handle import KeyedHandle
+from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.catalog_client import ONCE, Once, check_wait_s
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
@@ -87,6 +88,10 @@ class ClusterClient:
         """Whether it was closed; every call then raises ClosedError."""
         return self.servers.is_closed
 
+    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+        """Runs work in one of the client's own threads."""
+        return self.servers.later(work)
+
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""
         self.servers.close()
@@ -107,6 +112,10 @@ class ClusterClient:
             raise next(iter(lost.values()))
         names = {name for each in listed.values() for name in each}
         return sorted(name for name in names if find_whole(name) not in names)
+
+    def get_home(self, name: str) -> Client:
+        """Returns the client of the server that has a store, or will have it; of a shared one, its record."""
+        return self.members.get(self.directory.find(name).server)
 
     def _make_listing(self, server: int, prefix: str) -> Callable[[], list[str]]:
         return lambda: self.members.get(server).stores(prefix)

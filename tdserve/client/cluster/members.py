@@ -12,17 +12,20 @@ from threading import Lock
 from typing import TypeVar
 
 from tdserve.base.addresses import explain_unreachable
-from tdserve.base.errors import ClosedError, ConnectError, TransportError
+from tdserve.base.errors import ClosedError, ConnectError, TDServeError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.reach import reach_within
+from tdserve.control.connection import check_health
 
 REACH_S = 1.0
 """How long a call tries to reach a server that others can stand in for. A server that restarts takes about as long."""
 
 PROBE_INTERVAL_S = 0.5
 """A server that does not answer is tried again as often."""
+
+PROBE_TIMEOUT_S = 0.5
 
 THREADS_PER_SERVER = 2
 
@@ -138,8 +141,8 @@ class Members:
                 return server in self._lost
             self._lost[server] = now_s
         try:
-            answers = not explain_unreachable(self.membership.find(server))
-        except ConnectError:
+            answers = check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S)
+        except TDServeError:
             answers = False
         if answers:
             with self._lock:

@@ -294,7 +294,7 @@ class ShardedTable(ShardedStore):
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 
     def _read_selected(self, index: Any) -> Any:
-        """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow meanwhile."""
+        """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
             found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
             return join_rows([found[shard] for shard in sorted(found)])

@@ -16,6 +16,7 @@ from tdserve.base.addresses import parse_address
 from tdserve.base.deadline import GRACE_S, Deadline
 from tdserve.base.errors import (
     ClosedError,
+    ConnectError,
     DeadlineExceededError,
     ForkedClientError,
     InvalidRequestError,
@@ -25,7 +26,8 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.client.session.description import StoreDescription, from_message
-from tdserve.client.session.reach import get_reach
+from tdserve.client.session.message_facts import convert_stats
+from tdserve.client.session.reach import Reach, get_reach
 from tdserve.client.session.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
 from tdserve.structure.tree import Path
@@ -174,6 +176,10 @@ class CatalogClient:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
         return bytes(self.call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
 
+    def stats(self) -> dict[str, Any]:
+        """Returns the server's own figures as plain values."""
+        return convert_stats(self.get_server_stats())
+
     def get_server_stats(self) -> control_pb2.GetStatsResponse:
         """Returns the server's own figures: workers, sessions, bytes by transport."""
         stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
@@ -213,8 +219,20 @@ class CatalogClient:
             return answer
         reach = get_reach()
         if reach is not None:
-            self.connection.wait_ready(min(wait_s, reach.seconds))
+            self._wait_ready(reach, wait_s)
         return self.connection.call(method, request, timeout_s=wait_s)
+
+    def _wait_ready(self, reach: Reach, timeout_s: float) -> None:
+        """Waits until the server accepts connections, or is given up. Raises ConnectError."""
+        begun_s = time.monotonic()
+        while True:
+            left_s = max(begun_s + timeout_s - time.monotonic(), 0.0)
+            try:
+                self.connection.wait_ready(min(left_s, reach.seconds))
+                return
+            except ConnectError:
+                if left_s <= reach.seconds or reach.is_over(self.address, begun_s, was_sent=False):
+                    raise
 
 
 def _check_address(address: object) -> str:

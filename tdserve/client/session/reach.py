@@ -8,6 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
 
+from tdserve.base.addresses import explain_unreachable
+
+SILENT_S = 18.0
+"""How long a server may listen and not answer, as on a busy machine: as long as a connection without a sign of life is
+kept."""
+
 _of_thread = local()
 
 
@@ -16,17 +22,20 @@ class Reach:
     """How long a call tries to reach its server.
 
     Attributes:
-        seconds: From the first failure on.
+        seconds: From the first failure on, if nobody listens at its address; otherwise ``SILENT_S``.
         is_for_unsent: Whether that holds only for a call that no attempt has sent: of any other the outcome is unknown,
             and only a retry at the same server finds it out.
     """
 
     seconds: float
-    is_for_unsent: bool
+    is_for_unsent: bool = False
 
-    def is_over(self, failed_s: float, *, was_sent: bool) -> bool:
+    def is_over(self, address: str, failed_s: float, *, was_sent: bool) -> bool:
         """Returns whether to give up a call that has failed since a reading of ``time.monotonic``."""
-        return not (self.is_for_unsent and was_sent) and time.monotonic() - failed_s >= self.seconds
+        elapsed_s = time.monotonic() - failed_s
+        if elapsed_s < self.seconds or (self.is_for_unsent and was_sent):
+            return False
+        return elapsed_s >= max(SILENT_S, self.seconds) or bool(explain_unreachable(address))
 
 
 @contextmanager

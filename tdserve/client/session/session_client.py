@@ -192,6 +192,7 @@ class SessionClient:
         reach, failed_s, was_sent = get_reach(), math.inf, False
         try:
             while True:
+                begun_s = time.monotonic()
                 number = take_number()  # the server may still handle the last attempt
                 session: Session | None = None
                 try:
@@ -201,8 +202,8 @@ class SessionClient:
                 except TransportError as error:
                     if session is not None and not isinstance(error, TransferAbortedError):
                         session.close()
-                    failed_s = min(failed_s, time.monotonic())
-                    is_given_up = reach is not None and reach.is_over(failed_s, was_sent=was_sent)
+                    failed_s = min(failed_s, begun_s if session is None else time.monotonic())
+                    is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
                     if not error.retryable or _is_over(deadline, backoff_s) or is_given_up or _is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import ConnectError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.cli.main import main
 from tdserve.rules.placement import choose_owner
 from tests.integration.cluster.names import name_owned_by, next_name, read_both
 from tests.processes import quiet_port
@@ -134,3 +135,38 @@ def test_client_when_given_to_another_process_then_works_there(address: str, met
             assert copied.address == client.address
         client.delete(name)
         client.delete(table)
+
+
+def test_commands_when_given_several_servers_then_of_all(
+    address: str, servers: list[tdserve.Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = next_name()
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main([*arguments, "--address", address])
+        return code, capsys.readouterr().out
+
+    with tdserve.connect(address) as client:
+        client.create_replay(name, CONTENT[0], 90, shards="all").extend(CONTENT)
+        assert name in run("ls")[1].split()
+        assert "number" in run("keys", name)[1]
+        assert '"num_rows": 3' in run("info", name, "--json")[1]
+        assert run("head", name)[0] == 0
+        client.delete(name)
+    assert run("health")[0] == 0
+    assert main(["health", "--address", f"{servers[0].address},127.0.0.1:{quiet_port()}"]) == 1
+
+
+def test_torchrl_buffer_when_of_several_servers_then_on_one_of_them(address: str) -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.data import TensorDictReplayBuffer
+
+    from tdserve.torchrl import TDServeStorage
+
+    name = next_name()
+    buffer = TensorDictReplayBuffer(storage=TDServeStorage(90, address=address, name=name), batch_size=2)
+    buffer.extend(CONTENT)
+    assert buffer.sample()["number"].shape == (2,)
+    with tdserve.connect(address) as client:
+        assert len(client.replay(name)) == 3
+        client.delete(name)

@@ -31,7 +31,7 @@ def test_endpoint_when_everything_is_a_variable_then_found(variables: pytest.Mon
     assert make_endpoint("b:2", None)[:2] == ("b:2", "itself")
     assert make_endpoint("b:2", tmp_path / "token").token == "from the file"
     with serving(Answering(), token="itself") as address, open_catalog_client(address, None) as client:
-        assert client.get_server_stats().server_id == "test"
+        assert client.stats()["server_id"] == "test"
 
 
 def test_endpoint_when_the_variables_file_is_missing_then_error_names_the_variable(
