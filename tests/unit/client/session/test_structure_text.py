@@ -15,6 +15,7 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.client.session.structure_text import format_repr, format_tree, make_composite
 from tdserve.structure.capture import capture
 from tdserve.structure.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tests.processes import REPOSITORY
 
 EXPECTED = """\
 store: TensorDict[2], names ['time'], on cpu, locked
@@ -85,7 +86,8 @@ def test_tree_when_there_are_entries_of_all_kinds_then_a_line_for_each() -> None
 @pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="torchrl is not installed")
 def test_composite_when_torchrl_is_there_then_of_the_same_structure() -> None:
     """Runs in a process of its own: importing torchrl changes the process."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-m", "tests.lent.spawned", "-c", PROGRAM]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=REPOSITORY)
     assert done.stdout.endswith("whole\n"), done.stderr
 
 
