@@ -519,3 +519,9 @@ def find_rank() -> int | None:
     """Returns the rank of this process in its job, as ``torchrun`` and others set it; None if it has none."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else None
+
+
+def read_run_id() -> str:
+    """Returns the name of the run that torchrun has started this process for; "" if there is none."""
+    found = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if found == "none" else found  # torchrun's default

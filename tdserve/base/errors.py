@@ -204,7 +204,8 @@ class StepForgottenError(RequestError):
     code = "OUT_OF_RANGE"
     template = (
         "the draw of step {step} of table {store!r} was forgotten (kept are: {kept}); pass step={next} in all ranks, "
-        "whose calls without step= then go on behind it, or call forget_draws() once before a new run begins at step 0"
+        "whose calls without step= then go on behind it; a new run that begins at step 0 has a name of its own (run=), "
+        "or calls forget_draws() once before"
     )
     defaults = {"store": "", "step": 0, "kept": "", "next": 0}
 

@@ -446,16 +446,18 @@ class SampleRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ...) -> None: ...
 
 class RankShare(_message.Message):
-    __slots__ = ("rank", "world_size", "step", "balance")
+    __slots__ = ("rank", "world_size", "step", "balance", "run")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BALANCE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     step: int
     balance: _content_pb2.Path
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., balance: _Optional[_Union[_content_pb2.Path, _Mapping]] = ...) -> None: ...
+    run: str
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., balance: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
     __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "forget_draws", "resets_counts")

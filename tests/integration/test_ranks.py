@@ -285,3 +285,24 @@ def test_sample_when_of_tasks_then_each_counts_its_steps(client: tdserve.Client,
     assert second == same
     for mine, theirs in zip(first, second, strict=True):
         assert not set(mine) & set(theirs)
+
+
+def test_sample_when_a_new_run_begins_then_it_gets_draws_of_its_own(client: tdserve.Client, name: str) -> None:
+    table = create(client, name, 16)
+
+    def draw(rank: int, **options: Any) -> list[int]:
+        found: list[int] = table.sample(8, rank=rank, world_size=2, **options)["index"].tolist()
+        return found
+
+    first = [draw(rank, step=3, run="a") for rank in range(2)]
+    assert draw(0, step=3, run="a") == first[0]
+    with pytest.raises(tdserve.DeadlineExceededError):  # all rows are the ranks'
+        table.extend(checked_rows(1, 0, 4, NUM_FLOATS), timeout_s=0)
+    second = [draw(rank, run="b") for rank in range(2)]  # its own count begins at 0
+    assert sorted(second[0] + second[1]) == list(range(16))
+    assert [draw(rank, run="b") for rank in range(2)] != second
+    assert draw(1, step=0, run="b") == second[1]
+    third = draw(0, step=0, run=7)
+    assert draw(0, step=0, run="7") == third
+    with table.batches(8, rank=0, world_size=2, run="c") as batches:
+        assert next(batches)["index"].tolist() == draw(0, step=0, run="c")

@@ -73,7 +73,7 @@ class ShardShares:
         self, make_query: Callable[[Any], Query], share: Share, num_rows: int, deadline: Deadline
     ) -> dict[int, int]:
         """Returns how many rows each shard gives to each rank in a step; the first rank that asks decides."""
-        splits, name = self._open(), f"{share.world_size}/{share.step}"
+        splits, name = self._open(), f"{share.run}/{share.world_size}/{share.step}"
         found = _read(splits, name)
         if found is not None:
             return found

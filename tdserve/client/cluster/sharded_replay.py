@@ -44,6 +44,7 @@ class ShardedReplayHandle(ShardedTable):
         rank: int | None = None,
         world_size: int | None = None,
         step: int | None = None,
+        run: str | int | None = None,
         balance: Any = None,
         require: Any = None,
         consumer: str = "",
@@ -63,7 +64,7 @@ class ShardedReplayHandle(ShardedTable):
         num_rows = check_num_rows(num_rows, device)
         deadline = self.make_deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance)
+        asked = self._parse_share(rank, world_size, step, balance, run)
         options = {"pad": pad, "device": device, "numpy": numpy}
         if asked is not None:
             with self._get_step_count(asked).take(asked.step if asked.is_named else None) as number:
@@ -86,15 +87,15 @@ class ShardedReplayHandle(ShardedTable):
     def _make_queries(self, conditions: Conditions, **options: Any) -> Callable[[Any], Query]:
         return lambda part: part.make_query(conditions, **options)
 
-    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> Share | None:
+    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any) -> Share | None:
         path = None if balance is None else check_path(balance, argument="balance")
-        share = parse_share(rank, world_size, step, path)
+        share = parse_share(rank, world_size, step, path, run)
         if path is not None:
             self.spec.find(path, store=self.name)
         return share
 
     def _get_step_count(self, share: Share) -> StepCount:
-        return self._step_counts.get(self.name, share.rank, share.world_size)
+        return self._step_counts.get(self.name, share.rank, share.world_size, share.run)
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
         """Forgets the draws of all steps; see ``ReplayHandle.forget_draws``."""
@@ -163,6 +164,7 @@ class ShardedReplayHandle(ShardedTable):
         rank: int | None = None,
         world_size: int | None = None,
         step: int | None = None,
+        run: str | int | None = None,
         prefetch: int = 4,
         drop: float | None = None,
         consumer: str = "",
@@ -174,7 +176,7 @@ class ShardedReplayHandle(ShardedTable):
         num_rows = check_num_rows(num_rows, options.get("device"))
         prefetch = check_integer("prefetch", prefetch, 1)
         wait_s = self._get_timeout_s(timeout_s)
-        share = parse_share(rank, world_size, step, None)
+        share = parse_share(rank, world_size, step, None, run)
         if consumer and share is None:
             device = options.pop("device", None)
             return ShardedTakenBatches(
@@ -190,7 +192,12 @@ class ShardedReplayHandle(ShardedTable):
         def draw(number: int) -> Any:
             named: dict[str, Any] = {"consumer": consumer, "timeout_s": wait_s, **options}
             if share is not None:
-                named |= {"rank": share.rank, "world_size": share.world_size, "step": share.step + number}
+                named |= {
+                    "rank": share.rank,
+                    "world_size": share.world_size,
+                    "step": share.step + number,
+                    "run": share.run,
+                }
             return self.sample(num_rows, **named)
 
         return ShardedBatches(draw, self.name, prefetch=prefetch, drop_after_s=drop)

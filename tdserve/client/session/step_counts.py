@@ -49,12 +49,12 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._counts: dict[tuple[str, int, int], StepCount] = {}
+        self._counts: dict[tuple[str, int, int, str], StepCount] = {}
 
-    def get(self, uid: str, rank: int, world_size: int) -> StepCount:
-        """Returns the count of a rank, of so many, on the table of this incarnation."""
+    def get(self, uid: str, rank: int, world_size: int, run: str = "") -> StepCount:
+        """Returns the count of a rank, of so many, in a run on the table of this incarnation."""
         with self._lock:
-            return self._counts.setdefault((uid, rank, world_size), StepCount())
+            return self._counts.setdefault((uid, rank, world_size, run), StepCount())
 
     def restart(self, uid: str) -> None:
         """Makes all counts on a table begin at 0 again."""

@@ -41,6 +41,7 @@ class ReplayHandle(TableHandle):
         rank: int | None = None,
         world_size: int | None = None,
         step: int | None = None,
+        run: str | int | None = None,
         balance: Any = None,
         require: Any = None,
         consumer: str = "",
@@ -72,6 +73,9 @@ class ReplayHandle(TableHandle):
                 this client has had of this table for this rank and number of ranks, at first 0. So all its handles of
                 the table share one count, with :meth:`batches`, and a call that names a step sets it. A call that fails
                 is not counted.
+            run: Name of the job, of at most 200 bytes, the same in all its ranks. Each run has steps of its own: a new
+                one on an old table draws for its first step, and the draws of runs before it are forgotten as soon as
+                room is needed. None is the run of torchrun (``TORCHELASTIC_RUN_ID``), if there is one.
             balance: A key by which the rows are dealt so that the totals of the ranks are as equal as can be: of
                 integers or flags, whose sum counts in each row (a number of tokens, an attention mask), or of a ragged
                 tensor, values or a nested part such as a ``History``, whose size counts. None: they are dealt in turn.
@@ -119,7 +123,7 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance)
+        asked = self._parse_share(rank, world_size, step, balance, run)
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
@@ -138,20 +142,20 @@ class ReplayHandle(TableHandle):
         return self._follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked))
 
     def _get_step_count(self, share: Share) -> StepCount:
-        return self._client.step_counts.get(self._uid, share.rank, share.world_size)
+        return self._client.step_counts.get(self._uid, share.rank, share.world_size, share.run)
 
-    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any) -> Share | None:
+    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any) -> Share | None:
         path = None if balance is None else check_path(balance, argument="balance")
-        share = parse_share(rank, world_size, step, path)
+        share = parse_share(rank, world_size, step, path, run)
         if path is not None:
             self.spec.find(path, store=self.name)
         return share
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
-        """Forgets the draws of all steps: a new run with ``rank`` and ``world_size`` may begin at step 0.
+        """Forgets the draws of all steps of all runs: a run of the same name may begin at step 0 again.
 
         Call it once, before the first rank of the run samples; the ranks of an earlier run must have ended. The counts
-        of this client begin at 0 again, too.
+        of this client begin at 0 again, too. It is not needed for a run with another name (``run=``).
         """
         change(self._client, self.name, self._client.deadline(timeout_s), forget_draws=True)
         self._client.step_counts.restart(self._uid)
@@ -253,6 +257,7 @@ class ReplayHandle(TableHandle):
         rank: int | None = None,
         world_size: int | None = None,
         step: int | None = None,
+        run: str | int | None = None,
         balance: Any = None,
         prefetch: int = 4,
         device: Any = None,
@@ -270,7 +275,7 @@ class ReplayHandle(TableHandle):
 
         Args:
             num_rows: Rows of each batch.
-            rank, world_size, balance: As of :meth:`sample`: each batch is the share of the next step.
+            rank, world_size, run, balance: As of :meth:`sample`: each batch is the share of the next step.
             step: The first step; None goes on behind the last step that :meth:`sample` or an iterator has returned to
                 this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
                 and not returned come again.
@@ -290,7 +295,7 @@ class ReplayHandle(TableHandle):
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        share = self._parse_share(rank, world_size, step, balance)
+        share = self._parse_share(rank, world_size, step, balance, run)
         if share is not None and (drop is not None or prefetch > MAX_PREFETCHED_STEPS):
             argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
             reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"

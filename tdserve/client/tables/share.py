@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tdserve.base.config import read_run_id
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
+from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -21,6 +23,7 @@ class Share:
         rank, world_size, step: As given by the caller.
         balance: Leaf by whose sizes the rows are dealt; None: in turn.
         is_named: Whether the caller named the step.
+        run: Name of the job.
     """
 
     rank: int
@@ -28,10 +31,11 @@ class Share:
     step: int
     balance: Path | None = None
     is_named: bool = True
+    run: str = ""
 
     def make_message(self) -> control_pb2.RankShare:
         """Returns it as a message."""
-        message = control_pb2.RankShare(rank=self.rank, world_size=self.world_size, step=self.step)
+        message = control_pb2.RankShare(rank=self.rank, world_size=self.world_size, step=self.step, run=self.run)
         if self.balance is not None:
             message.balance.parts.extend(self.balance)
         return message
@@ -41,14 +45,14 @@ class Share:
         return replace(self, step=step)
 
 
-def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None) -> Share | None:
+def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None, run: Any = None) -> Share | None:
     """Returns the share that a caller asks for, of step 0 where it names none; None if it asks for no share.
 
     Raises:
         InvalidRequestError: An argument is invalid, or comes without ``rank`` and ``world_size``.
     """
     if rank is None or world_size is None:
-        given = {"rank": rank, "world_size": world_size, "step": step, "balance": balance}
+        given = {"rank": rank, "world_size": world_size, "step": step, "balance": balance, "run": run}
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise InvalidRequestError(argument=named[0], reason="it needs both rank and world_size")
@@ -57,4 +61,14 @@ def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None) -> 
     rank = check_integer("rank", rank, 0, maximum=world_size - 1)
     is_named = step is not None
     number = check_integer("step", step, 0, maximum=MAX_STEP) if is_named else 0
-    return Share(rank, world_size, number, balance, is_named)
+    return Share(rank, world_size, number, balance, is_named, _parse_run(run))
+
+
+def _parse_run(run: Any) -> str:
+    if run is None:
+        return read_run_id()
+    if isinstance(run, bool) or not isinstance(run, (str, int)):
+        raise InvalidRequestError(argument="run", reason=f"{run!r} is neither a str nor an int")
+    if len(str(run).encode()) > MAX_RUN_BYTES:
+        raise InvalidRequestError(argument="run", reason=f"it has more than {MAX_RUN_BYTES} bytes in UTF-8")
+    return str(run)

@@ -14,6 +14,9 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.dealing import deal
 
+MAX_RUN_BYTES = 200
+"""Most bytes of the name of a run, which is a part of a key of LMDB."""
+
 
 class DrawTerms(NamedTuple):
     """What all ranks must agree on in a step.
@@ -23,12 +26,14 @@ class DrawTerms(NamedTuple):
         world_size: Number of ranks.
         conditions: Which rows may be drawn.
         balance: Leaf by whose sizes the rows are dealt; (): in turn.
+        run: Name of the job, whose steps are its own.
     """
 
     num_rows: int
     world_size: int
     conditions: SampleConditions
     balance: tuple[str, ...] = ()
+    run: str = ""
 
     @property
     def num_drawn(self) -> int:

@@ -2,11 +2,14 @@
 
 A table keeps a bounded number of draws. Their rows are pinned, so that a late rank, or one that was restarted, finds
 what the others have had. Steps up to a *horizon* are forgotten, unless they are kept: nothing is drawn for them again.
+
+Each run, a job with a name, has its own steps and horizon. Once a rank of one run asks, draws of all others are over:
+they are forgotten as soon as their rows are needed, or there are too many draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +21,11 @@ from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
 MAX_KEPT_DRAWS = 16
 """Most draws that a table keeps: ranks that prefetch steps, and one that was restarted behind them, find theirs."""
 
+MAX_RUNS = 16
+"""Most runs whose horizons a table knows: those that have drawn last."""
+
 BEFORE_FIRST = -1
-"""The horizon of a table that has forgotten no step."""
+"""The horizon of a run of which no step is forgotten."""
 
 
 _NUMBERED = frozenset({"require", "group_by"})
@@ -53,28 +59,33 @@ class KeptDraws:
 
     Args:
         table: Name of the table, for errors.
-        horizon: Largest step that is forgotten.
+        horizons: Runs and the largest step of each that is forgotten; the run that has drawn last comes last.
 
     Attributes:
-        horizon: As above.
-        erasable: Steps whose records are of no use any more.
+        erasable: Runs and steps whose records are of no use any more.
     """
 
-    def __init__(self, table: str, *, horizon: int = BEFORE_FIRST) -> None:
+    def __init__(self, table: str, *, horizons: Iterable[tuple[str, int]] = ()) -> None:
         self._table = table
-        self.horizon = horizon
-        self.erasable: list[int] = []
-        self._draws: dict[int, KeptDraw] = {}
+        self.erasable: list[tuple[str, int]] = []
+        self._horizons = dict(horizons)
+        self._draws: dict[tuple[str, int], KeptDraw] = {}
 
     def __len__(self) -> int:
         return len(self._draws)
 
     def __iter__(self) -> Iterator[KeptDraw]:
-        """Yields the draws, those of lower steps first."""
-        return iter([self._draws[step] for step in sorted(self._draws)])
+        """Yields the draws: those of the run that has drawn last come last, and of each run lower steps first."""
+        ages = {run: age for age, run in enumerate(self._horizons)}
+        return iter(sorted(self._draws.values(), key=lambda draw: (ages[draw.terms.run], draw.step)))
 
     def __repr__(self) -> str:
-        return f"<KeptDraws of steps {sorted(self._draws)}, {self.horizon} and earlier forgotten>"
+        return f"<KeptDraws of runs and steps {[*self._draws]}, up to {self._horizons} forgotten>"
+
+    @property
+    def horizons(self) -> list[tuple[str, int]]:
+        """Returns the runs, with the largest step of each that is forgotten."""
+        return [*self._horizons.items()]
 
     @property
     def num_spent(self) -> int:
@@ -88,14 +99,15 @@ class KeptDraws:
             InvalidRequestError: It was drawn under other terms. The error names the first that differs.
             StepForgottenError: It was forgotten.
         """
-        draw = self._draws.get(step)
+        draw = self._draws.get((terms.run, step))
         if draw is not None:
             self._check_same(draw, terms)
             return draw
-        if step <= self.horizon:
-            steps = sorted(self._draws)
+        horizon = self._horizons.get(terms.run, BEFORE_FIRST)
+        if step <= horizon:
+            steps = sorted(step for run, step in self._draws if run == terms.run)
             kept = f"{steps[0]} to {steps[-1]}" if steps else "none"
-            raise StepForgottenError(store=self._table, step=step, kept=kept, next=max((self.horizon, *steps)) + 1)
+            raise StepForgottenError(store=self._table, step=step, kept=kept, next=max((horizon, *steps)) + 1)
         return None
 
     def _check_same(self, draw: KeptDraw, terms: DrawTerms) -> None:
@@ -106,13 +118,14 @@ class KeptDraws:
                 reason = f"step {draw.step} of table {self._table!r} was drawn {difference}"
                 raise InvalidRequestError(argument=name, reason=reason + "; all ranks of a step ask for the same")
 
-    def note_asked(self, rank: int, step: int, world_size: int) -> bool:
-        """Notes that a rank asks for a step; returns whether an earlier draw is over by that. Where the number of ranks
-        has changed, all earlier ones are."""
+    def note_asked(self, rank: int, step: int, world_size: int, run: str = "") -> bool:
+        """Notes that a rank asks for a step; returns whether another draw is over by that. Those of other runs are, and
+        where the number of ranks has changed, all earlier ones."""
         is_any_over = False
         for draw in self._draws.values():
-            if draw.step < step and not draw.is_over:
-                is_other = draw.terms.world_size != world_size
+            is_other_run = draw.terms.run != run
+            if (is_other_run or draw.step < step) and not draw.is_over:
+                is_other = is_other_run or draw.terms.world_size != world_size
                 draw.ranks_beyond.update(range(draw.terms.world_size) if is_other else (rank,))
                 is_any_over |= draw.is_over
         return is_any_over
@@ -120,44 +133,51 @@ class KeptDraws:
     def keep(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Keeps a draw: no writer gets its rows until it is forgotten. Forgets the first if there are too many."""
         rows.pin(draw.rows)
-        self._draws[draw.step] = draw
+        run = draw.terms.run
+        self._draws[run, draw.step] = draw
+        self._horizons[run] = self._horizons.pop(run, BEFORE_FIRST)  # behind all others
         if len(self._draws) > MAX_KEPT_DRAWS:
-            self._forget(min(self._draws), rows)
+            self._forget(next(iter(self)), rows)
+        if len(self._horizons) > MAX_RUNS:
+            used = {run for run, _ in self._draws}
+            del self._horizons[next(run for run in self._horizons if run not in used)]
 
     def withdraw(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Undoes :meth:`keep`: the step may be drawn again."""
-        del self._draws[draw.step]
+        del self._draws[draw.terms.run, draw.step]
         rows.unpin(draw.rows)
 
     def restore(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Keeps a draw again after a restart; forgets it if some of its rows have gone."""
         if not np.array_equal(rows.get_names(draw.rows), draw.names):
-            self._note_forgotten(draw.step)
+            self._note_forgotten(draw)
             return
         if len(draw.spent):
             rows.spend(draw.spent)
         rows.consume(draw.terms.conditions.consumer, draw.rows)
-        self.keep(draw, rows)
+        rows.pin(draw.rows)
+        self._horizons.setdefault(draw.terms.run, BEFORE_FIRST)
+        self._draws[draw.terms.run, draw.step] = draw
 
     def forget_over(self, rows: PinnableRows) -> bool:
-        """Forgets the draw of the lowest step if it is over; returns whether it was."""
-        first = min(self._draws, default=None)
-        if first is None or not self._draws[first].is_over:
+        """Forgets the first draw, of the run that has drawn least lately, if it is over; returns whether it was."""
+        first = next(iter(self), None)
+        if first is None or not first.is_over:
             return False
         self._forget(first, rows)
         return True
 
     def forget_all(self, rows: PinnableRows, *, restarts: bool = False) -> None:
-        """Forgets all draws; with ``restarts`` a new run may begin at step 0."""
-        for step in sorted(self._draws):
-            self._forget(step, rows)
+        """Forgets all draws; with ``restarts`` every run may begin at step 0."""
+        for draw in self:
+            self._forget(draw, rows)
         if restarts:
-            self.horizon = BEFORE_FIRST
+            self._horizons.clear()
 
-    def _forget(self, step: int, rows: PinnableRows) -> None:
+    def _forget(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Forgets a draw. Rows that it spent leave the table, or do so with another draw that has them."""
-        draw = self._draws.pop(step)
-        self._note_forgotten(step)
+        del self._draws[draw.terms.run, draw.step]
+        self._note_forgotten(draw)
         is_same = rows.get_names(draw.rows) == draw.names
         rows.unpin(draw.rows[is_same])
         if not len(draw.spent):
@@ -171,9 +191,10 @@ class KeptDraws:
         if len(spent):
             rows.remove(spent)
 
-    def _note_forgotten(self, step: int) -> None:
-        self.horizon = max(self.horizon, step)
-        self.erasable.append(step)
+    def _note_forgotten(self, draw: KeptDraw) -> None:
+        run = draw.terms.run
+        self._horizons[run] = max(self._horizons.get(run, BEFORE_FIRST), draw.step)
+        self.erasable.append((run, draw.step))
 
 
 def _name_terms(terms: DrawTerms) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tdserve.rules.replay.claims import Claims
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
-from tdserve.rules.replay.kept_draws import BEFORE_FIRST, KeptDraws
+from tdserve.rules.replay.kept_draws import KeptDraws
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
@@ -123,7 +123,7 @@ class TableState:
         self.ring = ring
         self.columns = RowColumns(ring.capacity, make_column)
         self.claims: list[Claims] = []
-        self.draws = KeptDraws(name, horizon=int(state.get("forgotten_step", BEFORE_FIRST)))
+        self.draws = KeptDraws(name, horizons=state.get("runs", ()))
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
         self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
@@ -377,7 +377,7 @@ class TableState:
             "inserts": self.ring.inserts + self.num_coming,
             "last_sequence": self._last_sequence,
             **({"arriving": self._arriving} if self._arriving else {}),
-            **({"forgotten_step": self.draws.horizon} if self.draws.horizon != BEFORE_FIRST else {}),
+            **({"runs": self.draws.horizons} if self.draws.horizons else {}),
             "samples": self._samples,
             "cleared_inserts": inserts,
             "cleared_samples": samples,

@@ -11,13 +11,13 @@ _STEP_BYTES = 8
 
 def save_draw(uid: str, draw: KeptDraw, txn: Transaction) -> None:
     """Records a draw of a table, or that it was dealt."""
-    txn.put("draws", _make_key(uid, draw.step), draw.to_bytes())
+    txn.put("draws", _make_key(uid, draw.terms.run, draw.step), draw.to_bytes())
 
 
 def erase_draws(uid: str, table: Table, txn: Transaction) -> None:
     """Deletes the records of draws that a table has forgotten."""
-    for step in table.draws.erasable:
-        txn.delete("draws", _make_key(uid, step))
+    for run, step in table.draws.erasable:
+        txn.delete("draws", _make_key(uid, run, step))
     table.draws.erasable = []
 
 
@@ -33,5 +33,5 @@ def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:
         txn.delete("draws", key)
 
 
-def _make_key(uid: str, step: int) -> bytes:
-    return uid.encode() + step.to_bytes(_STEP_BYTES, "big")
+def _make_key(uid: str, run: str, step: int) -> bytes:
+    return uid.encode() + step.to_bytes(_STEP_BYTES, "big") + run.encode()

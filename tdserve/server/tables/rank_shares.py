@@ -11,7 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
+from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES, DrawTerms, KeptDraw
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.server.opened_store import OpenedStore
@@ -89,7 +89,7 @@ class RankShares:
         """
         share, table = asked.share, store.get_table()
         terms = _make_terms(store, asked, conditions)
-        if table.draws.note_asked(share.rank, share.step, share.world_size):
+        if table.draws.note_asked(share.rank, share.step, share.world_size, share.run):
             store.waiters.wake()  # a writer may need the rows of steps that are over
         draw = table.draws.find(share.step, terms)
         if draw is None:
@@ -159,6 +159,8 @@ def _make_terms(store: OpenedStore, asked: control_pb2.SampleRequest, conditions
         raise InvalidRequestError(
             argument="rank", reason=f"{share.rank} is not below {share.world_size}, the world_size"
         )
+    if len(share.run.encode()) > MAX_RUN_BYTES:
+        raise InvalidRequestError(argument="run", reason=f"it has more than {MAX_RUN_BYTES} bytes in UTF-8")
     if asked.is_lease:
         raise InvalidRequestError(argument="is_lease", reason="ranks have no leases: a draw is kept for all of them")
     if asked.num_rows < 1 or asked.num_batches > 1:
@@ -166,7 +168,7 @@ def _make_terms(store: OpenedStore, asked: control_pb2.SampleRequest, conditions
     balance = tuple(share.balance.parts)
     if balance and not _find_measured(store, balance):
         raise KeyNotFoundError(store=store.name, key=".".join(balance))
-    return DrawTerms(asked.num_rows, share.world_size, conditions, balance)
+    return DrawTerms(asked.num_rows, share.world_size, conditions, balance, share.run)
 
 
 def _find_measured(store: OpenedStore, balance: Path) -> list[Path]:

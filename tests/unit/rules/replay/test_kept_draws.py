@@ -8,7 +8,7 @@ import pytest
 from tdserve.base.errors import InvalidRequestError, StepForgottenError, WrongStateError
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
-from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS, KeptDraws
+from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS, MAX_RUNS, KeptDraws
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.settings import Settings
@@ -94,7 +94,7 @@ def test_keep_when_there_are_too_many_then_the_lowest_step_is_forgotten() -> Non
     with pytest.raises(StepForgottenError) as raised:
         table.draws.find(0, TWO)
     assert (raised.value.kept, raised.value.next) == ("1 to 16", 17)
-    assert table.draws.erasable == [0]
+    assert table.draws.erasable == [("", 0)]
 
 
 def test_extend_when_rows_are_drawn_then_they_are_not_overwritten() -> None:
@@ -166,6 +166,58 @@ def test_forget_when_new_run_then_steps_begin_at_zero() -> None:
         table.draws.find(5, TWO)
     table.draws.forget_all(table, restarts=True)
     assert table.draws.find(5, TWO) is None
+
+
+def of_run(run: str) -> DrawTerms:
+    """Returns the terms of a run."""
+    return TWO._replace(run=run)
+
+
+def test_find_when_another_run_asks_then_its_steps_are_its_own() -> None:
+    table = full_table()
+    first = drawn(table, 5, of_run("a"))
+    assert table.draws.find(5, of_run("b")) is None
+    second = drawn(table, 0, of_run("b"))
+    assert table.draws.find(5, of_run("a")) is first
+    assert table.draws.find(0, of_run("b")) is second
+    table.draws.forget_all(table)
+    with pytest.raises(StepForgottenError):
+        table.draws.find(5, of_run("a"))
+    assert table.draws.find(5, of_run("b")) is None
+    with pytest.raises(StepForgottenError):
+        table.draws.find(0, of_run("b"))
+
+
+def test_extend_when_a_new_run_has_begun_then_gets_the_rows_of_the_old_one() -> None:
+    table = full_table(4)
+    drawn(table, 7, of_run("a"))
+    with pytest.raises(AssertionError):
+        write(table, 1)
+    assert table.draws.note_asked(0, 0, 2, "b")
+    assert not table.draws.note_asked(1, 0, 2, "b")
+    assert len(write(table, 4)) == 4
+    assert len(table.draws) == 0
+
+
+def test_keep_when_there_are_too_many_then_those_of_the_run_that_drew_least_lately_go_first() -> None:
+    table = full_table()
+    for step in range(4):
+        drawn(table, step, of_run("a"))
+    for step in range(MAX_KEPT_DRAWS - 2):
+        drawn(table, step, of_run("b"))
+    kept = [(draw.terms.run, draw.step) for draw in table.draws]
+    assert kept == [("a", 2), ("a", 3), *(("b", step) for step in range(MAX_KEPT_DRAWS - 2))]
+    drawn(table, 4, of_run("a"))  # it goes on after all
+    kept = [(draw.terms.run, draw.step) for draw in table.draws]
+    assert kept == [*(("b", step) for step in range(1, MAX_KEPT_DRAWS - 2)), ("a", 2), ("a", 3), ("a", 4)]
+
+
+def test_keep_when_there_are_very_many_runs_then_their_number_is_bounded() -> None:
+    table = full_table()
+    for run in range(3 * MAX_RUNS):
+        drawn(table, 0, of_run(str(run)))
+    assert (len(table.draws), len(table.draws.horizons)) == (MAX_KEPT_DRAWS, MAX_RUNS)
+    assert table.draws.horizons[-1] == (str(3 * MAX_RUNS - 1), -1)
 
 
 def test_delete_when_a_row_is_drawn_then_its_place_is_used_again_and_its_share_ends() -> None:
@@ -241,3 +293,11 @@ def test_restore_when_rows_have_gone_then_forgotten() -> None:
     again = restarted(table, draws)
     with pytest.raises(StepForgottenError):
         again.draws.find(0, TWO)
+
+
+def test_restore_when_several_runs_have_drawn_then_each_has_its_steps_and_the_order_stays() -> None:
+    table = full_table()
+    draws = [drawn(table, step, of_run(run)) for run, step in (("b", 0), ("a", 0), ("b", 1))]
+    again = restarted(table, draws)
+    assert [(draw.terms.run, draw.step) for draw in again.draws] == [("a", 0), ("b", 0), ("b", 1)]
+    assert again.draws.find(0, of_run("c")) is None
