@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "ray_data")
+CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "ray_data", "ray", "torchrun")
 """Doors to other packages, and to asyncio."""
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
@@ -23,7 +23,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "cli", "examples", "bench", *CONNECTORS),
+    6: ("", "__main__", "launcher", "server_folders", "cli", "examples", "bench", *CONNECTORS),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -34,7 +34,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("control",),
     "grpc_health": ("control",),
     "grpc_reflection": ("control",),
-    "torch.distributed": ("transport", "examples"),
+    "torch.distributed": ("transport", "examples", "torchrun"),
     "lmdb": ("store",),
     "mmap": ("store",),
     "msgpack": ("values",),
@@ -43,7 +43,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "stable_baselines3": ("sb3", "examples"),
     **dict.fromkeys(("transfer_queue", "omegaconf"), ("transfer_queue",)),
     "verl": ("examples",),
-    "ray": ("ray_data",),
+    "ray": ("ray_data", "ray", "examples"),
     **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),

@@ -286,6 +286,7 @@ class TorchrunRank:
         local_rank, local_world_size: On this machine.
         master_addr, master_port: Where the job's key-value store is.
         restart_count: How often the job was restarted.
+        node_rank, num_nodes: Of this machine among those of the job.
     """
 
     rank: int
@@ -295,6 +296,8 @@ class TorchrunRank:
     master_addr: str
     master_port: int
     restart_count: int = 0
+    node_rank: int = 0
+    num_nodes: int = 1
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> TorchrunRank | None:
@@ -310,6 +313,8 @@ class TorchrunRank:
             master_addr=variables["MASTER_ADDR"],
             master_port=int(variables["MASTER_PORT"]),
             restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
+            node_rank=int(variables["GROUP_RANK"]),
+            num_nodes=int(variables["GROUP_WORLD_SIZE"]),
         )
 
 
