@@ -63,6 +63,8 @@ class StoreRecord:
         read_only: Whether every write is refused.
         structure: How often its structure has changed.
         order: Identifies the order of its keys among those with this fingerprint; "" is the first one seen.
+        added_leaves: Of a replay table: paths of the leaves that came after its creation. Rows that lack one have zero
+            there.
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
     """
 
@@ -85,6 +87,7 @@ class StoreRecord:
     structure: int = 0
     order: str = ""
     durability: str = "process"
+    added_leaves: tuple[tuple[str, ...], ...] = ()
 
     def begin_incarnation(self, nbytes: int, *, loading: bool = False) -> StoreRecord:
         """Returns the record of a new store of this name; what was not asked for gets its default."""
@@ -120,6 +123,7 @@ class StoreRecord:
             values = json.loads(data.decode())
             values["fingerprint"] = base64.b64decode(values["fingerprint"], validate=True)
             values["extra"] = tuple(values.get("extra", ()))
+            values["added_leaves"] = tuple(map(tuple, values.get("added_leaves", ())))
             record = cls(**values)
             for name, value in values.items():
                 if not _CHECKS.get(name, _is_text)(value):
@@ -412,6 +416,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "kind": KIND_NUMBERS.__contains__,
     "durability": frozenset(("", *DURABILITIES)).__contains__,
     "extra": lambda value: all(map(_is_text, value)),
+    "added_leaves": lambda value: all(_is_text(part) for path in value for part in path),
     "created_s": lambda value: type(value) in (int, float),
     "fingerprint": lambda value: isinstance(value, bytes),
 }

@@ -188,7 +188,8 @@ class Creation:
 
     def _answer(self, store: OpenedStore, *, created: bool) -> control_pb2.CreateStoreResponse:
         store.catch_up()
-        description = descriptions.describe(self._stores, store, with_spec=False)
+        has_leaves = bool(store.record.added_leaves)  # of which the caller need not have named all
+        description = descriptions.describe(self._stores, store, with_spec=has_leaves)
         return control_pb2.CreateStoreResponse(description=description, created=created)
 
     async def _make_way(self, name: str, uid: str) -> None:
@@ -248,7 +249,16 @@ def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok
         raise StoreExistsError(name=wanted.name)
     reason = explain_difference(store.record, wanted)
     if not (reason or KINDS[wanted.kind].has_versions or store.record.fingerprint == wanted.fingerprint):
-        reason = describe_difference((store.row_spec or store.spec).root, spec.root)
+        named = _without_added_leaves(store, spec)
+        reason = None if named.fingerprint == spec.fingerprint else describe_difference(named.root, spec.root)
     if reason is not None:
         raise StoreExistsError(name=wanted.name, reason=reason)
     return store
+
+
+def _without_added_leaves(store: OpenedStore, wanted: Spec) -> Spec:
+    """Returns the structure of a store, or of a row of a table, without leaves that came later and that a caller does
+    not name: a program that has created the table finds it again."""
+    spec = store.row_spec or store.spec
+    unnamed = set(store.record.added_leaves).difference(wanted.leaf_paths)
+    return spec.select([path for path in spec.leaf_paths if path not in unnamed]) if unnamed else spec

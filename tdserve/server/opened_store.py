@@ -15,7 +15,7 @@ from tdserve.base.errors import (
     KeyNotFoundError,
     NotSupportedError,
     ReadOnlyError,
-    SpecMismatchError,
+    StructureChangedError,
     WrongStateError,
 )
 from tdserve.messages.row_sets import RowSet
@@ -63,6 +63,8 @@ class OpenedStore:
         used_at: Turn of ``OpenedStores`` at which it was last asked for.
         synced_version: Of weights: the version that a loss of power would lead back to, whose file is kept as it is. 0:
             none.
+        is_outdated: Whether the table has got leaves since: another object, which shares its rules, has its place.
+            Requests that have begun with this one may read, and commit the rows that they have reserved.
     """
 
     record: StoreRecord
@@ -87,6 +89,7 @@ class OpenedStore:
     unfilled: list[tuple[ClaimRecord, list[Reservation]]] = field(default_factory=list)
     synced_version: int = 0
     used_at: int = 0
+    is_outdated: bool = False
 
     @property
     def name(self) -> str:
@@ -148,6 +151,12 @@ class OpenedStore:
         """Raises StoreNotFoundError if the store was deleted: nothing more may be committed to it."""
         self.waiters.check_present()
 
+    def check_current(self) -> None:
+        """Like ``check_present``, and raises StructureChangedError if a table has got leaves since."""
+        self.check_present()
+        if self.is_outdated:
+            raise self.make_older_store_error()
+
     def hold_newest(self) -> None:
         """Keeps the newest version's file until the next sync releases it; called for weights that were just opened."""
         versions = self.get_versions()
@@ -161,11 +170,12 @@ class OpenedStore:
             state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call that needs a {wanted} store"
         )
 
-    def make_older_store_error(self) -> SpecMismatchError:
-        """Returns the error for a client with the structure or capacity of an earlier store of this name."""
+    def make_older_store_error(self) -> StructureChangedError:
+        """Returns the error for a client with the structure or capacity that it, or an earlier store of this name,
+        had."""
         expected = "the structure and the capacity that it has now"
-        actual = "those of an older table of this name; open it again"
-        return SpecMismatchError(store=self.name, key="", expected=expected, actual=actual)
+        actual = "those that it had before, or of an older table of this name; open it again"
+        return StructureChangedError(store=self.name, key="", expected=expected, actual=actual)
 
     def get_row_spec(self) -> Spec:
         """Returns the structure of one row of a replay table. Raises WrongStateError for another kind of store."""
@@ -182,26 +192,35 @@ class OpenedStore:
 
     @property
     def leaf_names(self) -> list[str]:
-        """Names of a row's leaves as used in messages, by their numbers."""
+        """Names of the leaves that a row may lack, as used in messages, by their numbers."""
         return [quote(path) for path in self._leaf_numbers]
 
     @property
     def _leaf_numbers(self) -> dict[Path, int]:
-        numbers: dict[Path, int] | None = self.spec.memo.get("numbers")
+        """Leaves that came after the creation have none: every row has them."""
+        added = self.record.added_leaves
+        numbers: dict[Path, int] | None = self.spec.memo.get(("numbers", added))
         if numbers is None:
-            paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
-            numbers = self.spec.memo["numbers"] = {path: number for number, path in enumerate(paths)}
+            paths = [path for path, _ in (*self.spec.tensors, *self.spec.values) if path not in added]
+            numbers = self.spec.memo["numbers", added] = {path: number for number, path in enumerate(paths)}
         return numbers
 
     def find_numbers(self, path: Path) -> list[int]:
-        """Returns the numbers of the leaves of a row at or below a key, tensors first. Raises KeyNotFoundError."""
+        """Returns the numbers of the leaves that a row may lack at or below a key, tensors first. Raises
+        KeyNotFoundError."""
         numbers = self._leaf_numbers
         if path in numbers:
             return [numbers[path]]
         found = [number for leaf, number in numbers.items() if leaf[: len(path)] == path]
-        if not found:
+        if not found and not any(leaf[: len(path)] == path for leaf in self.record.added_leaves):
             raise KeyNotFoundError(store=self.name, key=".".join(path))
         return found
+
+    def choose_numbers(self, keys: Sequence[Path]) -> list[int] | None:
+        """Returns the numbers of the leaves of rows that have these keys (none: all); None if they lack no leaf. Raises
+        KeyNotFoundError."""
+        found = sorted({number for key in keys for number in self.find_numbers(key)})
+        return None if not keys or len(found) == len(self._leaf_numbers) else found
 
     def get_generation_values(self) -> NDArray[np.int64]:
         """Returns the mapped generations: one per row, then the store's own. Raises WrongStateError for weights."""

@@ -107,6 +107,11 @@ class Spec:
         return dict(self.values)
 
     @cached_property
+    def leaf_paths(self) -> tuple[Path, ...]:
+        """Paths of all stored leaves, tensors first."""
+        return tuple(path for path, _ in (*self.tensors, *self.values))
+
+    @cached_property
     def has_ragged(self) -> bool:
         """Whether elements of some leaf may differ in shape, or some node is a lazy stack."""
         return any(leaf.ragged is not None for _, leaf in self.values) or has_stack(self.root)

@@ -17,7 +17,7 @@ from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.values import pickled
 from tdserve.values.extensions import decode_other, encode_other, unmark
 from tdserve.values.supported import ATOMS, REMEDY, check_values
-from tdserve.values.value_columns import Buffer, JoinedValues
+from tdserve.values.value_columns import Buffer, JoinedValues, ValueColumn, encode_block
 
 NONE = b"\xc0"
 """The record of None."""
@@ -215,3 +215,8 @@ _OPTIONS: dict[str, Any] = {
 
 def _make_record_error(received: str) -> RemoteProtocolError:
     return RemoteProtocolError(expected="a value", received=received[:200])
+
+
+def encode_nones(num_columns: int) -> bytes:
+    """Returns a block of so many columns, in each of which all rows share None."""
+    return encode_block([ValueColumn(False, [NONE])] * num_columns)

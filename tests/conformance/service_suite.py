@@ -230,6 +230,31 @@ class ServiceSuite(Suite):
         assert replay.info()["inserts"] == 8 * num_rows
 
     @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
+    def test_leaves_when_added_later_then_rows_before_and_rows_without_them_have_zeros(
+        self, connect: Connect, name: str, num_rows: int
+    ) -> None:
+        with connect() as one, connect() as another:
+            mine = one.create_replay(name, rows(1)[0], capacity=2 * num_rows)
+            mine.extend(rows(num_rows))
+            theirs = another.replay(name)
+            batch = rows(num_rows, num_rows)
+            batch["nested", "late"] = batch["number"][:, None].expand(-1, 5).contiguous()
+            with pytest.raises(SpecMismatchError, match="add_leaves"):
+                theirs.extend(batch)
+            theirs.add_leaves(batch[0])
+            theirs.extend(batch)
+            for handle in (mine, theirs):
+                sample = handle.sample(2 * num_rows)
+                number = sample["number"]
+                late = torch.where(number < num_rows, 0, number)
+                assert torch.equal(sample["nested", "late"], late[:, None].expand(-1, 5))
+                assert torch.equal(sample["nested", "wide"], number[:, None].expand(-1, 60).float())
+            mine.extend(rows(num_rows, 2 * num_rows))
+            mine.extend(rows(num_rows, 3 * num_rows))
+            assert not theirs[:]["nested", "late"].any()
+            one.delete(name)
+
+    @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
     def test_sample_when_there_are_too_few_rows_then_refused_and_the_next_call_works(
         self, client: tdserve.Client, name: str, num_rows: int
     ) -> None:

@@ -14,6 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     InvalidRequestError,
+    NotSupportedError,
     SelectionError,
     TransportError,
 )
@@ -358,6 +359,11 @@ class ShardedTable(ShardedStore):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Closes the table for writers; see ``TableHandle.close``."""
         self._ask_every(lambda _, part: part.close(timeout_s=self._get_timeout_s(timeout_s)))
+
+    def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
+        """Raises NotSupportedError: the servers would not get the leaves at one moment, and samples join their rows."""
+        feature = f"adding leaves to table {self.name!r}, which several servers share,"
+        raise NotSupportedError(feature=feature, reason="create it with a like= that has all keys")
 
     def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""

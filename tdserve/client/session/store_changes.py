@@ -25,7 +25,8 @@ def create_store(
         deadline: By default that of every call.
     """
     made = _change(client, f"the creation of {request.name!r}", deadline, create_store=request).created_store
-    made.description.spec.CopyFrom(codec.encode(spec))
+    if not made.description.HasField("spec"):  # it is the requested one
+        made.description.spec.CopyFrom(codec.encode(spec))
     return from_message(made.description), bool(made.created)
 
 

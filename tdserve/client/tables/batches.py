@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     PeerLostError,
+    StructureChangedError,
     TDServeError,
     TransportError,
 )
@@ -30,7 +31,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, SessionClient
 from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
-from tdserve.client.tables.sampling import Asked, Query, ask, receive_sample, replace_torn
+from tdserve.client.tables.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
 from tdserve.client.tables.share import Share
 
 REQUESTS_UNDER_WAY = 2
@@ -60,6 +61,7 @@ class _Order:
     timeout_s: float
     ready: Queue[Any]
     closed: Event
+    renew: RenewQuery
     room: BoundedSemaphore  # one permit per batch that may be under way or waiting
     under_way: dict[int, Session] = field(default_factory=dict)
     num_received: int = 0  # requests whose batches are ready
@@ -127,6 +129,7 @@ class Batches:
         device: Any,
         drop_after_s: float | None = None,
         timeout_s: float,
+        renew: RenewQuery,
         step_count: StepCount | None = None,
     ) -> None:
         self._step_count = step_count
@@ -146,6 +149,7 @@ class Batches:
             timeout_s=timeout_s,
             ready=self._ready,
             closed=self._closed,
+            renew=renew,
             room=BoundedSemaphore(prefetch),
         )
         self._name = query.name
@@ -244,7 +248,13 @@ def _fetch_until_closed(order: _Order) -> None:
     progress = _Progress()
     while not order.closed.is_set():
         try:
-            _fetch(order, progress)
+            try:
+                _fetch(order, progress)
+            except StructureChangedError:
+                renewed = order.renew(order.query)
+                if renewed is None:
+                    raise
+                order.query = renewed
         except DeadlineExceededError as error:
             _put(order, error)
             progress.record_progress()

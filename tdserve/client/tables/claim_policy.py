@@ -85,6 +85,14 @@ class ClaimPolicy:
         self._claim: LocalClaim | None = None
         self._pacing = ClaimPacing()
 
+    def follow(self, target: WriteTarget) -> None:
+        """Goes on with the structure that the table has now; claims are of one structure."""
+        with self._lock:
+            self._target = target
+            if self._claim is not None:
+                self._claim = None
+                self._enter(_ClaimStage.NONE)
+
     @property
     def is_awaiting_claim(self) -> bool:
         """Whether the answer to a claim request is awaited. An extend sent before it arrives would end the claim."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, RequestError, TDServeError
+from tdserve.base.errors import CapacityError, ClosedError, RequestError, StructureChangedError, TDServeError
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
@@ -30,7 +31,8 @@ from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.capture import Captured
-from tdserve.v1 import control_pb2
+from tdserve.structure.tree import Spec
+from tdserve.v1 import content_pb2, control_pb2
 
 MAX_UNDER_WAY = 2
 """While the content of one request is received, the next one is prepared. Requests that cannot be joined are limited
@@ -48,6 +50,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         is_ordered: Whether rows must be committed in the order of their extends: then one request is under way at a
             time.
         counts: Receives the counts in answers.
+        uid: Incarnation of the table.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         max_rows: int,
         is_ordered: bool = False,
         counts: LastCounts | None = None,
+        uid: str = "",
     ) -> None:
         super().__init__(client)
+        self._uid = uid
         self._counts = counts or LastCounts(0, 0)
         self._claim_policy = ClaimPolicy(client, target, settings)
         self._target = target
@@ -70,16 +75,28 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         # A request that was begun before the session or its channel was open. No other is sent until it has ended:
         # it would overtake this one.
         self._opening: Future[control_pb2.Done] | None = None
+        self._refused: list[ExtendPart] = []  # of a structure that the table had before; no other overtakes them
+
+    def follow(self, stored: Spec) -> None:
+        """Goes on with the structure that the table has now."""
+        self._target = replace(self._target, fingerprint=stored.fingerprint, stored=stored)
+        self._claim_policy.follow(self._target)
 
     @classmethod
     def from_table(
-        cls, client: SessionClient, target: WriteTarget, settings: Settings, capacity: int, *, counts: LastCounts
+        cls,
+        client: SessionClient,
+        target: WriteTarget,
+        settings: Settings,
+        capacity: int,
+        *,
+        counts: LastCounts,
+        uid: str,
     ) -> ExtendCoalescer:
         """Makes one for a table with these rules."""
         max_rows = capacity // 4 if settings.may_join_extends else 1
-        return cls(
-            client, target, settings, max_rows=max_rows, is_ordered=settings.sampler.uses_trajectories, counts=counts
-        )
+        is_ordered = settings.sampler.uses_trajectories
+        return cls(client, target, settings, max_rows=max_rows, is_ordered=is_ordered, counts=counts, uid=uid)
 
     @property
     def is_waiting(self) -> bool:
@@ -88,7 +105,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         No other extend of this handle may overtake them.
         """
         with self._lock:
-            is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way)
+            is_next = self._opening is None and (self._max_under_way > 1 or not self._under_way) and not self._refused
             return bool(self._waiting) or self._is_sending or not is_next
 
     def _find_max_bytes(self, first: ExtendPart) -> int:
@@ -115,7 +132,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._waiting.put_back(parts)
 
     def _may_send(self) -> bool:
-        if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None:
+        if not self._waiting or self._claim_policy.is_awaiting_claim or self._opening is not None or self._refused:
             return False
         if self._under_way and self._client.is_turning:  # they would be overtaken on the new route
             return False
@@ -131,7 +148,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def send(self, part: ExtendPart) -> torch.Tensor:
         """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
         claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
-        make_outgoing, make_body = self._make_recipe([part], claim_request)
+        make_outgoing, make_body = self._make_recipe([part], claim_request, self._target)
         done = None
         try:
             done = write(
@@ -173,7 +190,8 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             if request is None:
                 return
             claim_request = self._claim_policy.make_claim_request(parts[0].request.num_rows)
-            make_outgoing, make_body = self._make_recipe(parts, claim_request)
+            target = self._target
+            make_outgoing, make_body = self._make_recipe(parts, claim_request, target)
             deadline = find_first_deadline(parts)
             late: list[ExtendPart] = []
             done = write_early(
@@ -196,22 +214,26 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             self._under_way[done] = sum(part.nbytes for part in parts)
             self._opening = done if late else None
         # The future is an argument: a closure over it would keep the future, and the parts with it, alive.
-        done.add_done_callback(lambda done: self._settle(done, parts, claim_request))
+        done.add_done_callback(lambda done: self._settle(done, parts, claim_request, target))
 
     def _make_recipe(
-        self, parts: list[ExtendPart], claim_request: ClaimRequest | None
+        self, parts: list[ExtendPart], claim_request: ClaimRequest | None, target: WriteTarget
     ) -> tuple[MakeOutgoing, MakeBody]:
         request = join_requests([part.request for part in parts])
         captured = list(chain.from_iterable(part.captured for part in parts))
         is_first = all(part.number is None and part.is_plain for part in parts)
+        paths = captured[0].spec.leaf_paths
+        lacks_leaves = target.stored is not None and len(paths) < len(target.stored.leaf_paths)
 
         def make_outgoing(session: Session) -> Outgoing:
             margin_nbytes = sum(len(column.data) for column in find_columns(request))
-            return session.mover.prepare(captured, self._target, margin_nbytes=margin_nbytes)
+            return session.mover.prepare(captured, target, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
             message.MergeFrom(request)
+            if lacks_leaves and not message.keys:  # captured before the others came
+                message.keys.extend(content_pb2.Path(parts=path) for path in paths)
             nonlocal is_first
             if claim_request is not None:
                 claim_request.session, message.wished_claim = session, claim_request.num_rows
@@ -223,7 +245,11 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         return make_outgoing, make_body
 
     def _settle(
-        self, done: Future[control_pb2.Done], parts: list[ExtendPart], claim_request: ClaimRequest | None
+        self,
+        done: Future[control_pb2.Done],
+        parts: list[ExtendPart],
+        claim_request: ClaimRequest | None,
+        target: WriteTarget,
     ) -> None:
         error = done.exception()
         with self._lock:
@@ -233,7 +259,9 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             fail_parts(late, error)
         if claim_request is not None:
             self._claim_policy.take_answer(claim_request, done.result() if error is None else None)
-        if isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
+        if isinstance(error, StructureChangedError):
+            self._refuse(parts, target, error)
+        elif isinstance(error, (RequestError, CapacityError)) and len(parts) > 1:
             # Refused together, for example because a limiter admits fewer rows at once: sent one by one.
             with self._lock:
                 self._waiting.put_back([part._replace(is_alone=True) for part in parts])
@@ -253,8 +281,42 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._opening = None
         return [] if error is None else self._waiting.take_expired()
 
+    def _refuse(self, parts: list[ExtendPart], target: WriteTarget, error: StructureChangedError) -> None:
+        """Sends parts again if the table has got leaves since; another thread finds that out."""
+        with self._lock:
+            is_first = not self._refused
+            self._refused += parts
+        if is_first:
+            try:
+                self._client.later(partial(self._send_refused, target, error))
+            except ClosedError:
+                self._end_refused(error)
+
+    def _send_refused(self, target: WriteTarget, error: TDServeError) -> None:
+        try:
+            if self._target is target:  # else the handle has followed meanwhile
+                found = self._client.catalog.describe(target.store)
+                stored = found.spec.prepend((found.capacity,))
+                if stored.fingerprint == target.fingerprint or found.uid != self._uid:
+                    raise error
+                self.follow(stored)
+        except TDServeError as fault:
+            self._end_refused(fault)
+        else:
+            self._end_refused(None)
+
+    def _end_refused(self, error: TDServeError | None) -> None:
+        """Sends the refused parts before all others, or fails them."""
+        with self._lock:
+            parts, self._refused = self._refused, []
+            if error is None:
+                self._waiting.put_back(parts)
+        if error is not None:
+            fail_parts(parts, error)
+        self._advance()
+
     def _list_unfinished(self) -> list[Future[Any]]:
-        return [*(part.future for part in self._waiting), *self._under_way]
+        return [*(part.future for part in (*self._waiting, *self._refused)), *self._under_way]
 
 
 def _decode_indices(done: control_pb2.Done) -> torch.Tensor:

@@ -117,3 +117,14 @@ def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:
     """Returns whether ``batch`` has the form that a table stores: so many dimensions, and not too many rows."""
     size = getattr(batch, "batch_size", None)
     return type(size) is torch.Size and len(size) == num_dims and size[0] <= capacity
+
+
+def suggest_form(num_extra_dims: int, row: Spec) -> str:
+    """Returns what may have been meant by rows with so many batch dimensions too many."""
+    if num_extra_dims > 0:
+        return " (flatten=True takes rows in several dimensions)"
+    return (
+        f" (the like= of the table was a batch {list(row.batch_size)}, so that each row is one)"
+        if row.batch_size
+        else ""
+    )

@@ -11,11 +11,27 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import capture
+from tdserve.structure.capture import Captured, capture
 from tdserve.structure.declaring import Declared, declare_ragged, widens
 from tdserve.structure.fake_tensors import to_structure_capture
 from tdserve.structure.matching import quote
 from tdserve.v1 import control_pb2
+
+
+def capture_row(client: SessionClient, name: str, like: Any) -> Captured:
+    """Captures a row whose content does not matter.
+
+    Raises:
+        NotSupportedError: Rows of a table cannot be like this.
+    """
+    captured = to_structure_capture(
+        capture(like, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
+    )
+    for path, leaf in captured.spec.values:
+        if leaf.is_unbatched:
+            reason = "all rows share it; put it into a store of its own"
+            raise NotSupportedError(feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason)
+    return captured
 
 
 def create_table(
@@ -31,13 +47,7 @@ def create_table(
     settings.check(capacity)
     if like is None:
         raise InvalidRequestError(argument="like", reason="None is not a tensordict")
-    captured = to_structure_capture(
-        capture(like, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
-    )
-    for path, leaf in captured.spec.values:
-        if leaf.is_unbatched:
-            reason = "all rows share it; put it into a store of its own"
-            raise NotSupportedError(feature=f"an UnbatchedTensor at key {quote(path)} of table {name!r}", reason=reason)
+    captured = capture_row(client, name, like)
     spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
     for key in settings.sampler.trajectory_keys:
         spec.find(key, store=name)

@@ -88,4 +88,4 @@ class QueueHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         query = self.make_query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, device=device, numpy=numpy)
-        return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
+        return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)

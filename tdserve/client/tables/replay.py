@@ -148,7 +148,7 @@ class ReplayHandle(TableHandle):
         path = None if balance is None else check_path(balance, argument="balance")
         share = parse_share(rank, world_size, step, path, run)
         if path is not None:
-            self.spec.find(path, store=self.name)
+            self._check_key(path)
         return share
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
@@ -188,9 +188,13 @@ class ReplayHandle(TableHandle):
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
-        rows = take_rows(self._client, query, num_rows, self._client.deadline(timeout_s))
-        taken = Taken(self._client, query, rows, None)
+        deadline = self._client.deadline(timeout_s)
+
+        def draw() -> Taken:
+            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
+            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
+
+        taken = self._follow_and_retry(draw)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -306,7 +310,7 @@ class ReplayHandle(TableHandle):
         is_lease = bool(consumer) and share is None
         query = self.make_query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
         if is_lease:
-            return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds)
+            return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)
         return Batches(
             self._client,
             query,
@@ -315,5 +319,6 @@ class ReplayHandle(TableHandle):
             device=device,
             drop_after_s=drop,
             timeout_s=seconds,
+            renew=self._renew,
             step_count=step_count,
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +27,15 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 T = TypeVar("T")
+
+
+class _FoundRows(NamedTuple):
+    contents: list[Content]
+    stored: Spec
+
+    def build(self) -> Any:
+        parts = [build_rows(content, self.stored) for content in self.contents]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class RowsByNumber(ByAddress):
@@ -67,28 +75,24 @@ class RowsByNumber(ByAddress):
         """Returns what ``get_with_generations`` does, always as a tensordict and a tensor."""
         check_real("reading rows", ROWS)
         self._check_index(numbers)
-        deadline = self._client.deadline(None)
         begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
-        pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        contents = [self._follow_and_retry(partial(self._read, piece, deadline)) for piece in pieces]
-        generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in contents])
-        parts = [build_rows(content, self._stored) for content in contents]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return rows, generations
+        found = self._read_pieces([numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins])
+        generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
+        return found.build(), generations
 
     def read_numbered(self) -> tuple[Any, torch.Tensor]:
         """Returns all live rows as ``table[:]`` does, always as a tensordict, and their numbers."""
         check_real("reading rows", ROWS)
-        content = self._follow_and_retry(lambda: self._read(slice(None), self._client.deadline(None)))
-        return build_rows(content, self._stored), content.columns.get_trailing(INDEX_KEY)
+        found = self._read_pieces([slice(None)])
+        return found.build(), found.contents[0].columns.get_trailing(INDEX_KEY)
 
     def read_rows(self, index: Any) -> Any:
         """Returns live rows as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
-        deadline = self._client.deadline(None)
         if isinstance(index, tuple):
             raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
         index, shape = (slice(None) if index is Ellipsis else index), None
+        pieces = [index]
         if not isinstance(index, slice):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
             if array.dtype != np.bool_:
@@ -97,10 +101,8 @@ class RowsByNumber(ByAddress):
                 if array.size > MAX_MESSAGE_ROWS:
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
-                    parts = [self.read_rows(numbers[begin : begin + MAX_MESSAGE_ROWS]) for begin in begins]
-                    return torch.cat(parts).reshape(*array.shape)
-        content = self._follow_and_retry(lambda: self._read(index, deadline))
-        found = build_rows(content, self._stored)
+                    pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
+        found = self._read_pieces(pieces).build()
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -124,10 +126,18 @@ class RowsByNumber(ByAddress):
         except SelectionError:  # another table may have this name now
             encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
 
-    def _read(self, index: Any, deadline: Deadline) -> Content:
-        selection = parse(index, store=self.name)
+    def _read_pieces(self, indices: Sequence[Any]) -> _FoundRows:
+        """Reads rows by several indices, all under one structure of the table."""
+        deadline = self._client.deadline(None)
 
-        wanted = WantedRows(self.name, self._stored)
+        def read() -> _FoundRows:
+            stored = self._stored
+            return _FoundRows([self._read(index, stored, deadline) for index in indices], stored)
+
+        return self._follow_and_retry(read)
+
+    def _read(self, index: Any, stored: Spec, deadline: Deadline) -> Content:
+        selection, wanted = parse(index, store=self.name), WantedRows(self.name, stored)
 
         def attempt(session: Session, request: int, deadline: Deadline) -> Content:
             content = session.mover.read_listed(wanted, selection)
@@ -135,7 +145,7 @@ class RowsByNumber(ByAddress):
                 asked = control_pb2.ReadRequest(
                     store=self.name,
                     selection=selection.to_message(),
-                    fingerprint=self._stored.fingerprint,
+                    fingerprint=stored.fingerprint,
                     timeout_s=deadline.remaining_s,
                 )
                 on_announced = session.mover.make_early_receiver(request, lambda: wanted)

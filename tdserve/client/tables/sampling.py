@@ -147,6 +147,10 @@ class Query:
         return make_rows_layout(self.stored, num_rows, self.added)
 
 
+RenewQuery = Callable[[Query], "Query | None"]
+"""Returns a query for a table that has got leaves since the given one was made; None if it has not."""
+
+
 class Sampled:
     """Rows of one or several batches, in order.
 

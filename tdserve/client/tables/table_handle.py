@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import (
     InvalidRequestError,
     SpecMismatchError,
-    StoreNotFoundError,
+    StructureChangedError,
     TooLargeError,
 )
 from tdserve.base.ids import check_text
@@ -21,37 +22,31 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.by_address import OfProcess
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.outgoing import WriteTarget
-from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers, to_whole_generations
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.destack import destack
-from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extend_parts import ExtendPart
-from tdserve.client.tables.given_rows import GivenRows, is_plain_batch
-from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
+from tdserve.client.tables.followed_table import FollowedTable
+from tdserve.client.tables.given_rows import GivenRows, is_plain_batch, suggest_form
+from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lacking
+from tdserve.client.tables.new_table import capture_row
+from tdserve.client.tables.retype_table import retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
-from tdserve.client.tables.rows_by_number import RowsByNumber
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
 from tdserve.client.tables.share import Share
-from tdserve.client.tables.table_counts import LastCounts, TableCounts, ask_counts
+from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.content import ADDED_KEYS
 from tdserve.messages.row_numbers import Rows, encode_rows
-from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
-from tdserve.structure.tree import Path, Spec, check_matches
+from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
 
-T = TypeVar("T")
 
-
-class TableHandle(RowsByNumber):
+class TableHandle(FollowedTable):
     """A table of rows on the server.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
@@ -62,34 +57,6 @@ class TableHandle(RowsByNumber):
         spec: Structure of one row.
         settings: Sampler, remover and limiter at the time when this handle was made.
     """
-
-    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
-        self._client = client
-        self.name = description.name
-        self._follow(description)
-
-    _of_process: ClassVar[tuple[str, ...]] = ("_client", "_coalescer")
-
-    @OfProcess
-    def _coalescer(self) -> ExtendCoalescer:
-        """Sends rows; made again when the table is."""
-        target = WriteTarget(self.name, self._stored.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
-        return ExtendCoalescer.from_table(self._client, target, self.settings, self.capacity, counts=self._counts)
-
-    def _follow(self, description: StoreDescription) -> None:
-        """Makes this the handle of the table with this description."""
-        self.capacity = description.capacity
-        self._uid = description.uid
-        self.spec: Spec = description.spec
-        self._is_in_use = description.inserts > 0
-        self._counts = LastCounts(description.num_rows, description.inserts)
-        self.settings = Settings.from_json(description.settings)
-        self._stored = self.spec.prepend((self.capacity,))
-        self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
-        self.__dict__.pop("_coalescer", None)
-        self._num_dims = 1 + len(self.spec.batch_size)
-        self._paths = [path for path, _ in (*self.spec.tensors, *self.spec.values)]
-        self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
@@ -176,7 +143,7 @@ class TableHandle(RowsByNumber):
             return self._show_numbers(index) if self._client.numpy else index
         given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
         if given.num_rows > self.capacity:
-            self._follow_recreated()  # perhaps with room for all of them, or with another limiter
+            self._follow_changed()  # perhaps with room for all of them, or with another limiter
             given = given.keep_newest(self.capacity) if self.settings.overwrites_oldest else given
         captured, keys = self._capture_batch(given.batch)
         is_cut = given.num_cut > 0
@@ -223,14 +190,47 @@ class TableHandle(RowsByNumber):
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
-        try:
-            index = self._coalescer.send(part)
-        except SpecMismatchError:
-            if not self._follow_recreated() or is_cut:  # the table may have room now for what was cut off
-                raise
-            index = self._coalescer.send(part._replace(number=None))  # nothing was stored under the first number
+        capacity = self.capacity
+        while True:
+            stored = self._stored
+            try:
+                index = self._coalescer.send(part)
+                break
+            except SpecMismatchError:
+                if not self._has_followed(stored):
+                    raise
+                if is_cut and self.capacity != capacity:  # the table may have room now for what was cut off
+                    raise
+                part = part._replace(number=None)  # nothing was stored under the first number
         self._is_in_use = True
         return index
+
+    def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
+        """Adds the leaves to the table's rows that ``like`` has and they lack; all clients see them from then on.
+
+        Rows that lack such a leaf have zeros there: those that were written before, and those of writers that do not
+        know it. Of a non-tensor leaf they have None. So they count as complete, unlike rows that lack a leaf with which
+        the table was created. Other leaves stay as they are; nothing happens if rows lack none.
+
+        Args:
+            like: One row; its content does not matter, and it may lack leaves that rows have.
+
+        Raises:
+            SpecMismatchError: The batch size is not that of a row, or a leaf is below another one. Nothing was changed.
+            InvalidSpecError: A key is one that samples add. Nothing was changed.
+            NotSupportedError: The rows are of a class, which has no such field. Nothing was changed.
+            CapacityError: There is no room for the leaves. Nothing was changed.
+        """
+        row, deadline = capture_row(self._client, self.name, like).spec, self._client.deadline(timeout_s)
+        while find_lacking(self.spec, row):
+            stored = self._stored
+            try:
+                add_leaves(self._client, self.name, self.spec, row, deadline)
+            except StructureChangedError:
+                if not self._has_followed(stored):
+                    raise
+            else:
+                self._follow_changed()
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """Returns a writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
@@ -281,7 +281,7 @@ class TableHandle(RowsByNumber):
                 deadline=deadline,
             )
 
-        return self._client.perform(write, return_early)
+        return self._client.perform(partial(self._follow_and_retry, write), return_early)
 
     def update_if_present(
         self,
@@ -314,8 +314,13 @@ class TableHandle(RowsByNumber):
         deadline = self._client.deadline(timeout_s)
 
         def overwrite_rows(rows: Rows, values: Any, expected: ExpectedRows) -> None:
-            client, name, stored = self._client, self.name, self._stored
-            overwrite(client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline)
+            def write() -> None:
+                client, name, stored = self._client, self.name, self._stored
+                overwrite(
+                    client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline
+                )
+
+            self._follow_and_retry(write)
 
         is_same = write_same(
             rows,
@@ -412,7 +417,7 @@ class TableHandle(RowsByNumber):
         )
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
-            self.spec.find(path, store=self.name)
+            self._check_key(path)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)
@@ -439,35 +444,6 @@ class TableHandle(RowsByNumber):
             share=share,
         )
 
-    def _follow_and_retry(self, act: Callable[[], T]) -> T:
-        """Runs ``act``, once more if the table was recreated in between, with another capacity or for ragged rows."""
-        try:
-            result = act()
-        except (StoreNotFoundError, SpecMismatchError) as error:
-            if (
-                not self._is_in_use
-                and (found := find_current_description(self._client, self.name, self.spec)) is not None
-            ):
-                self._follow(found)
-            elif isinstance(error, StoreNotFoundError) or not self._follow_recreated():
-                raise
-            result = act()
-        self._is_in_use = True
-        return result
-
-    def _follow_recreated(self) -> bool:
-        """Follows a table that was deleted and created again for the same rows; returns whether it was.
-
-        Otherwise only the settings are those of now.
-        """
-        found = self._client.catalog.describe(self.name, timeout_s=0)
-        is_recreated = found.spec == self.spec and found.capacity != self.capacity
-        if is_recreated:
-            self._follow(found)
-        elif found.spec == self.spec:
-            self.settings = Settings.from_json(found.settings)
-        return is_recreated
-
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
         """Captures a batch; also returns the keys of its leaves, none if it has all of them.
 
@@ -481,6 +457,8 @@ class TableHandle(RowsByNumber):
         except SpecMismatchError:
             if (columns := destack(batch, self.spec)) is not None:
                 return self._capture_fitting(columns)
+            if self._follow_changed():
+                return self._capture_fitting(batch)
             if self._is_in_use:
                 raise
         if (description := retype(self._client, self.name, self.spec, batch)) is not None:
@@ -504,32 +482,21 @@ class TableHandle(RowsByNumber):
         batch_size = spec.batch_size
         if len(batch_size) != self._num_dims:
             expected = f"batch size {['n', *self.spec.batch_size]}"
-            hint = _suggest_form(len(batch_size) - self._num_dims, self.spec)
+            hint = suggest_form(len(batch_size) - self._num_dims, self.spec)
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=f"{list(batch_size)}{hint}")
         expected_spec = self._stored.with_rows(batch_size[0])
         keys = ()
         found = {path for path, _ in (*spec.tensors, *spec.values)}
-        if found and found < set(self._paths):
-            keys = tuple(path for path in self._paths if path in found)
+        if found and found < set(self.spec.leaf_paths):
+            keys = tuple(path for path in self.spec.leaf_paths if path in found)
             expected_spec = expected_spec.select(keys, store=self.name)
         # Without the missing leaves some nodes may be empty.
         given = spec.select(keys, store=self.name) if keys else spec
-        check_matches(expected_spec, given, store=self.name)
+        check_leaves(expected_spec, given, store=self.name)
         if batch_size[0] > self.capacity:
             raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
         self._fitting = spec, keys  # the writer's next batch probably has the same structure
         return keys
-
-
-def _suggest_form(num_extra_dims: int, row: Spec) -> str:
-    """Returns what may have been meant by rows with so many batch dimensions too many."""
-    if num_extra_dims > 0:
-        return " (flatten=True takes rows in several dimensions)"
-    return (
-        f" (the like= of the table was a batch {list(row.batch_size)}, so that each row is one)"
-        if row.batch_size
-        else ""
-    )
 
 
 def _list_keys(require: Any) -> list[Any]:

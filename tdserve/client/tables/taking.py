@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     EndOfStreamError,
+    StructureChangedError,
     TDServeError,
     TransferAbortedError,
     TransportError,
@@ -24,7 +25,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
-from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
+from tdserve.client.tables.sampling import Query, RenewQuery, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
@@ -169,11 +170,15 @@ class TakenBatches:
         num_rows: Rows of a batch; the last ones of a closed table may have fewer.
         device: Where batches are moved.
         timeout_s: Seconds that one batch may take.
+        renew: Returns a query for a table that has changed.
     """
 
-    def __init__(self, client: SessionClient, query: Query, num_rows: int, *, device: Any, timeout_s: float) -> None:
+    def __init__(
+        self, client: SessionClient, query: Query, num_rows: int, *, device: Any, timeout_s: float, renew: RenewQuery
+    ) -> None:
         self._client = client
         self._query = query
+        self._renew = renew
         self._num_rows = num_rows
         self._device = device
         self._timeout_s = timeout_s
@@ -202,6 +207,12 @@ class TakenBatches:
                 raise
             except EndOfStreamError:
                 raise StopIteration from None
+            except StructureChangedError:
+                renewed = self._renew(self._query)
+                if renewed is None:
+                    raise
+                self._query = renewed
+                continue
             self._held = rows
             if self._closed.is_set():  # by another thread, which found nothing to give back
                 self.close()

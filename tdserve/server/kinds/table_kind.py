@@ -99,7 +99,7 @@ class TableKind(StoreKind):
             now_reserved=[*(rows.rows for rows in reserved), *(rows for _, several in claimed for rows in several)],
             held=stores.unfinished_writes.find_overwritten(record.uid, stored),
             make_column=partial(open_column, folder),
-            num_keys=len(spec.tensors) + len(spec.values),
+            num_keys=len(spec.tensors) + len(spec.values) - len(record.added_leaves),
             shared=SharedNumbers(generations.numbers),
             first_generation=compute_first_generation(record.uid),
         )

@@ -87,7 +87,8 @@ class PermitMover(Mover):
 
     async def _let_fill(self, request: int, rows: RowsToFill, values: worker_pb2.PutValues) -> control_pb2.Written:
         self._record(rows).save(self._stores.db)
-        accepted = control_pb2.Accepted(uid=rows.store.record.uid, rows=rows.reservation.encoded)
+        record = rows.store.record
+        accepted = control_pb2.Accepted(uid=record.uid, structure=record.structure, rows=rows.reservation.encoded)
         accepted.columns.extend(content_pb2.Path(parts=path) for path in rows.columns)
         if not _is_any(values):
             return await self._client.let_fill(request, accepted)
@@ -126,7 +127,7 @@ class PermitMover(Mover):
             paths = [path for path, _ in store.spec.values]
             values = await read_values(self._session.worker, store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
-        accepted.uid = store.record.uid
+        accepted.uid, accepted.structure = store.record.uid, store.record.structure
         if not rest[0]:
             _add_rows(accepted, plan, values)
         self._traffic.count_sent(self.transport, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from tdserve.messages.content import decode_paths
@@ -13,10 +12,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.staging_names import StagingNames
 from tdserve.server.workers import DataWorker
-from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.values.value_codec import NONE
-from tdserve.values.value_columns import ValueColumn, encode_block
+from tdserve.values.value_codec import encode_nones
 
 
 class ValueWrites:
@@ -66,14 +63,9 @@ def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
     given = {path for path, _ in spec.values}
     lacking = [path for path, _ in store.spec.values if path not in given] if asked.keys else []
     return worker_pb2.PutValues(
-        values=asked.content.values + _make_empty_block(lacking),  # concatenated blocks are one block
+        values=asked.content.values + encode_nones(len(lacking)),  # a reused row must not show its previous values
         keys=[*keys, *(content_pb2.Path(parts=path) for path in lacking)],
         elements=encode_rows(spread(rows.reservation.rows, math.prod(store.spec.batch_size[1:]))),
         is_whole=not lacking,  # the values are whole, even if tensors follow later
         is_bundled=asked.content.is_bundled,
     )
-
-
-def _make_empty_block(lacking: Sequence[Path]) -> bytes:
-    """Returns a block with None for each path: a reused row must not show its previous values."""
-    return encode_block([ValueColumn(False, [NONE])] * len(lacking))

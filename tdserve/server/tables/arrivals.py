@@ -75,13 +75,13 @@ def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.Exte
         content = read_list(asked.priorities)
         priorities = decode_column("priority", content, "<f8", num_rows)
         check_priorities(np.frombuffer(content, "<f8"))  # one entry for all rows may stand for very many
-    keys = sorted(number for key in asked.keys for number in store.find_numbers(tuple(key.parts)))
-    missing = [path for path in store.rule_keys if keys and not set(store.find_numbers(path)) <= set(keys)]
+    keys = store.choose_numbers([tuple(key.parts) for key in asked.keys])
+    missing = [path for path in store.rule_keys if keys is not None and not set(store.find_numbers(path)) <= set(keys)]
     if missing:
         reason = f"table {store.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
         raise InvalidRequestError(argument="batch", reason=reason)
     writer = (client_id, asked.writer)
-    coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys or None), num_rows)
+    coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys), num_rows)
     if not asked.HasField("policy_versions"):
         return coming
     content = read_list(asked.policy_versions)

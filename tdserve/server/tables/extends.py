@@ -79,6 +79,7 @@ class Extends:
                 txn.update("pending", store.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
         rows = RowsToFill(store, reservation, asked)
         try:
+            store.check_current()  # while it waited for room, leaves may have come
             found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
             if len(found) < len(rows.rule_leaves):
                 found = await self._rule_keys.read_columns(store, rows.rule_leaves, reservation.rows, session)

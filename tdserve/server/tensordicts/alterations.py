@@ -11,20 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path as FilePath
+from contextlib import suppress
+from dataclasses import replace
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    DeadlineExceededError,
     NotSupportedError,
     SpecMismatchError,
     TDServeError,
 )
-from tdserve.base.ids import make_uid
 from tdserve.messages.row_sets import RowSet
+from tdserve.server.alteration_folder import (
+    RETRY_EVERY_S,
+    AlteringFolder,
+    hold_alone,
+    make_altering_folder,
+    remove_files,
+)
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
@@ -32,15 +35,13 @@ from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.staging_names import make_values_path
 from tdserve.server.stores import Stores
-from tdserve.server.worker_spec_cache import WorkerSpecCache
-from tdserve.server.workers import DataWorker, drop_store
+from tdserve.server.tables.added_leaves import AddedLeaves
+from tdserve.server.workers import DataWorker
 from tdserve.store import leaf_folders, object_folders, restructuring
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.structure import codec
 from tdserve.structure.altering import Alteration, Altered, Renaming
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
@@ -48,44 +49,9 @@ _log = logging.getLogger("tdserve.server")
 MOVING = -1
 """Takes the place of the structure number while the store's files cannot be opened."""
 
-RETRY_EVERY_S = 1.0
-"""Time between two attempts to finish an alteration that found no room."""
-
-MAX_HOLD_S = 2.0
-"""Longest time for which new writes wait for an alteration that waits for older writes; then they go first."""
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A folder in which added content is created and filled.
-
-    Attributes:
-        uid: Its uid for workers and local clients.
-        added: Structure of the content; None if nothing is added.
-    """
-
-    uid: str
-    folder: FilePath
-    added: Spec | None
-
-    @property
-    def spool(self) -> str:
-        """Path of the file in which its values wait."""
-        return make_values_path(str(self.folder / "staged"))
-
-    def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
-        """Returns the reference by which orders name this folder."""
-        if self.added is None:
-            return worker_pb2.StoreRef()
-        fingerprint = self.added.fingerprint
-        ref = worker_pb2.StoreRef(uid=self.uid, folder=str(self.folder), fingerprint=fingerprint)
-        if known_specs.must_include(self.added):
-            ref.spec.CopyFrom(codec.encode(self.added))
-        return ref
-
 
 class Alterations:
-    """Changes the structure of tensordict stores for sessions.
+    """Changes the structure of tensordict stores and tables for sessions.
 
     Args:
         stores: All stores of the server.
@@ -97,31 +63,34 @@ class Alterations:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
+        self._added_leaves = AddedLeaves(stores, answers, values_worker=values_worker)
         self._retrying: set[asyncio.Task[None]] = set()
 
     async def alter(self, session: ClientSession, request: int, asked: control_pb2.AlterRequest) -> control_pb2.Done:
-        """Changes a store's structure, whole or not at all.
+        """Changes a store's structure, whole or not at all. Tables only get leaves.
 
         Raises:
             TDServeError: Nothing was changed.
         """
         store = self._stores.get(asked.store)
+        wanted = _decode(asked)
+        if store.table is not None:
+            return await self._added_leaves.add(session, request, store, wanted, Deadline.after(asked.timeout_s))
         if KINDS[store.record.kind].has_rules:
             raise store.make_kind_error("tensordict")
         store.check_writable()
-        wanted = _decode(asked)
         if store.record.adopted and wanted.is_locked is None:
             reason = f"its tensors lie in {store.record.adopted}; change that folder, and adopt it again"
             raise NotSupportedError(feature=f"another structure of adopted store {store.name!r}", reason=reason)
         wanted.apply(store.spec, store=store.name)  # checked before anything is created
         _check_content(store, wanted, asked)
         deadline = Deadline.after(asked.timeout_s)
-        async with self._make_folder(session, store, wanted.added) as made:
+        async with make_altering_folder(self._stores.db, session, store, wanted.added) as made:
             if asked.HasField("content"):
                 path = str(made.folder.relative_to(self._stores.root.path))
                 target = StoreToFill(store.name, made.uid, made.make_ref, made.spool, path)
                 await session.mover.fill(request, target, asked.content)
-            async with self._hold_alone(session, store, deadline):
+            async with hold_alone(session, store, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
@@ -141,6 +110,8 @@ class Alterations:
                 store = self._stores.find_uid(restructured.uid)
                 if store is None:
                     self._stores.db.delete("pending", restructured.key)
+                elif store.table is not None:
+                    await self._added_leaves.repair(store, restructured)
                 else:
                     await self._finish_or_retry(store, restructured)
             except TDServeError as error:
@@ -159,51 +130,9 @@ class Alterations:
 
     def close(self) -> None:
         """Stops retrying; the next start of the server finishes what waits for room."""
+        self._added_leaves.close()
         for task in self._retrying:
             task.cancel()
-
-    @asynccontextmanager
-    async def _make_folder(
-        self, session: ClientSession, store: OpenedStore, added: Spec | None
-    ) -> AsyncIterator[_Made]:
-        """Runs a block with a folder for added content; the folder is removed afterwards, unless the alteration still
-        needs it."""
-        uid = make_uid()
-        made = _Made(uid, store.folder / f"{restructuring.PREFIX}{uid}", added)
-        try:
-            if added is not None:
-                await asyncio.to_thread(_make_files, made.folder, added, uid)
-            yield made
-        finally:
-            if made.folder.name not in {each.folder for each in Restructured.load(self._stores.db)}:
-                await asyncio.to_thread(_remove_files, made.folder, uid)
-            if added is not None:
-                await drop_store([session.worker], uid)
-
-    @asynccontextmanager
-    async def _hold_alone(self, session: ClientSession, store: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
-        """Runs a block during which nobody writes to the store."""
-        while True:
-            async with store.write_lock:
-                store.check_present()
-                remaining_s = deadline.remaining_s
-                hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
-                with suppress(DeadlineExceededError):
-                    await session.wait_until(
-                        store.waiters,
-                        lambda: not store.writes,
-                        Deadline.after(hold_s),
-                        lambda: f"the end of writes to {store.name!r}",
-                    )
-                store.check_present()
-                if not store.writes:
-                    yield
-                    return
-            if deadline.expired:
-                raise DeadlineExceededError(
-                    what=f"the end of other writes to {store.name!r}", timeout_s=deadline.timeout_s
-                )
-            await asyncio.sleep(0)
 
     async def _commit(
         self,
@@ -211,7 +140,7 @@ class Alterations:
         request: int,
         store: OpenedStore,
         altered: Altered,
-        made: _Made,
+        made: AlteringFolder,
         asked: control_pb2.AlterRequest,
     ) -> control_pb2.Done:
         new = altered.spec
@@ -247,7 +176,7 @@ class Alterations:
         self,
         session: ClientSession,
         store: OpenedStore,
-        made: _Made,
+        made: AlteringFolder,
         restructured: Restructured,
         content: control_pb2.Content,
     ) -> None:
@@ -299,7 +228,7 @@ class Alterations:
                 await self._finish(store, restructured, held)
                 _log.warning("store %r has its new structure", store.name)
                 uid = restructured.folder.removeprefix(restructuring.PREFIX)
-                await asyncio.to_thread(_remove_files, store.folder / restructured.folder, uid)
+                await asyncio.to_thread(remove_files, store.folder / restructured.folder, uid)
                 return
 
     async def _finish(self, store: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
@@ -355,21 +284,6 @@ def _make_move_order(moves: tuple[tuple[Path, Path], ...], cleared: tuple[Path, 
     order.move_values.targets.extend(content_pb2.Path(parts=target) for _, target in moves)
     order.move_values.cleared.extend(content_pb2.Path(parts=path) for path in cleared)
     return order
-
-
-def _make_files(folder: FilePath, added: Spec, uid: str) -> None:
-    leaf_folders.create(folder, added)
-    Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=1).close()
-
-
-def _remove_files(folder: FilePath, uid: str) -> None:
-    if not folder.exists():
-        return
-    if (folder / GENERATION_FILE).exists():
-        generations = Generations.open(folder / GENERATION_FILE, uid=uid, writable=True)
-        generations.mark_deleted()
-        generations.close()
-    restructuring.remove(folder)
 
 
 def _decode_path(key: content_pb2.Path) -> Path:

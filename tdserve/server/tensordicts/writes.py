@@ -18,7 +18,6 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
     RemoteProtocolError,
-    SpecMismatchError,
     StructureChangedError,
     TDServeError,
 )
@@ -230,7 +229,7 @@ class Writes:
         deadline = Deadline.after(asked.timeout_s)
         while True:
             async with store.write_lock:
-                store.check_present()
+                store.check_current()
                 if not (store.writes or store.lost):
                     yield
                     return
@@ -255,7 +254,7 @@ class Writes:
                     pass
             elif self._is_free(store, rows):  # else another one that waited came first
                 break
-        store.check_present()
+        store.check_current()
 
     async def repair(self) -> int:
         """Applies, after a restart, the writes that a crash interrupted. A damaged store stays as it is.
@@ -354,9 +353,8 @@ def _make_receive_order(
 
 def _check_fingerprint(record: StoreRecord, spec: Spec, content: control_pb2.Content) -> None:
     if content.fingerprint != spec.fingerprint:
-        error = SpecMismatchError if KINDS[record.kind].has_rules else StructureChangedError
         older = "that it had before" if record.structure else "that of an older store of this name"
-        raise error(store=record.name, key="", expected="the structure of this store", actual=older)
+        raise StructureChangedError(store=record.name, key="", expected="the structure of this store", actual=older)
 
 
 def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:

@@ -367,3 +367,11 @@ def test_numbers_when_the_client_is_for_arrays_then_arrays(address: str) -> None
         assert isinstance(table.sample(3)["number"], np.ndarray)
         assert table[written]["number"].tolist() == [0, 1, 2, 3, 4]
         client.delete(name)
+
+
+def test_leaves_when_several_servers_share_the_table_then_refused_by_name(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 300, shards="all")
+    with pytest.raises(tdserve.NotSupportedError, match=name):
+        table.add_leaves(rows(1)[0])

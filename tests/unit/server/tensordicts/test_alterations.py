@@ -144,9 +144,9 @@ def test_alter_when_it_does_not_fit_then_refused_and_nothing_changed(
     assert restructuring.list_leftovers(store.folder) == []
 
 
-def test_alter_when_it_is_no_tensordict_store_then_refused(world: World, run: Loop) -> None:
-    run(world.create_replay("x", TD[0], 4))
-    with pytest.raises(WrongStateError, match="replay"):
+def test_alter_when_the_store_has_no_keys_of_its_own_then_refused(world: World, run: Loop) -> None:
+    run(world.create("x", TensorDict(), kind=control_pb2.STORE_KIND_KEYED))
+    with pytest.raises(WrongStateError, match="keyed"):
         alter(world, run, adding())
 
 

@@ -1,0 +1,115 @@
+"""The part of a table's handle that follows its table: rows get leaves, or another table has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, TypeVar
+
+from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError
+from tdserve.client.session.by_address import OfProcess
+from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.outgoing import WriteTarget
+from tdserve.client.session.session_client import SessionClient
+from tdserve.client.tables.extend_coalescer import ExtendCoalescer
+from tdserve.client.tables.retype_table import find_current_description
+from tdserve.client.tables.rows_by_number import RowsByNumber
+from tdserve.client.tables.sampling import Query
+from tdserve.client.tables.table_counts import LastCounts
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.tree import Path, Spec
+
+T = TypeVar("T")
+
+
+class FollowedTable(RowsByNumber):
+    """What a handle has of its table, as of the last look; attributes as of ``TableHandle``. Threads: safe."""
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self._follow(description)
+
+    _of_process: ClassVar[tuple[str, ...]] = ("_client", "_coalescer")
+
+    @OfProcess
+    def _coalescer(self) -> ExtendCoalescer:
+        """Sends rows; made again when the table is."""
+        target = WriteTarget(self.name, self._stored.fingerprint, self._stored, allow_pickle=self._client.allow_pickle)
+        return ExtendCoalescer.from_table(
+            self._client, target, self.settings, self.capacity, counts=self._counts, uid=self._uid
+        )
+
+    def _follow(self, description: StoreDescription) -> None:
+        """Makes this the handle of the table with this description."""
+        self.capacity = description.capacity
+        self._uid = description.uid
+        self._is_in_use = description.inserts > 0
+        self._counts = LastCounts(description.num_rows, description.inserts)
+        self.settings = Settings.from_json(description.settings)
+        self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
+        self.__dict__.pop("_coalescer", None)
+        self._take_structure(description)
+
+    def _take_structure(self, description: StoreDescription) -> None:
+        # In this order, for other threads: who sees one of them sees those before it.
+        self._num_dims = 1 + len(description.spec.batch_size)
+        self.spec: Spec = description.spec
+        self._stored = self.spec.prepend((self.capacity,))
+        self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
+        self._structure = description.structure
+
+    def _check_key(self, path: Path) -> None:
+        """Raises KeyNotFoundError if rows have no such key, also none that came later."""
+        try:
+            self.spec.find(path, store=self.name)
+        except KeyNotFoundError:
+            if not self._follow_changed():
+                raise
+            self.spec.find(path, store=self.name)
+
+    def _follow_and_retry(self, act: Callable[[], T]) -> T:
+        """Runs ``act``, again if the table has got leaves or was recreated in between, with another capacity or for
+        ragged rows."""
+        while True:
+            stored = self._stored
+            try:
+                result = act()
+                break
+            except (StoreNotFoundError, SpecMismatchError, KeyNotFoundError) as error:
+                if (
+                    not self._is_in_use
+                    and (found := find_current_description(self._client, self.name, self.spec)) is not None
+                ):
+                    self._follow(found)
+                elif isinstance(error, StoreNotFoundError) or not self._has_followed(stored):
+                    raise
+        self._is_in_use = True
+        return result
+
+    def _follow_changed(self) -> bool:
+        """Follows a table that has got leaves, or was deleted and created again for the same rows; returns whether it
+        did.
+
+        Otherwise only the settings are those of now.
+        """
+        found = self._client.catalog.describe(self.name)
+        has_leaves = found.uid == self._uid and found.structure != self._structure
+        is_recreated = found.spec == self.spec and found.capacity != self.capacity
+        if has_leaves:
+            self._take_structure(found)
+            self._coalescer.follow(self._stored)
+        elif is_recreated:
+            self._follow(found)
+        elif found.spec == self.spec:
+            self.settings = Settings.from_json(found.settings)
+        return has_leaves or is_recreated
+
+    def _renew(self, query: Query) -> Query | None:
+        """Returns the query of a sample for a table that has changed; None if it is what it was."""
+        return replace(query, stored=self._stored) if self._has_followed(query.stored) else None
+
+    def _has_followed(self, stored: Spec) -> bool:
+        """Returns whether this handle, perhaps in another thread, follows a table that has changed since it had this
+        structure."""
+        return self._stored is not stored or self._follow_changed() or self._stored is not stored
