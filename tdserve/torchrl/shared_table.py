@@ -126,7 +126,7 @@ class SharedTable(ByAddress):
         if handle is None:
             raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
         check_dims(batch, handle.spec, name=self.name)
-        batch = complete_rows(batch, handle.spec, name=self.name, fills=self._fills)
+        batch = complete_rows(batch, handle, fills=self._fills)
         if len(batch) <= self.capacity:
             numbers: torch.Tensor = handle.extend(batch, priority=priority)
             return numbers

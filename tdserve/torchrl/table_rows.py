@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, is_tensorclass
@@ -18,6 +19,15 @@ _STORED_NAMES = {f"{_PREFIX}{key}": key for key in _RENAMED}
 
 TENSOR_KEY = "torchrl_tensor"
 """Key of rows that are tensors for TorchRL: a table has tensordicts."""
+
+
+class RowTable(Protocol):
+    """The table of the rows: a ReplayHandle has these members."""
+
+    spec: Spec
+
+    def add_leaves(self, like: Any) -> None:
+        """Adds the leaves of a row that rows of the table lack."""
 
 
 def to_batch(data: Any) -> Any:
@@ -113,27 +123,20 @@ def split_sample(sample: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], An
     return added.pop(INDEX_KEY), added, from_table(sample)
 
 
-def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
-    """Returns a batch with the keys of the table's rows: zeros stand for those that it lacks.
+def complete_rows(batch: Any, table: RowTable, *, fills: bool) -> Any:
+    """Returns a batch with the keys of the table's rows: zeros stand for those that it lacks. Keys that the table lacks
+    are added to it.
 
     Args:
-        spec: Structure of one row.
-        name: Name of the table.
-        fills: Whether zeros are put in. Otherwise rows stay without them.
-
-    Raises:
-        SpecMismatchError: It has keys that the table lacks.
+        fills: Whether zeros are put in. Otherwise rows stay without the keys that they lack.
     """
     if is_tensorclass(batch):
         return batch
-    stored = {path for path, _ in (*spec.tensors, *spec.values)}
-    given = {_find_stored_path(to_path(key), spec) for key in batch.keys(True, True)}
-    if given == stored:
-        return batch
-    if extra := sorted(given - stored):
-        expected = "the keys of the first rows; name those that come later by like=, which also takes a collector"
-        raise SpecMismatchError(store=name, key="/".join(extra[0]), expected=expected, actual="a key that came later")
-    if not fills:
+    given = {_find_stored_path(to_path(key), table.spec) for key in batch.keys(True, True)}
+    if not given.issubset(table.spec.leaf_paths):
+        table.add_leaves(batch[0])
+    spec = table.spec
+    if not fills or given.issuperset(spec.leaf_paths):
         return batch
     batch = batch.copy()
     for path, leaf in spec.tensors:
@@ -141,6 +144,20 @@ def complete_rows(batch: Any, spec: Spec, *, name: str, fills: bool) -> Any:
             dtype = getattr(torch, leaf.dtype)
             batch.set(path, torch.zeros((*batch.batch_size, *leaf.shape[len(spec.batch_size) :]), dtype=dtype))
     return batch
+
+
+def iter_parts(rows: Any, spec: Spec, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yields rows key by key, each with what is below it; where they lack keys of the table, one level further down."""
+    for key, value in rows.items():
+        path = (*above, key)
+        lacks_keys = is_tensor_collection(value) and not is_tensorclass(value) and path not in spec.packed
+        if lacks_keys:
+            given = {(*path, *to_path(each)) for each in value.keys(True, True)}
+            lacks_keys = any(leaf[: len(path)] == path and leaf not in given for leaf in spec.leaf_paths)
+        if lacks_keys:
+            yield from iter_parts(value, spec, path)
+        else:
+            yield path, value
 
 
 def check_dims(batch: Any, spec: Spec, *, name: str) -> None:

@@ -19,7 +19,14 @@ from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
 from tdserve.torchrl.table_edits import TableEdits
-from tdserve.torchrl.table_rows import complete_rows, from_table, pair_rows, to_batch, to_stored_key
+from tdserve.torchrl.table_rows import (
+    complete_rows,
+    from_table,
+    iter_parts,
+    pair_rows,
+    to_batch,
+    to_stored_key,
+)
 from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
 from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, route_key_writes, set_pending_parts
@@ -51,7 +58,8 @@ class TDServeStorage(Storage):
         like: One row, or the environment, collector or spec whose rows are written, see ``Client.row_like``; None: the
             first rows that are written define the keys.
         missing: What later rows have at keys that they lack: ``"zeros"``, or ``"late"``: nothing yet. Such a row is
-            drawn once it has all keys, see ``ReplayHandle.set_at_``.
+            drawn once it has all keys, see ``ReplayHandle.set_at_``. At keys that only later rows have brought,
+            ``ReplayHandle.add_leaves``, all others have zeros.
         **table: Further arguments of ``Client.create_replay``, for a table that does not exist yet. With ``sampler=``
             a buffer without a sampler draws by this one.
 
@@ -199,9 +207,9 @@ class TDServeStorage(Storage):
 
     def _overwrite(self, index: torch.Tensor, batch: Any) -> None:
         table = self.require_table()
-        rows = complete_rows(batch, table.spec, name=table.name, fills=False)
-        for key, value in rows.items():
-            table.set_at_(key, value, index)
+        rows = complete_rows(batch, table, fills=False)
+        for path, value in iter_parts(rows, table.spec):
+            table.set_at_(path, value, index)
 
     def hold(self, index: torch.Tensor, rows: Any, generations: torch.Tensor) -> None:
         """Keeps the rows that a sampler has drawn, and their generations, for the ``get`` that follows in this

@@ -73,14 +73,6 @@ def test_rows_when_they_lack_keys_then_have_zeros_or_wait_for_them(client: tdser
     assert set(late.sample()["obs"].tolist()) == {4.0, 5.0, 6.0}
 
 
-def test_keys_when_they_come_later_then_are_refused_by_name(client: tdserve.Client, name: str) -> None:
-    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
-    buffer.extend(make_rows(0))
-    with pytest.raises(tdserve.SpecMismatchError, match=r"'late'.*like="):
-        buffer.extend(make_rows(1, late=torch.zeros(1)))
-    assert len(buffer) == 1
-
-
 def test_slices_when_several_writers_take_turns_then_no_slice_mixes_them(client: tdserve.Client, name: str) -> None:
     def make() -> Any:
         storage = TDServeStorage(100, address=client, name=name)

@@ -11,7 +11,7 @@ import tdserve
 pytest.importorskip("torchrl")
 
 from tdserve.structure.capture import capture
-from tdserve.torchrl.table_rows import complete_rows, from_table, split_sample, to_batch
+from tdserve.torchrl.table_rows import complete_rows, from_table, iter_parts, split_sample, to_batch
 
 
 def make_rows(num_rows: int = 2) -> TensorDict:
@@ -44,19 +44,38 @@ def test_sample_when_split_then_added_columns_are_apart() -> None:
     assert set(rows.keys()) == {"x", "n"}
 
 
+class Table:
+    """A table of rows like these; knows what was added to it."""
+
+    def __init__(self, row: TensorDict) -> None:
+        self.spec = capture(row, store="s").spec
+
+    def add_leaves(self, like: TensorDict) -> None:
+        self.spec = capture(like, store="s").spec
+
+
 def test_rows_when_they_lack_keys_then_zeros_are_put_in() -> None:
-    spec = capture(make_rows()[0], store="s").spec
-    whole = complete_rows(make_rows(4).exclude("n"), spec, name="s", fills=True)
+    table = Table(make_rows()[0])
+    whole = complete_rows(make_rows(4).exclude("n"), table, fills=True)
     assert whole["n", "y"].shape == (4, 3)
     assert not whole["n", "y"].any()
-    assert set(complete_rows(make_rows().exclude("x"), spec, name="s", fills=False).keys(True, True)) == {("n", "y")}
+    assert set(complete_rows(make_rows().exclude("x"), table, fills=False).keys(True, True)) == {("n", "y")}
     same = make_rows()
-    assert complete_rows(same, spec, name="s", fills=True) is same
+    assert complete_rows(same, table, fills=True) is same
 
 
-def test_rows_when_they_have_further_keys_then_are_refused() -> None:
-    spec = capture(make_rows()[0], store="s").spec
+def test_rows_when_they_have_further_keys_then_the_table_gets_them() -> None:
+    table = Table(make_rows()[0])
     rows = make_rows()
     rows["n", "z"] = torch.ones(2)
-    with pytest.raises(tdserve.SpecMismatchError, match="n/z"):
-        complete_rows(rows, spec, name="s", fills=True)
+    assert complete_rows(rows, table, fills=True) is rows
+    assert table.spec.leaf_paths == (("n", "y"), ("n", "z"), ("x",))
+
+
+def test_parts_when_a_nested_part_lacks_keys_then_its_keys_are_apart() -> None:
+    rows = make_rows()
+    whole = capture(rows[0], store="s").spec
+    assert [path for path, _ in iter_parts(rows, whole)] == [("x",), ("n",)]
+    rows["n", "z"] = torch.ones(2)
+    wider = capture(rows[0], store="s").spec
+    assert [path for path, _ in iter_parts(make_rows(), wider)] == [("x",), ("n", "y")]
