@@ -83,6 +83,12 @@ class ClusterClient:
         """Default of every call that can wait, seconds."""
         return self.servers.timeout_s
 
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self.servers.timeout_s = value
+        for client in self.members.used.values():
+            client.timeout_s = value
+
     @property
     def is_closed(self) -> bool:
         """Whether it was closed; every call then raises ClosedError."""

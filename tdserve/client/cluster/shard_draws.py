@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 
 COMPLETE_WITHIN_S = 0.2
 """Time in which a call that holds some of its rows gets the others, or gives all of them back."""
+
+SHOWING_WEIGHT = 0.99
+"""A weight that is nearer to 1 is not exact enough to tell its exponent."""
 
 _PROBABILITY, _WEIGHT = ("probability",), ("priority_weight",)
 
@@ -215,13 +219,16 @@ class ShardDraws:
 
     def _weigh(self, part: DrawnPart, masses: Mapping[int, ShardMass]) -> None:
         """Makes probabilities and weights those of the whole table."""
-        tensors, sampler = part.rows.tensors, self._table.settings.sampler
+        tensors = part.rows.tensors
         mine, whole = masses[part.shard], sum(found.mass for found in masses.values())
-        if _PROBABILITY in tensors and whole:
-            tensors[_PROBABILITY] = tensors[_PROBABILITY] * (mine.mass / whole)
         least = min((found.least for found in masses.values() if found.least > 0), default=0.0)
         if _WEIGHT in tensors and least and mine.least:
-            tensors[_WEIGHT] = tensors[_WEIGHT] * (least / mine.least) ** getattr(sampler, "beta", 0.0)
+            shown = _find_beta(part, mine)
+            beta = float(getattr(self._table.settings.sampler, "beta", 0.0)) if shown is None else shown
+            tensors[_WEIGHT] = tensors[_WEIGHT] * (least / mine.least) ** beta
+
+        if _PROBABILITY in tensors and whole:
+            tensors[_PROBABILITY] = tensors[_PROBABILITY] * (mine.mass / whole)
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table, in random order."""
@@ -234,6 +241,17 @@ class ShardDraws:
         if unit == 1 and len(drawn) > 1 and not is_ordered:
             order = torch.from_numpy(self._rng.permutation(num_units))
         return Sampled.join([part.rows for part in drawn], order)
+
+
+def _find_beta(part: DrawnPart, mass: ShardMass) -> float | None:
+    """Returns the exponent of the weights with which rows were drawn, from the least likely to the most weighty: others
+    may have changed it since this handle was made. None if it does not show, since all rows are the least likely."""
+    weights, probabilities = part.rows.tensors[_WEIGHT].double(), part.rows.tensors[_PROBABILITY].double()
+    row = int(weights.argmin())
+    ratio = mass.least / (float(probabilities[row]) * mass.mass)
+    if not 0 < float(weights[row]) < SHOWING_WEIGHT or not 0 < ratio < 1:
+        return None
+    return math.log(float(weights[row])) / math.log(ratio)
 
 
 def _get_slice_len(settings: Settings) -> int:

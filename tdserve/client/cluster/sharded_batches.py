@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import time
 import weakref
@@ -11,6 +12,7 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, TDServeError
 from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
@@ -20,6 +22,8 @@ from tdserve.client.tables.taking import acknowledge, name_rows
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
+
+JOIN_TIMEOUT_S = 5.0
 
 
 class ShardedTaken:
@@ -165,6 +169,7 @@ class ShardedBatches:
             target=_fill, args=(draw, self._ready, self._closed), name=f"tdserve-batches-{name}", daemon=True
         )
         weakref.finalize(self, self._closed.set)
+        _RUNNING[self._thread] = self._closed
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
@@ -194,6 +199,19 @@ class ShardedBatches:
     def close(self) -> None:
         """Ends the iterator. Idempotent; any thread may call it."""
         self._closed.set()
+
+
+_RUNNING: WeakKeyDictionary[Thread, Event] = WeakKeyDictionary()
+"""Threads that draw ahead, which must not receive content while the interpreter exits: that aborts the process."""
+
+
+@atexit.register
+def _end_all() -> None:
+    running = dict(_RUNNING)
+    for closed in running.values():
+        closed.set()
+    for thread in running:
+        thread.join(JOIN_TIMEOUT_S)
 
 
 def _fill(draw: Callable[[int], Any], ready: Queue[Any], closed: Event) -> None:

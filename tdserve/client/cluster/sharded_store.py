@@ -156,7 +156,9 @@ class ShardedStore:
 
     def describe(self) -> StoreDescription:
         """Returns the structure of the store, and the sums of its parts' figures."""
-        parts = self._describe_parts()
+        return self._add_up(self._describe_parts())
+
+    def _add_up(self, parts: dict[int, StoreDescription]) -> StoreDescription:
         whole = next(iter(parts.values()))
         sums = {name: sum(getattr(part, name) for part in parts.values()) for name in _SUMS}
         is_closed = all(part.is_closed for part in parts.values())
@@ -172,7 +174,7 @@ class ShardedStore:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
         one that does not answer, and ``"degraded"`` the numbers of these."""
         parts = self._describe_parts()
-        found = self.describe().as_dict()
+        found = self._add_up(parts).as_dict()
         found["shards"] = [parts[shard].as_dict() if shard in parts else None for shard in range(self.num_shards)]
         found["servers"] = list(self.placement.servers)
         found["degraded"] = [shard for shard in range(self.num_shards) if shard not in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import make_client_id
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import REACH_S
+from tdserve.client.cluster.part_limiter import make_part_limiter
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.reach import reach_within
@@ -50,7 +52,8 @@ class ShardedTable(ShardedStore):
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
         super().__init__(cluster, name, placement, timeout_s=timeout_s)
-        self.settings = Settings.from_json(placement.settings)
+        now = Settings.from_json(self._first.settings)
+        self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
         self.spec = self._first.spec
         self.part_capacity = self._first.capacity
         self.capacity = self.part_capacity * self.num_shards
@@ -93,15 +96,14 @@ class ShardedTable(ShardedStore):
             ConnectError: The shard does not answer, and the table was created with ``on_shard_loss="raise"``. Nothing
                 was written.
         """
-        options = {"writer": writer, "timeout_s": self._get_timeout_s(timeout_s)}
+        options = {
+            "writer": writer,
+            "timeout_s": self._get_timeout_s(timeout_s),
+            "return_early": return_early,
+        }
         annotations = RowAnnotations(priority, ends, writer, policy_version)
-        if return_early:
-            return self._cluster.later(lambda: self._extend(batch, annotations, options, flatten=flatten))
-        return self._extend(batch, annotations, options, flatten=flatten)
-
-    def _extend(self, batch: Any, annotations: RowAnnotations, options: dict[str, Any], *, flatten: bool) -> Any:
         if not self.placement.shard_by:
-            shard = self.choose_shard(annotations.writer)
+            shard = self.choose_shard(writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
             return self._write(shard, lambda part: part.extend(batch, flatten=flatten, **given, **options))
         if flatten:
@@ -115,17 +117,24 @@ class ShardedTable(ShardedStore):
         """Writes each row to the shard of its key."""
         num_rows = rows.batch_size[0]
         shards = _hash_rows(rows.get(self.placement.shard_by), num_rows, self.num_shards)
-        numbers = torch.full((num_rows,), -1, dtype=torch.int64)
+        places, written = [], []
         for shard in np.unique(shards).tolist():
             where = torch.from_numpy(np.flatnonzero(shards == shard))
             given = {
                 name: select_rows(getattr(annotations, name), where, num_rows)
                 for name in ("priority", "ends", "policy_version")
             }
+            places.append(where)
             selected = rows[where]
-            written = self._write(shard, lambda part, td=selected, more=given: part.extend(td, **more, **options))  # type: ignore[misc]
-            numbers[where] = torch.as_tensor(written)
-        return self._show(numbers)
+            written.append(self._write(shard, lambda part, td=selected, more=given: part.extend(td, **more, **options)))  # type: ignore[misc]
+
+        def join(numbers: Sequence[Any]) -> Any:
+            joined = torch.full((num_rows,), -1, dtype=torch.int64)
+            for where, some in zip(places, numbers, strict=True):
+                joined[where] = torch.as_tensor(some)
+            return self._show(joined)
+
+        return AwaitableFuture.gather(written, join) if options["return_early"] else join(written)
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
@@ -165,7 +174,8 @@ class ShardedTable(ShardedStore):
     def _write(self, shard: int, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
 
-        Only an attempt of which nothing was sent is followed by one at another shard.
+        Only an attempt of which nothing was sent is followed by one at another shard; one that goes on in the
+        background is followed by none.
         """
         if self.placement.on_shard_loss == "wait":
             return self._shift(write(self.get_part(shard)), shard)
@@ -364,6 +374,23 @@ class ShardedTable(ShardedStore):
         """Raises NotSupportedError: the servers would not get the leaves at one moment, and samples join their rows."""
         feature = f"adding leaves to table {self.name!r}, which several servers share,"
         raise NotSupportedError(feature=feature, reason="create it with a like= that has all keys")
+
+    def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
+        """Changes parameters of the sampler; see ``TableHandle.set_sampler``."""
+        settings = self.settings.with_sampler(sampler)
+        self._ask_every(lambda _, part: part.set_sampler(sampler, timeout_s=self._get_timeout_s(timeout_s)))
+        self.settings = settings
+
+    def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
+        """Replaces the limiter of each shard by its part of this one; see ``TableHandle.set_limiter``.
+
+        Other handles go on with the ``min_size`` with which the table was created.
+        """
+        settings = self.settings.with_limiter(limiter)
+        settings.check(self.capacity)
+        part_limiter = make_part_limiter(limiter, self.num_shards)
+        self._ask_every(lambda _, part: part.set_limiter(part_limiter, timeout_s=self._get_timeout_s(timeout_s)))
+        self.settings = settings
 
     def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -10,9 +9,10 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
+from tdserve.client.cluster.part_limiter import make_part_limiter
 from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
-from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
 
@@ -65,17 +65,10 @@ def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:
     ``min_size`` rows of all shards together, of which one may have none."""
     if settings.is_queue:
         return {"sampler": settings.sampler, "policy": settings.policy}
-    limiter = settings.limiter
-    if isinstance(limiter, MinSize):
-        limiter = MinSize(1)
-    elif isinstance(limiter, SampleToInsertRatio):
-        limiter = replace(limiter, min_size=-(-limiter.min_size // num_shards))
-    elif isinstance(limiter, Queue):
-        limiter = Queue(-(-limiter.max_size // num_shards))
     return {
         "sampler": settings.sampler,
         "remover": settings.remover,
-        "limiter": limiter,
+        "limiter": make_part_limiter(settings.limiter, num_shards),
         "max_times_sampled": settings.max_times_sampled,
         "policy": settings.policy,
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -56,6 +57,29 @@ class AwaitableFuture(Future[_Result]):
 
         self.add_done_callback(settle)
         return converted
+
+    @classmethod
+    def gather(
+        cls, futures: Sequence[Future[Any]], join: Callable[[Sequence[Any]], _Result]
+    ) -> AwaitableFuture[_Result]:
+        """Returns a future of what ``join`` makes of the results of several, at least one, once all have ended; it
+        raises the first error."""
+        gathered: AwaitableFuture[_Result] = cls.make_running()
+        left, lock = [len(futures)], Lock()
+
+        def settle(_: Future[Any]) -> None:
+            with lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+            try:
+                gathered.set_result(join([future.result() for future in futures]))
+            except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+                gathered.set_exception(error)
+
+        for future in futures:
+            future.add_done_callback(settle)
+        return gathered
 
     def __await__(self) -> Generator[Any, None, _Result]:
         if not self.done():

@@ -89,11 +89,13 @@ def test_sample_when_prioritized_then_by_priority_and_weights_as_of_one_table(
     probabilities = (weights / weights.sum()).numpy()
     counts = count_drawn(lambda: table.sample(64), 200, sum(SIZES))
     assert chi_square.statistic(counts, probabilities) < chi_square.limit(sum(SIZES))
-    sample = table.sample(64)
+    with_other_beta = client.replay(name)
+    with_other_beta.set_sampler(tdserve.Prioritized(alpha=0.7, beta=0.9))
+    sample = table.sample(64)  # this handle was opened with beta 0.5
     torch.testing.assert_close(
         sample["probability"].double(), torch.from_numpy(probabilities)[sample["number"]], rtol=1e-5, atol=0
     )
-    expected = (weights.min() / weights[sample["number"]]) ** 0.5
+    expected = (weights.min() / weights[sample["number"]]) ** 0.9
     torch.testing.assert_close(sample["priority_weight"].double(), expected, rtol=1e-5, atol=0)
 
 
@@ -375,3 +377,16 @@ def test_leaves_when_several_servers_share_the_table_then_refused_by_name(
     table = client.create_replay(name, rows(1)[0], 300, shards="all")
     with pytest.raises(tdserve.NotSupportedError, match=name):
         table.add_leaves(rows(1)[0])
+
+
+def test_extend_when_many_are_under_way_then_in_the_order_of_the_calls(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 3000, shards="all")
+    futures = [table.extend(rows(3, 3 * number), return_early=True) for number in range(100)]
+    numbers = torch.cat([future.result(30.0) for future in futures])
+    assert (numbers.diff() == 1).all()
+    client.delete(name)
+    keyed = client.create_replay(name, rows(1)[0], 3000, shards="all", shard_by="number")
+    written = keyed.extend(rows(60), return_early=True).result(30.0)
+    assert (keyed[written]["number"] == torch.arange(60)).all()
