@@ -42,7 +42,7 @@ def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
 def open_queue(client: tdserve.Client) -> tdserve.QueueHandle:
     """Opens the queue; the first client creates it."""
     like = TensorDict({"job": torch.tensor(0)}, [])
-    return client.create_queue(QUEUE, like=like, max_size=2_000, shards="all", exists_ok=True)
+    return client.create_queue(QUEUE, like=like, max_size=6_000, shards="all", exists_ok=True)
 
 
 def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:
