@@ -7,7 +7,7 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from tdserve.base.errors import StoreNotFoundError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.part_creation import choose_servers, delete_parts
@@ -112,12 +112,16 @@ class ClusterClient:
 
     def stores(self, prefix: str = "") -> list[str]:
         """Lists the names of all stores of the servers that answer, sorted; a shared store once."""
-        calls = {server: self._make_listing(server, prefix) for server in range(len(self.members))}
+        servers = range(len(self.members))
+        calls = {server: self._make_listing(server, prefix) for server in self.members.list_alive(servers) or servers}
         listed, lost = self.members.ask_all(calls)
         if lost and not listed:
             raise next(iter(lost.values()))
         names = {name for each in listed.values() for name in each}
-        return sorted(name for name in names if find_whole(name) not in names)
+        is_whole = len(listed) == len(self.members)  # otherwise the record of a part may be at a server that is lost
+        return sorted(
+            name for name in names if (whole := find_whole(name)) is None or (is_whole and whole not in names)
+        )
 
     def get_home(self, name: str) -> Client:
         """Returns the client of the server that has a store, or will have it; of a shared one, its record."""
@@ -164,6 +168,9 @@ class ClusterClient:
             StoreNotFoundError: There is no such store.
             ConnectError: A server that has a part does not answer. Nothing was deleted.
         """
+        whole = find_whole(name)
+        if whole is not None and whole in self:
+            raise InvalidRequestError(argument="store name", reason=f"{name!r} is a part of {whole!r}; delete that")
         place = self.directory.find(name)
         if place.placement is not None:
             delete_parts(self.members, name, place.placement)

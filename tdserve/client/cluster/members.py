@@ -12,7 +12,14 @@ from threading import Lock
 from typing import TypeVar
 
 from tdserve.base.addresses import explain_unreachable
-from tdserve.base.errors import ClosedError, ConnectError, TDServeError, TransportError
+from tdserve.base.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceededError,
+    PeerLostError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -140,15 +147,30 @@ class Members:
             if self._lost.get(server) != tried_s:  # another thread tries it
                 return server in self._lost
             self._lost[server] = now_s
-        try:
-            answers = check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S)
-        except TDServeError:
-            answers = False
+        answers = self._answers(server)
         if answers:
             with self._lock:
                 self._lost.pop(server, None)
             _log.info("server %d of %s answers again", server, self.membership.text)
         return not answers
+
+    def _answers(self, server: int) -> bool:
+        try:
+            return check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S)
+        except TDServeError:
+            return False
+
+    def describe_address(self, server: int) -> str:
+        """Returns the address of a server for an error; its number if it has none now."""
+        try:
+            return self.membership.find(server)
+        except ConnectError:
+            return f"server {server}"
+
+    def note_silent(self, server: int) -> None:
+        """Takes note of a server if it does not answer now; after a call that has timed out."""
+        if not self._answers(server):
+            self.note_lost(server, PeerLostError(peer=f"server {server}", reason="it has stopped answering"))
 
     def note_lost(self, server: int, why: TransportError) -> None:
         """Takes note that a server did not answer; logs it once."""
@@ -168,7 +190,8 @@ class Members:
             reach_s: How long each tries to reach its server.
 
         Returns:
-            The results by server, and the failures of those that did not answer.
+            The results by server, and the failures of those that did not answer: a call that has timed out at a server
+            that answers nothing else either is one.
 
         Raises:
             TDServeError: The first other error, once all calls have ended.
@@ -195,6 +218,10 @@ class Members:
             elif isinstance(failure, TransportError) and failure.retryable:
                 self.note_lost(server, failure)
                 lost[server] = failure
+            elif isinstance(failure, DeadlineExceededError) and not self._answers(server):
+                silent = PeerLostError(peer=f"server {server}", reason="it has stopped answering")
+                self.note_lost(server, silent)
+                lost[server] = silent
             else:
                 others.append(failure)
         if others:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError
 from tdserve.client.cluster.shard_masses import ShardMass, ask_mass, divide
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.session_client import SessionClient
@@ -22,6 +22,9 @@ from tdserve.rules.replay.settings import Settings
 FRESH_S = 0.05
 """Age up to which a shard's mass is used without asking again: rows that others have written meanwhile are drawn a
 little too rarely."""
+
+PATIENCE_S = 1.0
+"""A shard that has not said within this time what may be drawn from it is looked at: it may have stopped."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 """Pauses of a call that waits for rows of any shard."""
@@ -80,6 +83,10 @@ class ShardDraws:
             EndOfStreamError: All shards are closed and drained.
             TransportError: No shard answers.
         """
+        unit = self._find_unit(make_query(self._table.get_any_part(deadline)))
+        if num_rows % unit:
+            reason = f"{num_rows} rows are no whole number of slices or groups of {unit}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
         pause_s = MIN_PAUSE_S
         while True:
             parts = self._try_draw(make_query, num_rows, deadline, takes_fewer=takes_fewer)
@@ -98,7 +105,7 @@ class ShardDraws:
         drawn: list[DrawnPart] = []
         num_missing, began_s = num_rows, time.monotonic()
         try:
-            while num_missing:
+            while num_missing > 0:
                 masses = self._get_masses(make_query, num_rows, deadline, is_fresh=bool(drawn))
                 counts = self._divide(make_query, masses, num_missing, num_rows)
                 if counts is None and takes_fewer and self._is_closed():
@@ -144,7 +151,7 @@ class ShardDraws:
     ) -> Mapping[int, ShardMass]:
         table = self._table
         live = table.list_live()
-        query = make_query(table.get_any_part())
+        query = make_query(table.get_any_part(deadline))
         name = (
             query.require,
             query.consumer,
@@ -157,15 +164,32 @@ class ShardDraws:
         asked_s, known = self._known.get(name, (0.0, {}))
         is_old = time.monotonic() - asked_s > FRESH_S or query.is_lease or table.settings.sampler.keeps_epoch
         if is_fresh or is_old or not set(known) <= set(live):
-
-            def ask(_: int, part: Any) -> ShardMass:
-                return ask_mass(part._client, make_query(part), num_rows, deadline)
-
-            known = table.ask_parts(live or range(table.num_shards), ask)
+            known = self._ask_masses(make_query, num_rows, deadline)
             if len(self._known) > 64:
                 self._known.clear()
             self._known[name] = time.monotonic(), known
         return known
+
+    def _ask_masses(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline
+    ) -> Mapping[int, ShardMass]:
+        """Asks all shards; one that has stopped answering must not take all the time that the call has."""
+
+        def ask(_: int, part: Any) -> ShardMass:
+            remaining_s = deadline.remaining_s
+            asked = Deadline.after(PATIENCE_S if remaining_s is None else min(PATIENCE_S, remaining_s))
+            return ask_mass(part._client, make_query(part), num_rows, asked)
+
+        while True:
+            try:
+                return self._table.ask_parts(range(self._table.num_shards), ask, deadline=deadline)
+            except DeadlineExceededError:  # a server is slow
+                if deadline.expired:
+                    raise
+
+    def _find_unit(self, query: Query) -> int:
+        """Returns the rows that are drawn together: of a group, or a slice."""
+        return query.group_size or _get_slice_len(self._table.settings) or 1
 
     def _divide(
         self, make_query: Callable[[Any], Query], masses: Mapping[int, ShardMass], num_missing: int, num_rows: int
@@ -173,7 +197,7 @@ class ShardDraws:
         """Divides rows among the shards; None if they do not have enough."""
         table, settings = self._table, self._table.settings
         query = make_query(table.get_any_part())
-        unit = query.group_size or _get_slice_len(settings) or 1
+        unit = self._find_unit(query)
         keeps_epoch = settings.sampler.keeps_epoch and query.group_by is None
         shares = {shard: found.mass for shard, found in masses.items()}
         if keeps_epoch:
@@ -215,7 +239,7 @@ class ShardDraws:
             rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
             return DrawnPart(shard, client, query, rows)
 
-        return [part for part in self._table.ask_parts(counts, draw).values() if part is not None]
+        return [part for part in self._table.ask_parts(counts, draw, deadline=deadline).values() if part is not None]
 
     def _weigh(self, part: DrawnPart, masses: Mapping[int, ShardMass]) -> None:
         """Makes probabilities and weights those of the whole table."""
@@ -232,7 +256,7 @@ class ShardDraws:
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table, in random order."""
-        unit = drawn[0].query.group_size or _get_slice_len(self._table.settings) or 1
+        unit = self._find_unit(drawn[0].query)
         for part in drawn:
             part.rows.move_rows(part.shard * self._table.part_capacity)
         num_units = sum(part.rows.spec.batch_size[0] for part in drawn) // unit

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, DeadlineExceededError, VersionConflictError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, InvalidRequestError, VersionConflictError
 from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass, divide
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -50,7 +50,8 @@ class ShardShares:
             return DrawnPart(shard, part._client, query, rows)
 
         reach_s = deadline.remaining_s
-        found = self._table.ask_parts(counts, draw, reach_s=self._table.wait_s if reach_s is None else reach_s)
+        reach_s = self._table.wait_s if reach_s is None else reach_s
+        found = self._table.ask_parts(counts, draw, reach_s=reach_s, deadline=deadline, skips_lost=False)
         if len(found) < len(counts):
             missing = sorted(counts.keys() - found.keys())
             reason = f"shards {missing} of {self._table.name!r} have rows of step {share.step} and do not answer"
@@ -74,14 +75,14 @@ class ShardShares:
     ) -> dict[int, int]:
         """Returns how many rows each shard gives to each rank in a step; the first rank that asks decides."""
         splits, name = self._open(), f"{share.run}/{share.world_size}/{share.step}"
-        found = _read(splits, name)
+        found = _read(splits, name, num_rows)
         if found is not None:
             return found
         counts = self._divide(make_query, share, num_rows, deadline)
         try:
             splits.put(name, [[shard, count] for shard, count in counts.items()], if_version=0)
         except VersionConflictError:  # another rank was faster
-            return _read(splits, name) or counts
+            return _read(splits, name, num_rows) or counts
         return counts
 
     def _divide(
@@ -111,7 +112,11 @@ class ShardShares:
             time.sleep(min(PAUSE_S, deadline.remaining_s or PAUSE_S))
 
 
-def _read(splits: Any, name: str) -> dict[int, int] | None:
+def _read(splits: Any, name: str, num_rows: int) -> dict[int, int] | None:
     if name not in splits:
         return None
-    return {int(shard): int(count) for shard, count in splits.get(name)}
+    found = {int(shard): int(count) for shard, count in splits.get(name)}
+    if sum(found.values()) != num_rows:
+        reason = f"{num_rows}: other ranks of this step have asked for {sum(found.values())} rows"
+        raise InvalidRequestError(argument="num_rows", reason=reason)
+    return found

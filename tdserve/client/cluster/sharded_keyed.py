@@ -77,7 +77,7 @@ class ShardedKeyedHandle(ShardedStore):
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
             return {shard: call(self.get_part(shard), list(keys), numbers)}
-        found = self.ask_parts(where, act, reach_s=self._cluster.timeout_s)
+        found = self.ask_parts(where, act, reach_s=self._cluster.timeout_s, skips_lost=False)
         if len(found) < len(where):
             missing = sorted(where.keys() - found.keys())
             raise ConnectError(address=self._cluster.address, reason=f"shards {missing} of {self.name!r} do not answer")
@@ -103,7 +103,10 @@ class ShardedKeyedHandle(ShardedStore):
             return self.get_part(self._find_shard(keys)).put(
                 keys, values, if_version, return_early=return_early, **options
             )
-        names = list(keys)
+        names = _list_names(keys)
+        _check_length("values", values, names)
+        if if_version is not None and not isinstance(if_version, int):
+            _check_length("if_version", if_version, names)
 
         def put() -> Any:
             def put_some(part: Any, some: list[str], where: list[int]) -> Any:
@@ -119,7 +122,7 @@ class ShardedKeyedHandle(ShardedStore):
 
     def delete(self, keys: Any, if_version: Any = None, **options: Any) -> int:
         """Deletes entries; see ``KeyedHandle.delete``. Atomic for the keys of each server."""
-        names = [keys] if isinstance(keys, str) else list(keys)
+        names = [keys] if isinstance(keys, str) else _list_names(keys)
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
             versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
@@ -131,7 +134,7 @@ class ShardedKeyedHandle(ShardedStore):
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
         if isinstance(keys, str):
             return self.get_part(self._find_shard(keys)).pop(keys, **options)
-        names = list(keys)
+        names = _list_names(keys)
         return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, **options)))
 
     # ------------------------------------------------------------ reads
@@ -140,7 +143,7 @@ class ShardedKeyedHandle(ShardedStore):
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
         if isinstance(keys, str):
             return self.get_part(self._find_shard(keys)).get(keys, select, timeout_s, numpy=numpy)
-        names = list(keys)
+        names = _list_names(keys)
         if not names:
             return self.get_part(0).get(names, select, timeout_s, numpy=numpy)
         return self._join(
@@ -151,7 +154,7 @@ class ShardedKeyedHandle(ShardedStore):
         """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
         if isinstance(keys, str):
             return self.get_part(self._find_shard(keys)).get_with_versions(keys, select, timeout_s, **options)
-        names = list(keys)
+        names = _list_names(keys)
         found = self._ask_owners(
             names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options)
         )
@@ -162,7 +165,7 @@ class ShardedKeyedHandle(ShardedStore):
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         if isinstance(keys, str):
             return self.get_part(self._find_shard(keys)).versions(keys)
-        names = list(keys)
+        names = _list_names(keys)
         return self._join(names, self._ask_owners(names, lambda part, some, _: part.versions(some))) if names else []
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -187,6 +190,25 @@ class ShardedKeyedHandle(ShardedStore):
 
     def __delitem__(self, key: Any) -> None:
         self.delete(key)
+
+
+def _list_names(keys: Any) -> list[str]:
+    if not isinstance(keys, (list, tuple)):
+        raise InvalidRequestError(argument="keys", reason=f"{keys!r} is neither a key nor a list of keys")
+    return list(keys)
+
+
+def _check_length(argument: str, values: Any, keys: Sequence[str]) -> None:
+    """Raises InvalidRequestError if there are more or fewer values than keys."""
+    if isinstance(values, dict):
+        for each in values.values():
+            _check_length(argument, each, keys)
+        return
+    size = getattr(values, "batch_size", None) or getattr(values, "shape", None)
+    length = size[0] if size else len(values) if isinstance(values, (list, tuple)) else None
+    if length != len(keys):
+        reason = f"{'one value' if length is None else length} for {len(keys)} keys"
+        raise InvalidRequestError(argument=argument, reason=reason)
 
 
 def _select(values: Any, where: list[int]) -> Any:

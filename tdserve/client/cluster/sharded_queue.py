@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBatches
@@ -36,6 +37,9 @@ class ShardedQueueHandle(ShardedTable):
     ) -> Any:
         """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
+        if num_rows > self.capacity:
+            reason = f"{num_rows} rows are more than the {self.capacity} that the queue can hold"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
         deadline = self.make_deadline(timeout_s)
         conditions = Conditions(max_lag=max_lag)
 
@@ -50,7 +54,9 @@ class ShardedQueueHandle(ShardedTable):
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``; those of each shard together."""
-        self.change_rows(rows, lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s)))
+        self.change_rows(
+            rows, timeout_s, lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s))
+        )
 
     def batches(
         self, num_rows: int, *, device: Any = None, timeout_s: float | None = None, **options: Any

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
@@ -17,6 +18,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.step_counts import StepCount, StepCounts
+from tdserve.client.tables.change_requests import to_priorities, to_row_numbers
 from tdserve.client.tables.sampling import Conditions, Query, check_num_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.taking import acknowledge, name_rows
@@ -128,7 +130,7 @@ class ShardedReplayHandle(ShardedTable):
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together."""
         wait_s = self._get_timeout_s(timeout_s)
-        self.change_rows(rows, lambda part, some, _: part.ack(some, consumer=consumer, timeout_s=wait_s))
+        self.change_rows(rows, timeout_s, lambda part, some, _: part.ack(some, consumer=consumer, timeout_s=wait_s))
 
     def update_priority(
         self,
@@ -141,7 +143,13 @@ class ShardedReplayHandle(ShardedTable):
     ) -> Any:
         """Changes the priorities of rows; arguments, results and errors as of ``ReplayHandle.update_priority``."""
         wait_s = self._get_timeout_s(timeout_s)
-        num_rows = index.batch_size[0] if hasattr(index, "batch_size") else len(index)
+        num_rows = len(to_row_numbers(index))
+        priority = to_priorities(priority, num_rows)
+        if generation is not None:
+            generation = to_row_numbers(generation)
+            if len(generation) != num_rows:
+                reason = f"{len(generation)} generations for {num_rows} rows"
+                raise InvalidRequestError(argument="generation", reason=reason)
 
         def update() -> int:
             def change(part: Any, rows: Any, where: torch.Tensor) -> int:
@@ -151,11 +159,21 @@ class ShardedReplayHandle(ShardedTable):
                 )
                 return found
 
-            num_skipped = sum(self.change_rows(index, change))
+            num_skipped = sum(self.change_rows(index, timeout_s, change))
             self._draws.forget_masses()
             return num_skipped
 
         return self._cluster.later(update) if return_early else update()
+
+    def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
+        """Returns the priorities of rows; see ``ReplayHandle.get_priorities``."""
+        found = torch.zeros(len(to_row_numbers(index)), dtype=torch.float64)
+
+        def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
+            found[where] = torch.as_tensor(part.get_priorities(rows, timeout_s=timeout_s)).to(found.dtype)
+
+        self.change_rows(index, timeout_s, ask)
+        return self._show(found)
 
     def batches(
         self,

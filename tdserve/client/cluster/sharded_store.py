@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
@@ -45,7 +46,6 @@ class ShardedStore:
         self._handles: dict[int, tuple[Client, Any]] = {}
         self._lock = threading.Lock()
         self._left_out: frozenset[int] = frozenset()
-        self._wait_s = timeout_s
         self._first = self._describe_any(timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -66,8 +66,11 @@ class ShardedStore:
 
     # ------------------------------------------------------------ parts
 
-    def get_part(self, shard: int) -> Any:
+    def get_part(self, shard: int, timeout_s: float | None = None) -> Any:
         """Returns the handle of a part.
+
+        Args:
+            timeout_s: Seconds that it may take to open it.
 
         Raises:
             ConnectError: Its server has no address now, or does not answer.
@@ -76,11 +79,11 @@ class ShardedStore:
         kept = self._handles.get(shard)
         if kept is not None and kept[0] is client:
             return kept[1]
-        found = client.catalog.find(name_part(self.name, shard))
+        found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
         if found is None:
             if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
                 raise StoreNotFoundError(name=self.name)
-            found = client.describe(name_part(self.name, shard), timeout_s=self._wait_s)  # it is being created
+            found = client.describe(name_part(self.name, shard), timeout_s=timeout_s)  # it is being created
         handle = client.open_handle(found)
         self._handles[shard] = (client, handle)
         return handle
@@ -91,12 +94,20 @@ class ShardedStore:
         return [shard for shard in range(self.num_shards) if not self._cluster.members.is_lost(servers[shard])]
 
     def ask_parts(
-        self, shards: Iterable[int], call: Callable[[int, Any], _Result], *, reach_s: float = REACH_S
+        self,
+        shards: Iterable[int],
+        call: Callable[[int, Any], _Result],
+        *,
+        reach_s: float = REACH_S,
+        deadline: Deadline | None = None,
+        skips_lost: bool = True,
     ) -> dict[int, _Result]:
         """Calls each of some parts at the same time; leaves out those whose servers do not answer.
 
         Args:
             call: Gets the shard and its handle.
+            deadline: Of the whole call.
+            skips_lost: Whether servers that did not answer lately are left out at once, if others do.
 
         Returns:
             The results by shard. ``is_degraded`` says whether all live and known shards are in it.
@@ -106,8 +117,11 @@ class ShardedStore:
             TDServeError: The first other error.
         """
         asked = list(shards)
+        if skips_lost:
+            asked = [shard for shard in self.list_live() if shard in asked] or asked
+        timeout_s = None if deadline is None else deadline.remaining_s
         servers = self.placement.servers
-        calls = {servers[shard]: partial(self._ask_part, shard, call) for shard in asked}
+        calls = {servers[shard]: partial(self._ask_part, shard, call, timeout_s) for shard in asked}
         found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s)
         if lost and not found:
             raise next(iter(lost.values()))
@@ -115,8 +129,8 @@ class ShardedStore:
         self._note_left_out()
         return results
 
-    def _ask_part(self, shard: int, call: Callable[[int, Any], _Result]) -> _Result:
-        return call(shard, self.get_part(shard))
+    def _ask_part(self, shard: int, call: Callable[[int, Any], _Result], timeout_s: float | None) -> _Result:
+        return call(shard, self.get_part(shard, timeout_s))
 
     def _note_left_out(self) -> None:
         lost = set(self._cluster.members.lost)
@@ -132,7 +146,7 @@ class ShardedStore:
             TransportError: None answers.
         """
         failure: TransportError | None = None
-        for shard in [*self.list_live(), *range(self.num_shards)]:
+        for shard in dict.fromkeys([*self.list_live(), *range(self.num_shards)]):
             server = self.placement.servers[shard]
             try:
                 part = name_part(self.name, shard)

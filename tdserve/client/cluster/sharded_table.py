@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from tdserve.base.config import find_rank
-from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
+    DeadlineExceededError,
     InvalidRequestError,
     NotSupportedError,
-    SelectionError,
     TransportError,
 )
 from tdserve.base.ids import make_client_id
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import REACH_S
 from tdserve.client.cluster.part_limiter import make_part_limiter
-from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.cluster.sharded_rows import ShardedRows
+from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.reach import reach_within
-from tdserve.client.tables.change_requests import is_batch, to_row_numbers
+from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.placement import PlacementRecord, hash_to_shard
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
-from tdserve.structure.array_views import to_arrays
 from tdserve.structure.captured import Captured
+from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
 
 
-class ShardedTable(ShardedStore):
+class ShardedTable(ShardedRows):
     """A table that several servers share. The number of a row names its shard: shard ``number // part_capacity``.
 
     A call that changes rows of several shards changes those of each together, and not those of all.
@@ -55,18 +56,9 @@ class ShardedTable(ShardedStore):
         now = Settings.from_json(self._first.settings)
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
         self.spec = self._first.spec
-        self.part_capacity = self._first.capacity
-        self.capacity = self.part_capacity * self.num_shards
         self._identity = (os.getpid(), make_client_id())
-        self._counts: dict[int, TableCounts] = {}
 
     # ------------------------------------------------------------ figures
-
-    def __len__(self) -> int:
-        """Returns the number of live rows of all shards that answer."""
-        found = self.ask_parts(range(self.num_shards), lambda _, part: (len(part), part.counts()))
-        self._counts.update({shard: counts for shard, (_, counts) in found.items()})
-        return sum(num_rows for num_rows, _ in found.values())
 
     def counts(self) -> TableCounts:
         """Returns live rows and inserts as of the last answers to this handle, without a request."""
@@ -105,10 +97,12 @@ class ShardedTable(ShardedStore):
         if not self.placement.shard_by:
             shard = self.choose_shard(writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
-            return self._write(shard, lambda part: part.extend(batch, flatten=flatten, **given, **options))
+            return self._write(shard, timeout_s, lambda part: part.extend(batch, flatten=flatten, **given, **options))
         if flatten:
             raise InvalidRequestError(argument="flatten", reason="a table with shard_by takes rows in one dimension")
         rows = read_rows(batch, self.spec, store=self.name) if isinstance(batch, (dict, list)) else batch
+        if isinstance(rows, list) or 0 in rows.batch_size[:1]:  # no rows
+            return self._write(0, timeout_s, lambda part: part.extend(rows, **options))
         if tuple(rows.batch_size) == self.spec.batch_size:
             rows = rows.unsqueeze(0)
         return self._extend_by_key(rows, annotations, options)
@@ -116,7 +110,12 @@ class ShardedTable(ShardedStore):
     def _extend_by_key(self, rows: Any, annotations: RowAnnotations, options: dict[str, Any]) -> Any:
         """Writes each row to the shard of its key."""
         num_rows = rows.batch_size[0]
-        shards = _hash_rows(rows.get(self.placement.shard_by), num_rows, self.num_shards)
+        annotations.check_lengths(num_rows)
+        values = rows.get(self.placement.shard_by, None)
+        if values is None:
+            reason = f"the rows lack {'.'.join(self.placement.shard_by)!r}, which chooses the shard of each"
+            raise InvalidRequestError(argument="batch", reason=reason)
+        shards = _hash_rows(values, num_rows, self.num_shards)
         places, written = [], []
         for shard in np.unique(shards).tolist():
             where = torch.from_numpy(np.flatnonzero(shards == shard))
@@ -125,8 +124,8 @@ class ShardedTable(ShardedStore):
                 for name in ("priority", "ends", "policy_version")
             }
             places.append(where)
-            selected = rows[where]
-            written.append(self._write(shard, lambda part, td=selected, more=given: part.extend(td, **more, **options)))  # type: ignore[misc]
+            extend: Any = partial(_extend_part, rows=rows[where], options={**given, **options})
+            written.append(self._write(shard, options["timeout_s"], extend))
 
         def join(numbers: Sequence[Any]) -> Any:
             joined = torch.full((num_rows,), -1, dtype=torch.int64)
@@ -147,7 +146,7 @@ class ShardedTable(ShardedStore):
     ) -> Any:
         """Writes captured rows to a shard, or as the table says while its server does not answer."""
         wait_s = self._get_timeout_s(timeout_s)
-        return self._write(shard, lambda part: part.extend_captured(captured, annotations, wait_s))
+        return self._write(shard, timeout_s, lambda part: part.extend_captured(captured, annotations, wait_s))
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """Returns a writer of single rows, which all go to one shard; arguments as of ``ReplayWriter``.
@@ -171,27 +170,31 @@ class ShardedTable(ShardedStore):
             return rank % self.num_shards
         return hash_to_shard(b"%d" % writer if writer else salt or identity, self.num_shards)
 
-    def _write(self, shard: int, write: Callable[[Any], Any]) -> Any:
+    def _write(self, shard: int, timeout_s: float | None, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
 
         Only an attempt of which nothing was sent is followed by one at another shard; one that goes on in the
         background is followed by none.
         """
-        if self.placement.on_shard_loss == "wait":
-            return self._shift(write(self.get_part(shard)), shard)
+        deadline = self.make_deadline(timeout_s)
+        members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | None = None
-        for number in [(shard + step) % self.num_shards for step in range(self.num_shards)]:
+        for number in [(shard + step) % self.num_shards for step in range(1 if on_loss == "wait" else self.num_shards)]:
             server = self.placement.servers[number]
-            if failure is not None and self.placement.on_shard_loss == "raise":
+            if failure is not None and on_loss == "raise":
                 break
-            if self._cluster.members.is_lost(server) and not self._is_last(number):
-                failure = failure or ConnectError(address=str(server), reason="it did not answer lately")
+            if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
+                address = members.describe_address(server)
+                failure = failure or ConnectError(address=address, reason="it did not answer lately")
                 continue
             try:
-                with reach_within(REACH_S, is_for_unsent=True):
-                    return self._shift(write(self.get_part(number)), number)
+                with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):
+                    return self._shift(write(self.get_part(number, deadline.remaining_s)), number)
+            except DeadlineExceededError:
+                members.note_silent(server)  # the next write goes elsewhere
+                raise
             except ConnectError as error:
-                self._cluster.members.note_lost(server, error)
+                members.note_lost(server, error)
                 self._note_left_out()
                 failure = error
         raise failure or ConnectError(address=self.address, reason="there is no shard")
@@ -207,137 +210,6 @@ class ShardedTable(ShardedStore):
         found = torch.as_tensor(numbers)
         return self._show(torch.where(found < 0, found, found + offset) if offset else found)
 
-    def _show(self, numbers: torch.Tensor) -> Any:
-        return to_arrays(numbers) if self._cluster.numpy else numbers
-
-    def _get_timeout_s(self, timeout_s: float | None) -> float:
-        return self._cluster.timeout_s if timeout_s is None else timeout_s
-
-    @property
-    def address(self) -> str:
-        """Address of the cluster."""
-        return self._cluster.address
-
-    @property
-    def wait_s(self) -> float:
-        """Default of every call that can wait, seconds."""
-        return self._cluster.timeout_s
-
-    def get_any_part(self) -> Any:
-        """Returns the handle of a part that was used; of the first that answers if none was."""
-        for _, handle in self._handles.values():
-            return handle
-        return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part).values()))
-
-    def make_deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns the deadline of a call."""
-        return Deadline.after(self._get_timeout_s(timeout_s))
-
-    # ------------------------------------------------------------ rows by number
-
-    def split_numbers(self, index: Any) -> dict[int, torch.Tensor]:
-        """Returns the positions of the rows of each shard among row numbers, or those of a batch.
-
-        Raises:
-            SelectionError: A number is out of range.
-        """
-        numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.capacity:
-            reason = f"row numbers go from 0 to {self.capacity - 1}"
-            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
-        shards = numbers // self.part_capacity
-        return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
-
-    def change_rows(self, index: Any, change: Callable[[Any, Any, torch.Tensor], _Result]) -> list[_Result]:
-        """Changes rows at all their shards at the same time.
-
-        Args:
-            index: A sampled batch, or row numbers.
-            change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
-                positions among all.
-
-        Raises:
-            TransportError: A shard does not answer. The rows of the others were changed.
-        """
-        numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        generations = index.get("generation", None) if is_batch(index) else None
-        where = self.split_numbers(index)
-
-        def act(shard: int, part: Any) -> _Result:
-            rows: Any = numbers[where[shard]] - shard * self.part_capacity
-            if generations is not None:
-                rows = {"index": rows, "generation": torch.as_tensor(generations).reshape(-1)[where[shard]]}
-            return change(part, rows, where[shard])
-
-        if not where:
-            return []
-        found = self.ask_parts(where, act, reach_s=self._cluster.timeout_s)
-        missing = where.keys() - found.keys()
-        if missing:
-            raise ConnectError(address=self._cluster.address, reason=f"shards {sorted(missing)} do not answer")
-        return list(found.values())
-
-    def __getitem__(self, index: Any) -> Any:
-        """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask selects among the live rows,
-        those of the first shard first."""
-        found = self._read_live(index)
-        return to_arrays(found) if self._cluster.numpy else found
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        return self._read_live(list(indices))
-
-    def _read_live(self, index: Any) -> Any:
-        if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
-            return self._read_selected(slice(None) if index is Ellipsis else index)
-        shape = np.shape(index.detach().cpu() if hasattr(index, "detach") else index)
-        where = self.split_numbers(index)
-        numbers = torch.as_tensor(np.asarray(to_row_numbers(index), np.int64)).reshape(-1)
-
-        def read(shard: int, part: Any) -> Any:
-            return part.read_rows(numbers[where[shard]] - shard * self.part_capacity)
-
-        found = self.ask_parts(where, read)
-        if len(found) < len(where):
-            missing = sorted(where.keys() - found.keys())
-            raise ConnectError(address=self._cluster.address, reason=f"shards {missing} do not answer")
-        positions = torch.cat([where[shard] for shard in found]) if found else torch.empty(0, dtype=torch.int64)
-        joined = join_rows(list(found.values()))[torch.argsort(positions)]
-        return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
-
-    def _read_selected(self, index: Any) -> Any:
-        """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
-        if isinstance(index, slice) and index == slice(None):
-            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
-            return join_rows([found[shard] for shard in sorted(found)])
-        lengths = self.ask_parts(range(self.num_shards), lambda _, part: len(part))
-        every = np.arange(sum(lengths.values()))
-        chosen = every[index if isinstance(index, slice) else np.asarray(index)]
-        shards = sorted(lengths)
-        parts, order, begin = [], [], 0
-        for shard in shards:
-            where = np.flatnonzero((chosen >= begin) & (chosen < begin + lengths[shard]))
-            if len(where):
-                local = chosen[where] - begin
-                step = int(local[1] - local[0]) if len(local) > 1 else 1
-                if isinstance(index, slice):
-                    end = int(local[-1]) + (1 if step > 0 else -1)
-                    rows = self.get_part(shard).read_rows(slice(int(local[0]), end if end >= 0 else None, step))
-                else:
-                    mask = np.zeros(lengths[shard], np.bool_)
-                    mask[local] = True
-                    rows = self.get_part(shard).read_rows(mask)
-                parts.append(rows)
-                order.append(where)
-            begin += lengths[shard]
-        if not parts:
-            return self.get_part(shards[0]).read_rows(slice(0, 0))
-        return join_rows(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields the live rows of one shard after the other."""
-        for shard in range(self.num_shards):
-            yield from self.get_part(shard)
-
     # ------------------------------------------------------------ changes
 
     def set_at_(
@@ -345,20 +217,62 @@ class ShardedTable(ShardedStore):
     ) -> Any:
         """Writes a leaf or nested part of live rows; arguments and errors as of ``TableHandle.set_at_``."""
 
+        path, num_rows = check_path(key), len(to_row_numbers(index))
+        wait_s = self._get_timeout_s(timeout_s)
+        split = self._split_values(path, value, num_rows)
+
         def write() -> None:
-            num_rows = len(to_row_numbers(index))
-
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-                part.set_at_(key, select_rows(value, where, num_rows), rows, timeout_s=self._get_timeout_s(timeout_s))
+                part.set_at_(path, split(where), rows, timeout_s=wait_s)
 
-            self.change_rows(index, change)
+            self.change_rows(index, timeout_s, change)
 
         return self._cluster.later(write) if return_early else write()
+
+    def _split_values(self, path: Path, value: Any, num_rows: int) -> Callable[[torch.Tensor], Any]:
+        """Returns what gives the values of some rows, of a value for each row or of one that is broadcast to all."""
+        leaf = dict(self.spec.tensors).get(path)
+        if leaf is not None:
+            tensor = torch.as_tensor(value)
+            try:
+                spread = torch.broadcast_to(tensor, (num_rows, *leaf.shape))
+            except RuntimeError:  # the parts say why, before any of them writes
+                return lambda _: value
+            return lambda where: spread[where]
+        size = getattr(value, "batch_size", None)
+        num_dims = 1 + len(self.spec.batch_size)
+        is_per_row = len(size) >= num_dims if size is not None else isinstance(value, (list, tuple, np.ndarray))
+        if not is_per_row or (size[0] if size is not None else len(value)) != num_rows:
+            return lambda _: value
+        return lambda where: select_rows(value, where, num_rows)
+
+    def update_if_present(
+        self,
+        index: Any,
+        values: Any,
+        *,
+        generation: Any = None,
+        is_unchanged: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Writes leaves of rows that are still the same; arguments, result and errors as of
+        ``TableHandle.update_if_present``. Those of each shard are written together."""
+        num_rows, wait_s = len(to_row_numbers(index)), self._get_timeout_s(timeout_s)
+        written = torch.zeros(num_rows, dtype=torch.bool)
+
+        def change(part: Any, rows: Any, where: torch.Tensor) -> None:
+            some = select_rows(values, where, num_rows)
+            given = None if generation is None else select_rows(generation, where, num_rows)
+            options = {"is_unchanged": is_unchanged, "timeout_s": wait_s}
+            written[where] = torch.as_tensor(part.update_if_present(rows, some, generation=given, **options))
+
+        self.change_rows(index, timeout_s, change)
+        return self._show(written)
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
         """Deletes rows, those of each shard together; returns their number. See ``TableHandle.delete``."""
         wait_s = self._get_timeout_s(timeout_s)
-        return sum(self.change_rows(index, lambda part, rows, _: part.delete(rows, timeout_s=wait_s)))
+        return sum(self.change_rows(index, timeout_s, lambda part, rows, _: part.delete(rows, timeout_s=wait_s)))
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
         """Deletes all rows; returns how many there were. See ``TableHandle.clear``."""
@@ -394,7 +308,7 @@ class ShardedTable(ShardedStore):
 
     def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""
-        found = self.ask_parts(range(self.num_shards), call, reach_s=self._cluster.timeout_s)
+        found = self.ask_parts(range(self.num_shards), call, reach_s=self._cluster.timeout_s, skips_lost=False)
         missing = [shard for shard in range(self.num_shards) if shard not in found]
         if missing:
             raise ConnectError(address=self._cluster.address, reason=f"shards {missing} do not answer")
@@ -421,20 +335,16 @@ class _WriterShard:
         return self._table.info()
 
 
-def join_rows(parts: Sequence[Any]) -> Any:
-    """Joins tensordicts of rows along their first dimension."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _is_mask(index: Any) -> bool:
-    dtype = getattr(index, "dtype", None)
-    return dtype in (torch.bool, np.bool_) or (isinstance(index, list) and bool(index) and isinstance(index[0], bool))
+def _extend_part(part: Any, *, rows: Any, options: dict[str, Any]) -> Any:
+    return part.extend(rows, **options)
 
 
 def select_rows(given: Any, where: torch.Tensor, num_rows: int) -> Any:
     """Returns what belongs to some of the rows, of something that is given for each row or for all."""
     if given is None or isinstance(given, (str, bytes, int, float, bool)):
         return given
+    if isinstance(given, dict):
+        return {key: select_rows(value, where, num_rows) for key, value in given.items()}
     size = getattr(given, "shape", None)
     length = size[0] if size else len(given) if isinstance(given, (list, tuple)) else 0
     if length != num_rows or num_rows == 1:

@@ -38,6 +38,8 @@ def create_sharded_table(
         reason = f"{settings.sampler!r} cannot be divided among shards; give it slice_len"
         raise InvalidRequestError(argument="sampler", reason=reason)
     key = () if shard_by is None else check_path(shard_by, argument="shard_by")
+    if key and not _has_key(like, key):
+        raise InvalidRequestError(argument="shard_by", reason=f"rows like this have no key {'.'.join(key)!r}")
     placement = PlacementRecord(kind, servers, settings.to_json(), capacity, on_shard_loss, key)
     part_options = {**options, **_make_part_settings(settings, placement.num_shards), "exists_ok": True}
 
@@ -46,6 +48,12 @@ def create_sharded_table(
         create(name_part(name, shard), like, placement.part_capacity, **part_options)
 
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
+
+
+def _has_key(like: Any, key: tuple[str, ...]) -> bool:
+    for part in key:
+        like = like.get(part, None) if hasattr(like, "get") else None
+    return like is not None
 
 
 def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) -> Settings:

@@ -154,12 +154,11 @@ class CatalogClient:
         names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
 
-    def find(self, name: str) -> StoreDescription | None:
+    def find(self, name: str, *, timeout_s: float | None = None) -> StoreDescription | None:
         """Describes a store; returns None at once if it does not exist."""
+        request = control_pb2.DescribeStoreRequest(name=check_store_name(name))
         try:
-            return from_message(
-                self._ask("DescribeStore", control_pb2.DescribeStoreRequest(name=check_store_name(name)))
-            )
+            return from_message(self._ask("DescribeStore", request, timeout_s=timeout_s))
         except StoreNotFoundError:
             return None
 

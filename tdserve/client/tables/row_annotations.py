@@ -64,6 +64,12 @@ class RowAnnotations(NamedTuple):
             **{name: _cut_one(name, given, num_rows)[-num_kept:] for name, given in self._list_per_row()}
         )
 
+    def check_lengths(self, num_rows: int) -> None:
+        """Raises InvalidRequestError if there is neither one for all rows nor one for each."""
+        for name, given in self._list_per_row():
+            if np.size(given) != 1:
+                _cut_one(name, given, num_rows)
+
     def _list_per_row(self) -> list[tuple[str, Any]]:
         """Returns the names and annotations that are given as lists, one for each row."""
         given = (("priority", self.priority), ("ends", self.ends), ("policy_version", self.policy_version))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import tdserve
+from tests.integration.cluster.names import next_name
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +43,13 @@ def remote_client(address: str) -> Iterator[tdserve.ClusterClient]:
     with tdserve.connect(address, transport="gloo") as made:
         assert isinstance(made, tdserve.ClusterClient)
         yield made
+
+
+@pytest.fixture
+def name(address: str) -> Iterator[str]:
+    """The name of a store that is deleted afterwards."""
+    made = next_name()
+    yield made
+    with tdserve.connect(address) as client:
+        if made in client:
+            client.delete(made)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -138,3 +141,26 @@ def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost
             taken += batch["number"].tolist()
     assert len(taken) == len(set(taken))
     assert {100 + number for number in put_numbers} <= set(taken)
+
+
+def test_calls_when_a_server_has_stopped_then_end_in_time_and_go_on_without_it(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+    writers = fill_each(table)
+    server = table.placement.servers[2]
+    with tdserve.connect(client.address, timeout_s=20.0) as fresh:
+        opened = fresh.replay(table.name)
+        os.kill(crashing[server].server.pid, signal.SIGSTOP)
+        try:
+            for handle in (table, opened):  # one of them has used every shard before, the other none
+                began_s = time.monotonic()
+                assert set(handle.sample(50, timeout_s=8.0)["number"].tolist()) <= set(range(20))
+                assert time.monotonic() - began_s < 9.0
+                assert len(handle) == 20
+            assert len(table[:]) == 20
+            written = table.extend(rows(1, 40), writer=writers[2], timeout_s=8.0)
+            assert int(written[0]) // table.part_capacity != 2
+        finally:
+            os.kill(crashing[server].server.pid, signal.SIGCONT)
+        wait_for(lambda: len(opened) == 31, "the return of the shard")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,44 +16,15 @@ from tdserve.base.errors import (
     EndOfStreamError,
     InvalidRequestError,
     KeyNotFoundError,
-    SelectionError,
     StoreExistsError,
     StoreNotFoundError,
     WrongStateError,
 )
 from tests import chi_square
+from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.cluster.names import next_name
 
 pytestmark = pytest.mark.integration
-
-SIZES = (50, 20, 5)
-"""Rows of the writers 0, 1 and 2."""
-
-
-def rows(num_rows: int, start: int = 0) -> TensorDict:
-    """Returns rows that show their number in every leaf."""
-    number = torch.arange(start, start + num_rows)
-    return TensorDict({"number": number, "wide": number[:, None].expand(-1, 30).float().contiguous()}, [num_rows])
-
-
-@pytest.fixture
-def name(address: str) -> Iterator[str]:
-    """The name of a store that is deleted afterwards."""
-    made = next_name()
-    yield made
-    with tdserve.connect(address) as client:
-        if made in client:
-            client.delete(made)
-
-
-def fill_unequally(table: Any, **annotations: Any) -> None:
-    """Writes rows 0 to 74, a different number to each shard."""
-    start = 0
-    for writer, size in enumerate(SIZES):
-        writers = (number for number in range(1, 1000) if table.choose_shard(number) == writer)
-        given = {key: value[start : start + size] for key, value in annotations.items()}
-        table.extend(rows(size, start), writer=next(writers), **given)
-        start += size
 
 
 def count_drawn(draw: Any, num_draws: int, num_cells: int) -> np.ndarray[Any, Any]:
@@ -212,30 +182,6 @@ def test_ranks_when_they_sample_a_step_then_disjoint_and_the_same_again(
         assert next(batches)["number"].tolist() == table.sample(6, rank=0, world_size=3, step=2)["number"].tolist()
     table.forget_draws()
     assert table.sample(6, rank=0, world_size=3)["number"].shape == (6,)
-
-
-def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name: str) -> None:
-    table = client.create_replay(name, rows(1)[0], 300, shards="all")
-    fill_unequally(table)
-    sample = table.sample(20)
-    assert (table[sample["index"]]["number"] == sample["number"]).all()
-    assert (table[sample["index"].reshape(4, 5)]["number"] == sample["number"].reshape(4, 5)).all()
-    assert table[int(sample["index"][0])]["number"] == sample["number"][0]
-    every = table[:]["number"].tolist()
-    assert sorted(every) == list(range(75))
-    assert table[::-2]["number"].tolist() == every[::-2]
-    mask = torch.arange(75) % 3 == 0
-    assert table[mask]["number"].tolist() == torch.tensor(every)[mask].tolist()
-    assert [int(row["number"]) for row in table] == every
-    table.set_at_("wide", torch.zeros(20, 30), sample)
-    assert (table[sample["index"]]["wide"] == 0).all()
-    assert table.delete(sample) == len(set(sample["number"].tolist()))
-    with pytest.raises(SelectionError):
-        table[sample["index"]]
-    with pytest.raises(SelectionError):
-        table[[300]]
-    assert table.clear() == 75 - len(set(sample["number"].tolist()))
-    assert table.counts().inserts == 75
 
 
 def test_queue_when_shared_then_every_row_is_taken_once_in_the_order_of_its_writer(

@@ -1,0 +1,222 @@
+"""Rows of a table that several servers share, by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ConnectError, InvalidRequestError, SelectionError
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.tables.change_requests import is_batch, to_row_numbers
+from tdserve.client.tables.table_counts import ask_counts
+from tdserve.rules.placement import PlacementRecord
+from tdserve.structure.array_views import to_arrays
+
+_Result = TypeVar("_Result")
+
+PATIENCE_S = 2.0
+"""A shard that has not said within this time how many rows it has is looked at: it may have stopped."""
+
+
+class ShardedRows(ShardedStore):
+    """The part of a shared table's handle that finds rows by number: shard ``number // part_capacity`` has the row.
+
+    Attributes:
+        capacity: Rows of all parts.
+        part_capacity: Rows of each.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+        self.part_capacity = self._first.capacity
+        self.capacity = self.part_capacity * self.num_shards
+
+    def __len__(self) -> int:
+        """Returns the number of live rows of all shards that answer."""
+        return sum(self._ask_lengths().values())
+
+    def _ask_lengths(self) -> dict[int, int]:
+        """Returns the live rows of each shard that answers."""
+
+        def ask(_: int, part: Any) -> int:
+            done = ask_counts(part._client, part.name, Deadline.after(min(PATIENCE_S, self.wait_s)))
+            return int(done.counts.rows)
+
+        return self.ask_parts(range(self.num_shards), ask, deadline=self.make_deadline(None))
+
+    def _show(self, numbers: torch.Tensor) -> Any:
+        return to_arrays(numbers) if self._cluster.numpy else numbers
+
+    def _get_timeout_s(self, timeout_s: float | None) -> float:
+        return self._cluster.timeout_s if timeout_s is None else timeout_s
+
+    @property
+    def address(self) -> str:
+        """Address of the cluster."""
+        return self._cluster.address
+
+    @property
+    def wait_s(self) -> float:
+        """Default of every call that can wait, seconds."""
+        return self._cluster.timeout_s
+
+    def get_any_part(self, deadline: Deadline | None = None) -> Any:
+        """Returns the handle of a part that was used; of the first that answers if none was."""
+        for _, handle in self._handles.values():
+            return handle
+        return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
+
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call."""
+        return Deadline.after(self._get_timeout_s(timeout_s))
+
+    # ------------------------------------------------------------ rows by number
+
+    def split_numbers(self, index: Any) -> dict[int, torch.Tensor]:
+        """Returns the positions of the rows of each shard among row numbers, or those of a batch.
+
+        Raises:
+            SelectionError: A number is out of range.
+        """
+        numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.capacity:
+            reason = f"row numbers go from 0 to {self.capacity - 1}"
+            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
+        shards = numbers // self.part_capacity
+        return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
+
+    def change_rows(
+        self, index: Any, timeout_s: float | None, change: Callable[[Any, Any, torch.Tensor], _Result]
+    ) -> list[_Result]:
+        """Changes rows at all their shards at the same time.
+
+        Args:
+            index: A sampled batch, or row numbers.
+            change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
+                positions among all.
+
+        Raises:
+            TransportError: A shard does not answer. The rows of the others were changed.
+        """
+        numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
+        generations = index.get("generation", None) if is_batch(index) else None
+        where = self.split_numbers(index)
+
+        def act(shard: int, part: Any) -> _Result:
+            rows: Any = numbers[where[shard]] - shard * self.part_capacity
+            if generations is not None:
+                rows = {"index": rows, "generation": torch.as_tensor(generations).reshape(-1)[where[shard]]}
+            return change(part, rows, where[shard])
+
+        if not where:
+            return []
+        deadline = self.make_deadline(timeout_s)
+        found = self.ask_parts(where, act, reach_s=self._get_timeout_s(timeout_s), deadline=deadline, skips_lost=False)
+        missing = where.keys() - found.keys()
+        if missing:
+            raise ConnectError(address=self._cluster.address, reason=f"shards {sorted(missing)} do not answer")
+        return list(found.values())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask selects among the live rows,
+        those of the first shard first."""
+        found = self._read_live(index)
+        return to_arrays(found) if self._cluster.numpy else found
+
+    def get_with_generations(self, index: Any) -> tuple[Any, Any]:
+        """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
+        numbers = to_row_numbers(index)
+        generations = self._find_generations(numbers)
+        rows = self._read_live(numbers if np.ndim(index) else int(numbers[0]))
+        found = generations if np.ndim(index) else generations[0]
+        return (to_arrays(rows), to_arrays(found)) if self._cluster.numpy else (rows, found)
+
+    def find_generations(self, index: Any) -> Any:
+        """Returns the generations of rows, -1 for those that are not live; see ``TableHandle.find_generations``."""
+        return self._show(self._find_generations(to_row_numbers(index)))
+
+    def _find_generations(self, numbers: Any) -> torch.Tensor:
+        found = torch.full((len(numbers),), -1, dtype=torch.int64)
+
+        def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
+            found[where] = torch.as_tensor(part.find_generations(rows))
+
+        self.change_rows(numbers, None, ask)
+        return found
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return self._read_live(list(indices))
+
+    def _read_live(self, index: Any) -> Any:
+        if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
+            return self._read_selected(slice(None) if index is Ellipsis else index)
+        if isinstance(index, (str, tuple)):
+            raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
+        given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+        shape = given.shape
+        index = np.where(given < 0, given + self.capacity, given)
+        where = self.split_numbers(index)
+        numbers = torch.from_numpy(index.reshape(-1).astype(np.int64))
+
+        def read(shard: int, part: Any) -> Any:
+            return part.read_rows(numbers[where[shard]] - shard * self.part_capacity)
+
+        found = self.ask_parts(where, read, skips_lost=False)
+        if len(found) < len(where):
+            missing = sorted(where.keys() - found.keys())
+            raise ConnectError(address=self._cluster.address, reason=f"shards {missing} do not answer")
+        positions = torch.cat([where[shard] for shard in found]) if found else torch.empty(0, dtype=torch.int64)
+        joined = join_rows(list(found.values()))[torch.argsort(positions)]
+        return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
+
+    def _read_selected(self, index: Any) -> Any:
+        """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
+        if isinstance(index, slice) and index == slice(None):
+            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
+            return join_rows([found[shard] for shard in sorted(found)])
+        lengths = self._ask_lengths()
+        every = np.arange(sum(lengths.values()))
+        if not isinstance(index, slice) and np.shape(index) != every.shape:
+            reason = f"a mask of shape {list(np.shape(index))} stands for {len(every)} live rows"
+            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
+        chosen = every[index if isinstance(index, slice) else np.asarray(index)]
+        shards = sorted(lengths)
+        parts, order, begin = [], [], 0
+        for shard in shards:
+            where = np.flatnonzero((chosen >= begin) & (chosen < begin + lengths[shard]))
+            if len(where):
+                local = chosen[where] - begin
+                step = int(local[1] - local[0]) if len(local) > 1 else 1
+                if isinstance(index, slice):
+                    end = int(local[-1]) + (1 if step > 0 else -1)
+                    rows = self.get_part(shard).read_rows(slice(int(local[0]), end if end >= 0 else None, step))
+                else:
+                    mask = np.zeros(lengths[shard], np.bool_)
+                    mask[local] = True
+                    rows = self.get_part(shard).read_rows(mask)
+                parts.append(rows)
+                order.append(where)
+            begin += lengths[shard]
+        if not parts:
+            return self.get_part(shards[0]).read_rows(slice(0, 0))
+        return join_rows(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the live rows of one shard after the other, of those that answer."""
+        for shard in self._ask_lengths():
+            yield from self.get_part(shard)
+
+
+def join_rows(parts: Sequence[Any]) -> Any:
+    """Joins tensordicts of rows along their first dimension."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _is_mask(index: Any) -> bool:
+    dtype = getattr(index, "dtype", None)
+    return dtype in (torch.bool, np.bool_) or (isinstance(index, list) and bool(index) and isinstance(index[0], bool))
