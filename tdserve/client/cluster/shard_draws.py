@@ -122,6 +122,9 @@ class ShardDraws:
                     time.sleep(MIN_PAUSE_S)
                     continue
                 more = self._draw_parts(make_query, counts, deadline)
+                if not more and deadline.expired:
+                    self.give_back(drawn)
+                    return None
                 for part in more:
                     self._weigh(part, masses)
                 drawn += more
@@ -234,7 +237,7 @@ class ShardDraws:
                     return DrawnPart(
                         shard, client, query, take_sampled(client, query, counts[shard], Deadline.after(0))
                     )
-                except DeadlineExceededError:  # others were faster
+                except (DeadlineExceededError, EndOfStreamError):  # others were faster
                     return None
             rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
             return DrawnPart(shard, client, query, rows)
