@@ -51,7 +51,7 @@ def make_cases() -> dict[str, tuple[TensorDict, int]]:
 
 def time_backend(backend: str) -> dict[str, list[list[float]]]:
     """Times each step of each case on a storage, which this process starts; in milliseconds."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     tq.init(OmegaConf.create({"backend": {"storage_backend": backend}}))
     found: dict[str, list[list[float]]] = {}
     for case, (batch, num_times) in make_cases().items():

@@ -45,7 +45,7 @@ def make_rows() -> TensorDict:
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """Ray on this machine."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
     ray.shutdown()
 

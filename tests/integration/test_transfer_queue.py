@@ -187,7 +187,7 @@ def cluster() -> Iterator[None]:
     """Ray, for the processes of TransferQueue."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
         yield
         ray.shutdown()
 
