@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
+import tdserve
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, list_error_classes
-from tdserve.client.client import Client
-from tdserve.client.connecting import connect
 from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX
+
+if TYPE_CHECKING:
+    from tdserve.client.client import Client
 
 START_TIMEOUT_S = 60.0
 """The fork server imports torch: this takes about three seconds, ten times as long on a busy machine."""
@@ -127,7 +129,7 @@ class Server:
 
     def client(self, **arguments: Any) -> Client:
         """Returns a new client of this server; arguments as of ``tdserve.connect``."""
-        return connect(self.address, **arguments)
+        return tdserve.connect(self.address, **arguments)  # imports torch, which the owner of a server need not
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Drains and ends the server; kills it when that takes longer. Idempotent."""

@@ -36,12 +36,12 @@ class ClusterRecipe:
         """Finds the servers, to each of which a connection is made when it is first used."""
         return ClusterServers(read_membership(self.address), self)
 
-    def make_client(self, address: str) -> Client:
-        """Makes the client of one server."""
+    def make_client(self, address: str, token: str | None) -> Client:
+        """Makes the client of one server; with a token that its membership keeps, unless the user gave one."""
         return Client(
             address,
             transport=self.transport,
-            token=self.token,
+            token=token if self.token is None else self.token,
             timeout_s=self.timeout_s,
             allow_pickle=self.allow_pickle,
             root=self.root,
@@ -65,7 +65,7 @@ class ClusterServers:
         self.address = membership.text
         self.timeout_s = check_wait_s(recipe.timeout_s)
         self.numpy = recipe.numpy
-        self.members = Members(membership, recipe.make_client)
+        self.members = Members(membership, lambda address: recipe.make_client(address, membership.token))
         self.directory = Directory(self.members)
         self._executor: ThreadPoolExecutor | None = None
 

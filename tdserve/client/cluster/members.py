@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TypeVar
@@ -149,6 +150,9 @@ class Members:
             self._lost[server] = now_s
         answers = self._answers(server)
         if answers:
+            if server in self._clients:
+                with suppress(ConnectError):  # it is lost again
+                    self.get(server)  # looks its address up: the client would keep one that a server has left
             with self._lock:
                 self._lost.pop(server, None)
             _log.info("server %d of %s answers again", server, self.membership.text)

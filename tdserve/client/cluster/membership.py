@@ -17,10 +17,12 @@ class Membership(ABC):
     Attributes:
         text: As given to ``tdserve.connect``.
         num_servers: All of them, alive or not.
+        token: That of all servers, once one was found, if what knows them keeps it.
     """
 
     text: str
     num_servers: int
+    token: str | None = None
 
     @abstractmethod
     def find(self, server: int) -> str:
@@ -85,7 +87,7 @@ class DnsMembership(Membership):
         return join_address((self._addresses or self._names)[server], self._port)
 
 
-_SCHEMES = {"dns": "tdserve.client.cluster.membership:DnsMembership", "ray": "tdserve.ray.membership:RayMembership"}
+_SCHEMES = {"dns": "tdserve.client.cluster.membership:DnsMembership", "ray": "tdserve.ray.ray_membership:RayMembership"}
 """The class of each scheme, by the module in which it is: what it needs is imported when it is used."""
 
 
