@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, DeadlineExceededError, InvalidRequestError, VersionConflictError
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
 from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass, divide
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -51,11 +51,7 @@ class ShardShares:
 
         reach_s = deadline.remaining_s
         reach_s = self._table.wait_s if reach_s is None else reach_s
-        found = self._table.ask_parts(counts, draw, reach_s=reach_s, deadline=deadline, skips_lost=False)
-        if len(found) < len(counts):
-            missing = sorted(counts.keys() - found.keys())
-            reason = f"shards {missing} of {self._table.name!r} have rows of step {share.step} and do not answer"
-            raise ConnectError(address=self._table.address, reason=reason)
+        found = self._table.ask_each(counts, draw, reach_s=reach_s, deadline=deadline)
         return [found[shard] for shard in sorted(found)]
 
     def forget(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection
 
-from tdserve.base.errors import ConnectError, InvalidRequestError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
@@ -77,11 +77,7 @@ class ShardedKeyedHandle(ShardedStore):
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
             return {shard: call(self.get_part(shard), list(keys), numbers)}
-        found = self.ask_parts(where, act, reach_s=self._cluster.timeout_s, skips_lost=False)
-        if len(found) < len(where):
-            missing = sorted(where.keys() - found.keys())
-            raise ConnectError(address=self._cluster.address, reason=f"shards {missing} of {self.name!r} do not answer")
-        return found
+        return self.ask_each(where, act, reach_s=self._cluster.timeout_s)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""

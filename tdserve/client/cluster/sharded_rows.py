@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, InvalidRequestError, SelectionError
+from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
@@ -116,11 +116,7 @@ class ShardedRows(ShardedStore):
         if not where:
             return []
         deadline = self.make_deadline(timeout_s)
-        found = self.ask_parts(where, act, reach_s=self._get_timeout_s(timeout_s), deadline=deadline, skips_lost=False)
-        missing = where.keys() - found.keys()
-        if missing:
-            raise ConnectError(address=self._cluster.address, reason=f"shards {sorted(missing)} do not answer")
-        return list(found.values())
+        return list(self.ask_each(where, act, reach_s=self._get_timeout_s(timeout_s), deadline=deadline).values())
 
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask selects among the live rows,
@@ -166,10 +162,7 @@ class ShardedRows(ShardedStore):
         def read(shard: int, part: Any) -> Any:
             return part.read_rows(numbers[where[shard]] - shard * self.part_capacity)
 
-        found = self.ask_parts(where, read, skips_lost=False)
-        if len(found) < len(where):
-            missing = sorted(where.keys() - found.keys())
-            raise ConnectError(address=self._cluster.address, reason=f"shards {missing} do not answer")
+        found = self.ask_each(where, read)
         positions = torch.cat([where[shard] for shard in found]) if found else torch.empty(0, dtype=torch.int64)
         joined = join_rows(list(found.values()))[torch.argsort(positions)]
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreNotFoundError, TransportError
+from tdserve.base.errors import ConnectError, StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import REACH_S
@@ -44,7 +43,6 @@ class ShardedStore:
         self.name = name
         self.placement = placement
         self._handles: dict[int, tuple[Client, Any]] = {}
-        self._lock = threading.Lock()
         self._left_out: frozenset[int] = frozenset()
         self._first = self._describe_any(timeout_s)
 
@@ -128,6 +126,27 @@ class ShardedStore:
         results = {shard: found[servers[shard]] for shard in asked if servers[shard] in found}
         self._note_left_out()
         return results
+
+    def ask_each(
+        self,
+        shards: Collection[int],
+        call: Callable[[int, Any], _Result],
+        *,
+        reach_s: float = REACH_S,
+        deadline: Deadline | None = None,
+    ) -> dict[int, _Result]:
+        """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately.
+
+        Raises:
+            TransportError: One does not answer. The calls of the others were made.
+            TDServeError: The first other error.
+        """
+        found = self.ask_parts(shards, call, reach_s=reach_s, deadline=deadline, skips_lost=False)
+        missing = sorted(set(shards) - found.keys())
+        if missing:
+            reason = f"shards {missing} of {self.name!r} do not answer"
+            raise ConnectError(address=self._cluster.address, reason=reason)
+        return found
 
     def _ask_part(self, shard: int, call: Callable[[int, Any], _Result], timeout_s: float | None) -> _Result:
         return call(shard, self.get_part(shard, timeout_s))
