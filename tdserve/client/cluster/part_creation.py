@@ -39,10 +39,7 @@ def record_placement(cluster: ClusterServers, name: str, placement: PlacementRec
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
         ConnectError: The owner, or the server of a shard, does not answer. Nothing was created.
     """
-    calls = {server: partial(_check_answers, cluster.members, server) for server in placement.servers}
-    _, lost = cluster.members.ask_all(calls)
-    if lost:
-        raise next(iter(lost.values()))
+    _check_answers(cluster.members, placement)
     place = cluster.directory.find(name)
     client = cluster.members.get(place.server)
     empty = capture({}, store=name)
@@ -87,8 +84,15 @@ def create_parts(
         raise next(iter(lost.values()))
 
 
-def _check_answers(members: Members, server: int) -> None:
-    members.get(server).catalog.find("-")
+def _check_answers(members: Members, placement: PlacementRecord) -> None:
+    """Raises TransportError if the server of a shard does not answer."""
+
+    def ask(server: int) -> None:
+        members.get(server).catalog.find("-")
+
+    _, lost = members.ask_all({server: partial(ask, server) for server in placement.servers})
+    if lost:
+        raise next(iter(lost.values()))
 
 
 def delete_parts(members: Members, name: str, placement: PlacementRecord) -> None:
@@ -97,12 +101,9 @@ def delete_parts(members: Members, name: str, placement: PlacementRecord) -> Non
     Raises:
         ConnectError: A server does not answer. Nothing was deleted.
     """
-    calls = {server: partial(_check_answers, members, server) for server in placement.servers}
-    _, lost = members.ask_all(calls)
-    if lost:
-        raise next(iter(lost.values()))
-    for shard, server in enumerate(placement.servers):
+    _check_answers(members, placement)
+    names = [(server, name_part(name, shard)) for shard, server in enumerate(placement.servers)]
+    for server, part in [*names, (placement.servers[0], name_splits(name))]:
         client = members.get(server)
-        for part in (name_part(name, shard), name_splits(name)):
-            if part in client:
-                client.delete(part)
+        if part in client:
+            client.delete(part)
