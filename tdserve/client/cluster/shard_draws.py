@@ -83,13 +83,14 @@ class ShardDraws:
             EndOfStreamError: All shards are closed and drained.
             TransportError: No shard answers.
         """
-        unit = self._find_unit(make_query(self._table.get_any_part(deadline)))
+        query = make_query(self._table.get_any_part(deadline))
+        unit = self._find_unit(query)
         if num_rows % unit:
             reason = f"{num_rows} rows are no whole number of slices or groups of {unit}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         pause_s = MIN_PAUSE_S
         while True:
-            parts = self._try_draw(make_query, num_rows, deadline, takes_fewer=takes_fewer)
+            parts = self._try_draw(make_query, query, num_rows, deadline, takes_fewer=takes_fewer)
             if parts is not None:
                 return parts
             if deadline.expired:
@@ -99,15 +100,21 @@ class ShardDraws:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _try_draw(
-        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, takes_fewer: bool
+        self,
+        make_query: Callable[[Any], Query],
+        query: Query,
+        num_rows: int,
+        deadline: Deadline,
+        *,
+        takes_fewer: bool,
     ) -> list[DrawnPart] | None:
         """Draws rows; None if there are not enough now."""
         drawn: list[DrawnPart] = []
         num_missing, began_s = num_rows, time.monotonic()
         try:
             while num_missing > 0:
-                masses = self._get_masses(make_query, num_rows, deadline, is_fresh=bool(drawn))
-                counts = self._divide(make_query, masses, num_missing, num_rows)
+                masses = self._get_masses(make_query, query, num_rows, deadline, is_fresh=bool(drawn))
+                counts = self._divide(query, masses, num_missing)
                 if counts is None and takes_fewer and self._is_closed():
                     counts = {shard: int(found.mass) for shard, found in masses.items() if found.mass} or None
                     if counts is None and drawn:
@@ -150,11 +157,16 @@ class ShardDraws:
     # ------------------------------------------------------------ masses
 
     def _get_masses(
-        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, is_fresh: bool
+        self,
+        make_query: Callable[[Any], Query],
+        query: Query,
+        num_rows: int,
+        deadline: Deadline,
+        *,
+        is_fresh: bool,
     ) -> Mapping[int, ShardMass]:
         table = self._table
         live = table.list_live()
-        query = make_query(table.get_any_part(deadline))
         name = (
             query.require,
             query.consumer,
@@ -194,12 +206,9 @@ class ShardDraws:
         """Returns the rows that are drawn together: of a group, or a slice."""
         return query.group_size or _get_slice_len(self._table.settings) or 1
 
-    def _divide(
-        self, make_query: Callable[[Any], Query], masses: Mapping[int, ShardMass], num_missing: int, num_rows: int
-    ) -> dict[int, int] | None:
+    def _divide(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> dict[int, int] | None:
         """Divides rows among the shards; None if they do not have enough."""
-        table, settings = self._table, self._table.settings
-        query = make_query(table.get_any_part())
+        settings = self._table.settings
         unit = self._find_unit(query)
         keeps_epoch = settings.sampler.keeps_epoch and query.group_by is None
         shares = {shard: found.mass for shard, found in masses.items()}
