@@ -9,6 +9,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import connect_cluster
 from tdserve.client.cluster.cluster_servers import ClusterRecipe
 from tdserve.client.cluster.membership import is_of_cluster
+from tdserve.client.session.session_client import Recipe
 
 
 def connect(
@@ -44,8 +45,8 @@ def connect(
         address, transport = found.address, found.transport if transport == "auto" else transport
         token, root = found.find_token() if token is None else token, found.local_root if root is None else root
     if is_of_cluster(address):
-        recipe = ClusterRecipe(address, transport, token, timeout_s, allow_pickle, root, device, numpy)
-        return cast(Client, connect_cluster(recipe))
+        recipe = Recipe(Client, address, transport, token, timeout_s, allow_pickle, root, device, numpy)
+        return cast(Client, connect_cluster(ClusterRecipe(recipe)))
     client = Client(
         address,
         transport=transport,

@@ -4,50 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
-from tdserve.base.config import TransportName
 from tdserve.client.client import Client
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.catalog_client import check_wait_s
-from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
+from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS, Recipe
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class ClusterRecipe:
-    """Address and settings of a cluster's client; equal recipes make equivalent clients."""
+    """Address and settings of a cluster's client; equal recipes make equivalent clients.
 
-    address: str
-    transport: TransportName
-    token: str | None = field(repr=False)
-    timeout_s: float
-    allow_pickle: bool
-    root: str | None
-    device: Any
-    numpy: bool
+    Attributes:
+        of_client: Those of a client, with the address of the cluster.
+    """
+
+    of_client: Recipe
 
     def make(self) -> ClusterServers:
         """Finds the servers, to each of which a connection is made when it is first used."""
-        return ClusterServers(read_membership(self.address), self)
+        return ClusterServers(read_membership(self.of_client.address), self)
 
     def make_client(self, address: str, token: str | None) -> Client:
         """Makes the client of one server; with a token that its membership keeps, unless the user gave one."""
-        return Client(
-            address,
-            transport=self.transport,
-            token=token if self.token is None else self.token,
-            timeout_s=self.timeout_s,
-            allow_pickle=self.allow_pickle,
-            root=self.root,
-            device=self.device,
-            numpy=self.numpy,
-        )
+        given = self.of_client.token
+        made = replace(self.of_client, address=address, token=token if given is None else given).make()
+        return cast(Client, made)
 
 
 class ClusterServers:
@@ -63,8 +52,8 @@ class ClusterServers:
     def __init__(self, membership: Membership, recipe: ClusterRecipe) -> None:
         self.recipe = recipe
         self.address = membership.text
-        self.timeout_s = check_wait_s(recipe.timeout_s)
-        self.numpy = recipe.numpy
+        self.timeout_s = check_wait_s(recipe.of_client.timeout_s)
+        self.numpy = recipe.of_client.numpy
         self.members = Members(membership, lambda address: recipe.make_client(address, membership.token))
         self.directory = Directory(self.members)
         self._executor: ThreadPoolExecutor | None = None
