@@ -17,8 +17,8 @@ OnShardLoss = Literal["redirect", "wait", "raise"]
 Shards = int | Literal["all"]
 """On how many servers a store is."""
 
-PlacementKind = Literal["moved", "replay", "queue", "keyed"]
-"""``"moved"``: the store has another server. Otherwise the kind of a store that several servers share."""
+PlacementKind = Literal["replay", "queue", "keyed"]
+"""The kind of a store that several servers share."""
 
 MAX_SERVERS = 4096
 
@@ -78,8 +78,8 @@ class PlacementRecord:
     """The record that the owner of a name has, in place of the store itself.
 
     Attributes:
-        kind: Where the store is, or what its parts are.
-        servers: Numbers of the servers, by shard; of a store that has moved, its server alone.
+        kind: What its parts are.
+        servers: Numbers of the servers, by shard.
         settings: Settings of the whole table, or keyed store, as canonical JSON.
         capacity: Rows of all parts of a table.
         on_shard_loss: What a writer does while its shard does not answer.

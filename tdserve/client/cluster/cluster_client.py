@@ -157,8 +157,7 @@ class ClusterClient:
         """Returns the structure and the figures of a store; of a shared one the sums of its parts."""
         found, place = self.directory.describe(name, timeout_s=timeout_s)
         if place.placement is None:
-            is_here = found.kind != "placement"
-            return found if is_here else self.members.get(place.server).describe(name, timeout_s=timeout_s)
+            return found
         return self._open_shards(name, place.placement, timeout_s).describe()
 
     def delete(self, name: str) -> None:
@@ -175,16 +174,13 @@ class ClusterClient:
         if place.placement is not None:
             delete_parts(self.members, name, place.placement)
         self.members.get(place.server).delete(name)
-        if place.server != (owner := self.directory.get_owner(name)) and name in self.members.get(owner):
-            self.members.get(owner).delete(name)  # the record that says where it has moved
         self.directory.forget(name)
 
     def _open(self, name: str, timeout_s: float | Once | None) -> Any:
         found, place = self.directory.describe(name, timeout_s=timeout_s)
         if place.placement is not None:
             return self._open_shards(name, place.placement, timeout_s)
-        client = self.members.get(place.server)
-        return client.open_handle(client.describe(name) if found.kind == "placement" else found)
+        return self.members.get(place.server).open_handle(found)
 
     def _open_shards(self, name: str, placement: PlacementRecord, timeout_s: float | Once | None) -> ShardedStore:
         handle_type = _SHARDED[placement.kind]

@@ -67,7 +67,7 @@ class Directory:
         return found, place
 
     def forget(self, name: str) -> None:
-        """Forgets where a store is: it was deleted, or has moved."""
+        """Forgets where a store is: it was deleted."""
         with self._lock:
             self._places.pop(name, None)
             self._missed.pop(name, None)
@@ -107,7 +107,7 @@ class Directory:
                 if shard_server >= len(self._members):
                     state = f"{name!r} is on server {shard_server} of more than the {len(self._members)} given here"
                     raise WrongStateError(state=state, event="finding it")
-            place = Place(placement.servers[0]) if placement.kind == "moved" else Place(server, placement)
+            place = Place(server, placement)
         with self._lock:
             self._places[name] = place
             self._missed.pop(name, None)

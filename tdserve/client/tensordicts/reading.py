@@ -26,7 +26,7 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
         state = f"store {description.name!r} holds weights"
         raise WrongStateError(state=state, event="a handle (latest() pulls them)")
     if description.kind == "placement":
-        state = f"several servers share store {description.name!r}, or another one has it"
+        state = f"several servers share store {description.name!r}"
         raise WrongStateError(state=state, event=f"{event} (connect to all of them: connect('a:7707,b:7707'))")
     if description.kind != "tensordict":
         raise WrongStateError(state=f"store {description.name!r} is a {description.kind} store", event=event)

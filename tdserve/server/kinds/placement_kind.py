@@ -1,4 +1,4 @@
-"""Records of stores that other servers have, or share."""
+"""Records of stores that several servers share."""
 
 from __future__ import annotations
 
