@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from threading import Lock
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from tdserve.base.addresses import join_address, parse_address
-from tdserve.base.adoptions import parse_adoptions, parse_folders, split_adoption
+from tdserve.base.adoptions import split_adoption
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS
+from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX
 
 TransportName = Literal["auto", "shm", "nccl", "gloo"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
@@ -62,8 +63,12 @@ _variables_lock = Lock()
 _variable_blocks: dict[str, int] = {}
 """How many blocks of ``hold_variable`` use a variable now."""
 
-_PREFIX = "TDSERVE_"
-_TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+class Setting(NamedTuple):
+    """The value of an option, and where it comes from: the caller, a variable, the caller's defaults, or our own."""
+
+    value: Any
+    source: Literal["given", "variable", "defaults", "default"]
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,8 @@ class ServerConfig:
         values["devices"] = ",".join(self.devices)
         values["adopt"] = ",".join(self.adopt)
         values["adoptable"] = os.pathsep.join(self.adoptable)
-        ours = {_PREFIX + name.upper(): "" if value is None else str(value) for name, value in values.items()}
-        ours[_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
+        ours = {VARIABLE_PREFIX + name.upper(): "" if value is None else str(value) for name, value in values.items()}
+        ours[VARIABLE_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
         return {**os.environ, **ours}
 
     @classmethod
@@ -196,22 +201,36 @@ class ServerConfig:
             InvalidRequestError: A variable holds an invalid value, or the root is not given. Nothing else is validated
                 yet.
         """
-        values: dict[str, Any] = {}
-        for entry in fields(cls):
-            value = given.pop(entry.name, None)
-            if value is None:
-                value = _read_variable(entry.name, _SERVER_PARSERS[entry.name], environ)
-            if value is None and defaults is not None:
-                value = defaults.get(entry.name)
-            if value is not None:
-                values[entry.name] = value
+        return cls.of_settings(cls.find_settings(environ, defaults=defaults, **given))
+
+    @classmethod
+    def of_settings(cls, found: Mapping[str, Setting]) -> ServerConfig:
+        """Returns these settings. Raises InvalidRequestError if they have no root."""
+        if found["root"].value is None:
+            raise InvalidRequestError(argument="root", reason="is not given, and TDSERVE_ROOT is not set")
+        return cls(**{name: setting.value for name, setting in found.items()})
+
+    @classmethod
+    def find_settings(
+        cls, environ: Mapping[str, str] | None = None, *, defaults: Mapping[str, Any] | None = None, **given: Any
+    ) -> dict[str, Setting]:
+        """Returns every field with where it comes from; arguments and errors as of ``from_env``. The root may be
+        None."""
+        found: dict[str, Setting] = {}
+        for option in SERVER_OPTIONS:
+            setting = Setting(given.pop(option.name, None), "given")
+            if setting.value is None:
+                setting = Setting(_read_variable(option.name, option.parse, environ), "variable")
+            if setting.value is None and defaults is not None:
+                setting = Setting(defaults.get(option.name), "defaults")
+            found[option.name] = (
+                Setting(getattr(cls, option.name, None), "default") if setting.value is None else setting
+            )
         if given:
             raise InvalidRequestError(argument=sorted(given)[0], reason="is not a setting of a server")
-        if "num_workers" not in values:
-            values["num_workers"] = max(len(values.get("devices", ())), 1)
-        if "root" not in values:
-            raise InvalidRequestError(argument="root", reason="is not given, and TDSERVE_ROOT is not set")
-        return cls(**values)
+        if found["num_workers"].source == "default":
+            found["num_workers"] = Setting(max(len(found["devices"].value), 1), "default")
+        return found
 
 
 @dataclass(frozen=True)
@@ -344,6 +363,12 @@ def read_client_interface() -> str | None:
     return found
 
 
+def find_config_path() -> str | None:
+    """Returns the file of options that ``TDSERVE_CONFIG`` names, if any."""
+    found: str | None = _read_variable("config", str, None)
+    return found
+
+
 def read_fail_delay_s() -> float:
     """Returns ``TDSERVE_FAIL_DELAY_S``: seconds between the last line of a command that failed and its end; 0 by
     default.
@@ -402,22 +427,6 @@ def hold_variable(name: str, value: str) -> Iterator[None]:
                     os.environ.pop(name, None)
 
 
-def parse_bytes(text: str) -> int:
-    """Parses a number of bytes, such as ``1048576``, ``512M`` or ``2GiB``.
-
-    Raises:
-        ValueError: The text is not a number of bytes.
-    """
-    number = text.strip().lower().removesuffix("ib").removesuffix("b")
-    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
-    return int(float(number[:-1]) * factor) if factor else int(number)
-
-
-def parse_devices(text: str) -> tuple[str, ...]:
-    """Parses names of devices, separated by commas: ``cuda:0,cuda:1``."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def check_cuda_device(argument: str, name: object) -> str:
     """Returns ``name`` if it names a CUDA device by number (``"cuda:1"``); the device may not exist.
 
@@ -465,7 +474,7 @@ def _check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
 
 
 def _read_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
-    variable = _PREFIX + name.upper()
+    variable = VARIABLE_PREFIX + name.upper()
     text = (os.environ if environ is None else environ).get(variable)
     if text is None or text == "":  # an empty variable is how compose files say "not set"
         return None
@@ -474,41 +483,6 @@ def _read_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str,
     except (ValueError, KeyError) as fault:
         raise InvalidRequestError(argument=variable, reason=f"{text!r} does not parse as {name}") from fault
 
-
-def _parse_bool(text: str) -> bool:
-    return _TRUE[text.lower()]
-
-
-def parse_umask(text: str) -> int:
-    """Parses a mask as shells write it, such as ``002``: octal.
-
-    Raises:
-        ValueError: The text is not an octal mask.
-    """
-    return int(text, 8)
-
-
-_SERVER_PARSERS: dict[str, Callable[[str], Any]] = {
-    "root": str,
-    "host": str,
-    "port": int,
-    "num_workers": int,
-    "devices": parse_devices,
-    "token_file": str,
-    "insecure": _parse_bool,
-    "advertise": str,
-    "interface": str,
-    "grace_s": float,
-    "transfer_timeout_s": float,
-    "worker_timeout_s": float,
-    "inline_bytes": int,
-    "memory_limit_bytes": parse_bytes,
-    "log_level": str,
-    "umask": parse_umask,
-    "adoptable": parse_folders,
-    "adopt": parse_adoptions,
-    "sync_interval_s": float,
-}
 
 _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
     "address": str,

@@ -11,6 +11,7 @@ import click
 from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
+from tdserve.cli.config_show import config
 from tdserve.cli.demo import demo
 from tdserve.cli.guide import guide
 from tdserve.cli.head import head
@@ -36,7 +37,7 @@ def cli(context: click.Context) -> None:
         handle_sigterm_at_once()
 
 
-for command in (serve, health, adopt, import_rows, ls, keys, head, info, bench, demo, guide):
+for command in (serve, health, adopt, import_rows, ls, keys, head, info, config, bench, demo, guide):
     cli.add_command(command)
 
 

@@ -17,11 +17,11 @@ from tdserve.base.config import (
     TorchrunRank,
     build_single_threaded_environment,
     hold_variable,
-    parse_bytes,
     read_token,
     set_variables,
 )
 from tdserve.base.errors import InvalidRequestError
+from tdserve.base.server_options import parse_bytes
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
