@@ -23,7 +23,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "server_folders", "cli", "examples", "bench", *CONNECTORS),
+    6: ("", "__main__", "launcher", "server_folders", "cli", "examples", "bench", "observer", *CONNECTORS),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 
@@ -45,10 +45,10 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "verl": ("examples",),
     "ray": ("ray_data", "ray", "examples"),
     **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports",)),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("observer",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),
-    "rich": ("cli", "examples", "bench", "aio", "torchrl"),
-    "click": ("cli", "examples", "bench", "aio", "torchrl"),
+    **dict.fromkeys(("rich", "click"), ("cli", "examples", "bench", "aio", "torchrl")),
     "importlib.import_module": ("", "cli", "torchrl", "client"),
     "pickle": ("values",),
     "cloudpickle": (),

@@ -104,6 +104,8 @@ class ServerConfig:
         sync_interval_s: Seconds between two passes that sync written content to the disk. A loss of power may lose what
             was written since the last pass. 0: only at an orderly end, and for stores of durability ``"disk"``.
         adopt: Folders to adopt at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` for reading only.
+        metrics_port: TCP port for metrics and the status page by HTTP, 0 picks a free one; ``None`` for none.
+        metrics_host: Address for these. They ask for the same token as the server.
     """
 
     root: str
@@ -125,6 +127,8 @@ class ServerConfig:
     adoptable: tuple[str, ...] = ()
     adopt: tuple[str, ...] = ()
     sync_interval_s: float = DEFAULT_SYNC_INTERVAL_S
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -135,8 +139,10 @@ class ServerConfig:
         """
         if not isinstance(self.root, str) or not self.root or "\0" in self.root:
             raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
-        _check_host(self.host)
+        _check_host("host", self.host)
+        _check_host("metrics_host", self.metrics_host)
         _check_int("port", self.port, low=0, high=65535)
+        _check_int("metrics_port", self.metrics_port or 0, low=0, high=65535)
         _check_int("num_workers", self.num_workers, low=1, high=1024)
         for device in self.devices:
             check_cuda_device("devices", device)
@@ -161,20 +167,15 @@ class ServerConfig:
         _check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
         _check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
         _check_seconds("sync_interval_s", self.sync_interval_s)
-        if not self.is_loopback and self.token_file is None and not self.insecure:
-            remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
-            raise InvalidRequestError(argument="host", reason=f"{self.host!r} is reachable by others: {remedy}")
+        if self.token_file is None and not self.insecure:
+            _check_loopback("host", self.host)
+            _check_loopback("metrics_host", self.metrics_host)
         return self
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False  # a host name may resolve to anything
+        return _is_loopback(self.host)
 
     def build_child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
@@ -385,6 +386,12 @@ def read_fail_delay_s() -> float:
 def _find_server_address(environ: Mapping[str, str] | None) -> str:
     host = _read_variable("host", str, environ) or ServerConfig.host
     port = _read_variable("port", int, environ) or DEFAULT_PORT  # a client cannot know what port 0 became
+    return join_local_address(host, port)
+
+
+def join_local_address(host: str, port: int) -> str:
+    """Returns ``host:port`` by which this machine reaches a server that listens on ``host``, perhaps on all
+    interfaces."""
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(host, host), port)  # noqa: S104
 
 
@@ -452,13 +459,30 @@ def check_transport(name: str) -> TransportName:
     raise InvalidRequestError(argument="transport", reason=f"it must be one of {', '.join(TRANSPORTS)}, got {name!r}")
 
 
-def _check_host(host: object) -> None:
+def _check_host(argument: str, host: object) -> None:
     if not host:
-        raise InvalidRequestError(argument="host", reason="is empty; 0.0.0.0 listens on every interface")
+        raise InvalidRequestError(argument=argument, reason="is empty; 0.0.0.0 listens on every interface")
     if not isinstance(host, str):
-        raise InvalidRequestError(argument="host", reason=f"{host!r} is not a str")
-    if parse_address("host", host)[1] is not None:
-        raise InvalidRequestError(argument="host", reason=f"{host!r} has a port; give it as port= (--port)")
+        raise InvalidRequestError(argument=argument, reason=f"{host!r} is not a str")
+    if parse_address(argument, host)[1] is not None:
+        port = argument.replace("host", "port")
+        reason = f"{host!r} has a port; give it as {port}= (--{port.replace('_', '-')})"
+        raise InvalidRequestError(argument=argument, reason=reason)
+
+
+def _check_loopback(argument: str, host: str) -> None:
+    if not _is_loopback(host):
+        remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
+        raise InvalidRequestError(argument=argument, reason=f"{host!r} is reachable by others: {remedy}")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a host name may resolve to anything
 
 
 def _check_int(name: str, value: int, *, low: int, high: int) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from typing import NamedTuple
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Freed memory that a process of the server keeps at the end of its heap, in bytes."""
@@ -150,3 +151,33 @@ def count_descriptors(pid: int | None = None) -> int:
         return os.stat(folder).st_size or len(os.listdir(folder))
     except OSError:
         return 0
+
+
+class ProcessUse(NamedTuple):
+    """What a process takes of its machine.
+
+    Attributes:
+        resident_bytes: Memory, with mapped files that are in memory.
+        anonymous_bytes: Memory without files.
+        cpu_s: Processor time since its start, user and system.
+        num_descriptors: Open descriptors.
+    """
+
+    resident_bytes: int = 0
+    anonymous_bytes: int = 0
+    cpu_s: float = 0.0
+    num_descriptors: int = 0
+
+
+def read_process_use(pid: int | None = None) -> ProcessUse:
+    """Returns what a process of this user, or this one, takes; zeros if it is gone."""
+    try:
+        with open(f"/proc/{pid or 'self'}/statm", encoding="ascii") as file:
+            _, resident, shared, *_ = map(int, file.read().split())
+        with open(f"/proc/{pid or 'self'}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name in front may contain anything
+    except (OSError, ValueError):
+        return ProcessUse()
+    page, ticks = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
+    cpu_s = (int(fields[11]) + int(fields[12])) / ticks
+    return ProcessUse(resident * page, (resident - shared) * page, cpu_s, count_descriptors(pid))

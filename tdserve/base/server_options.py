@@ -196,4 +196,13 @@ SERVER_OPTIONS = (
         parse_several=_join(parse_folders, os.pathsep),
         is_path=True,
     ),
+    ServerOption(
+        "metrics_port",
+        "--metrics-port",
+        int,
+        "PORT",
+        "TCP port for metrics and the status page by HTTP; 0 picks a free one; by default there is none.",
+        _INTEGER,
+    ),
+    ServerOption("metrics_host", "--metrics-host", str, "ADDRESS", "Address for these; by default 127.0.0.1."),
 )

@@ -62,6 +62,11 @@ class ControlServiceStub(object):
                 request_serializer=tdserve_dot_v1_dot_control__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=tdserve_dot_v1_dot_control__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/tdserve.v1.ControlService/Observe',
+                request_serializer=tdserve_dot_v1_dot_control__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=tdserve_dot_v1_dot_control__pb2.ObserveResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer(object):
@@ -102,6 +107,12 @@ class ControlServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +140,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=tdserve_dot_v1_dot_control__pb2.GetStatsRequest.FromString,
                     response_serializer=tdserve_dot_v1_dot_control__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=tdserve_dot_v1_dot_control__pb2.ObserveRequest.FromString,
+                    response_serializer=tdserve_dot_v1_dot_control__pb2.ObserveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +284,33 @@ class ControlService(object):
             '/tdserve.v1.ControlService/GetStats',
             tdserve_dot_v1_dot_control__pb2.GetStatsRequest.SerializeToString,
             tdserve_dot_v1_dot_control__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tdserve.v1.ControlService/Observe',
+            tdserve_dot_v1_dot_control__pb2.ObserveRequest.SerializeToString,
+            tdserve_dot_v1_dot_control__pb2.ObserveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,7 @@ class Handlers(Protocol):
     async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse: ...
+    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse: ...
 
 
 class Servicer(ControlServiceServicer):
@@ -81,6 +82,9 @@ class Servicer(ControlServiceServicer):
 
     async def GetStats(self, request: control_pb2.GetStatsRequest, context: Any) -> Any:
         return await _answer(self._handlers.get_stats(request), context)
+
+    async def Observe(self, request: control_pb2.ObserveRequest, context: Any) -> Any:
+        return await _answer(self._handlers.observe(request), context)
 
 
 async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -153,6 +154,7 @@ class Catalog:
                 raise StoreExistsError(name=record.name, reason="two records have this name")
             self._records[record.name] = record
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
+        self._kinds = Counter(record.kind for record in self._records.values() if not record.loading)
         self._names = {record.uid: record.name for record in self._records.values()}
         self._folders = sorted(_make_folder_key(record) for record in self._records.values() if record.adopted)
 
@@ -181,7 +183,7 @@ class Catalog:
         if record.adopted:
             insort(self._folders, _make_folder_key(record))
         if not record.loading:
-            insort(self._visible, record.name)
+            self._show(record)
 
     def check_free(self, name: str) -> None:
         """Raises StoreExistsError if a store has this name, perhaps one that is still loading."""
@@ -205,9 +207,9 @@ class Catalog:
             raise StoreNotFoundError(name=record.name)
         self._records[record.name] = record
         if before.loading and not record.loading:
-            insort(self._visible, record.name)
+            self._show(record)
         elif record.loading and not before.loading:
-            del self._visible[bisect_left(self._visible, record.name)]
+            self._hide(before)
 
     def remove(self, name: str) -> StoreRecord:
         """Removes a store, also one that is loading, and returns its record.
@@ -222,8 +224,20 @@ class Catalog:
         if record.adopted:
             del self._folders[bisect_left(self._folders, _make_folder_key(record))]
         if not record.loading:
-            del self._visible[bisect_left(self._visible, name)]
+            self._hide(record)
         return record
+
+    def _show(self, record: StoreRecord) -> None:
+        insort(self._visible, record.name)
+        self._kinds[record.kind] += 1
+
+    def _hide(self, record: StoreRecord) -> None:
+        del self._visible[bisect_left(self._visible, record.name)]
+        self._kinds[record.kind] -= 1
+
+    def count_kinds(self) -> dict[str, int]:
+        """Returns the number of visible stores of each kind of which there are any."""
+        return dict(+self._kinds)
 
     def find_name(self, uid: str) -> str | None:
         """Returns the name of the store of this incarnation, loading or not; None if there is none."""

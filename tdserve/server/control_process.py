@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -21,6 +19,8 @@ from tdserve.control.status import encode_failure
 from tdserve.server.compaction import compact_all
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.observation import Observation, read_package_version
+from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.services import assemble
 from tdserve.server.sessions.client_session import ClientSession
@@ -55,14 +55,14 @@ class ControlProcess:
     Args:
         config: Configuration of the server.
         root: The acquired root.
+        observer: The process that shows its figures, which is stopped with it; None for none.
     """
 
     _settling: asyncio.TimerHandle | None = None
 
-    def __init__(self, config: ServerConfig, root: Root) -> None:
+    def __init__(self, config: ServerConfig, root: Root, observer: ObserverProcess | None = None) -> None:
         self._config = config
         self._root = root
-        self._started_s = time.monotonic()
         self._is_draining = False
         self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.find_catalog())
@@ -74,6 +74,8 @@ class ControlProcess:
         services = self._services = assemble(config, root, self._db, self._process_watch, self._workers, self._sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
+        self._observation = Observation(root, services, self._workers, self._worker_processes, self._sessions, observer)
+        self._observer = observer
         make_local = partial(PermitMover, services.mover_context)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
@@ -95,7 +97,7 @@ class ControlProcess:
     def describe(self) -> str:
         """Returns what is served and by how many processes, for the log."""
         num_stores, num_workers = len(self._services.stores.catalog), len(self._workers)
-        return f"version {_read_package_version()}, stores: {num_stores}, data workers: {num_workers}"
+        return f"version {read_package_version()}, stores: {num_stores}, data workers: {num_workers}"
 
     def restore(self) -> None:
         """Reads the catalog while another process imports what workers need. Call it before requests can arrive."""
@@ -162,6 +164,8 @@ class ControlProcess:
         """Ends the workers and closes the catalog."""
         self._worker_processes.close()
         self._door.close()
+        if self._observer is not None:
+            await self._observer.stop()
         self._services.alterations.close()
         self._process_watch.close()
         self._process_watch.remove_unused()
@@ -302,34 +306,11 @@ class ControlProcess:
 
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server."""
-        await self._services.traffic.count_reads(self._workers)
-        self._services.claiming.catch_up()
-        response = control_pb2.GetStatsResponse(
-            server_id=self._root.server_id,
-            uptime_s=time.monotonic() - self._started_s,
-            num_stores=len(self._services.stores.catalog),
-            num_sessions=len(self._sessions),
-            transports=self._services.traffic.list_stats(),
-            root=str(self._root.path),
-            root_free_bytes=self._root.free_bytes(),
-            version=_read_package_version(),
-        )
-        for worker in self._workers:
-            response.workers.add(
-                worker=worker.number,
-                pid=worker.pid,
-                num_restarts=worker.num_restarts,
-                is_ready=worker.ready.is_set(),
-            )
-        for session in self._sessions:
-            response.sessions.add(
-                session=session.number,
-                host=session.hello.host,
-                pid=session.hello.pid,
-                transport=session.transport,
-                worker=session.worker.number,
-            )
-        return response
+        return await self._observation.get_stats()
+
+    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
+        """Returns what an observer shows."""
+        return await self._observation.observe(request)
 
 
 async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:
@@ -342,10 +323,3 @@ async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> 
 
 def _do_nothing() -> None:
     """Does nothing: nobody waits for the end of a client that has finished its writes."""
-
-
-def _read_package_version() -> str:
-    try:
-        return version("tdserve")
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        return "unknown"

@@ -58,6 +58,14 @@ class OpenedStores:
         store, held = self._kept.pop(name, None), self._held.pop(name, None)
         return store or held
 
+    def peek(self, name: str) -> OpenedStore | None:
+        """Returns a store if it is open, which does not count as a use."""
+        return self._kept.get(name)
+
+    def list_stores(self) -> list[OpenedStore]:
+        """Returns those that stay open without being used, in no order; that does not count as a use either."""
+        return list(self._kept.values())
+
     def list_names(self) -> list[str]:
         """Returns the names of those that are open."""
         return [*self._kept, *self._held]

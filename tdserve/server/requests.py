@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tdserve.base.call_times import CallTimes
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     CapacityError,
@@ -49,6 +51,9 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""
 
+_REFUSED = ServerBusyError.code
+"""Code of a request that is refused before it has begun, or whose attempt was cancelled."""
+
 _ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store", "end_filling")
 """Kinds of requests whose retry must change nothing twice."""
 
@@ -67,6 +72,7 @@ class Requests:
 
     Attributes:
         catalog: As given; unary calls ask it too.
+        call_times: The requests that have ended, by kind.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class Requests:
         syncing: Syncing,
     ) -> None:
         self.catalog = catalog
+        self.call_times = CallTimes()
         self._dead_values = dead_values
         self._held = held
         self._syncing = syncing
@@ -133,35 +140,46 @@ class Requests:
             ahead: The long lists that were sent before it. They are removed at the end, unless a recorded write needs
                 them after a restart.
         """
-        kind = message.WhichOneof("body") or ""
+        kind, begun_s, code = message.WhichOneof("body") or "", time.perf_counter(), _REFUSED
         try:
             if await self._wait_for_earlier_attempt(session, kind, message):
-                await self._answer(session, kind, message, ahead)
+                code = await self._answer(session, kind, message, ahead)
         finally:
+            self.call_times.count(kind if kind in self._handlers else "unknown", time.perf_counter() - begun_s, code)
+            session.num_requests += 1
+            session.num_errors += bool(code)
             if ahead is not None and not self._stores.db.owes:
                 await ahead.remove()
 
     async def _answer(
         self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
-    ) -> None:
-        """Carries out a request that has begun, and ends it; whatever fails becomes its answer."""
+    ) -> str:
+        """Carries out a request that has begun, and ends it; whatever fails becomes its answer. Returns the code of the
+        error, "" for success."""
         request = message.request
+        failure: TDServeError
         if _has_messages(kind, message):
             session.bind(request, message.channel)
         try:
             await self._carry_out(session, kind, message, ahead)
+            return ""
         except ServerBusyError as error:
+            failure = error
             await self._refuse(session, request, error)
         except TDServeError as error:
-            await session.fail(request, await self._find_reason(error, kind, message))
+            failure = await self._find_reason(error, kind, message)
+            await session.fail(request, failure)
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
-            await session.fail(request, TransferAbortedError(transfer=request, reason="it was cancelled"))
+            failure = TransferAbortedError(transfer=request, reason="it was cancelled")
+            await session.fail(request, failure)
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-            await session.fail(request, to_error(fault))
+            failure = to_error(fault)
+            await session.fail(request, failure)
         finally:
             if kind == "sample" and request in session.cancelled_requests:
                 await self._samples.give_back(session.number, request)
             session.end(request)
+        return failure.code
 
     def cancel(self, session: ClientSession, request: int) -> None:
         """Cancels a request that its client has abandoned; rows that were leased for it are given back."""

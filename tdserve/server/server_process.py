@@ -12,12 +12,13 @@ import sys
 from contextlib import suppress
 
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
-from tdserve.base.config import ServerConfig, read_token
+from tdserve.base.config import ServerConfig, join_local_address, read_token
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.control.servicer import ControlServer
 from tdserve.server.control_process import ControlProcess
+from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
 from tdserve.store.root import Root
 
@@ -64,7 +65,8 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     try:
         recover(root)
         root.note_run(is_synced=False)
-        process = ControlProcess(config, root)
+        observer = None if config.metrics_port is None else ObserverProcess(config)
+        process = ControlProcess(config, root, observer)
         server = _listen(process, config, token)
         address = _format_address(config, server.port)
         root.set_address(address)
@@ -79,6 +81,9 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         if is_started:
             await server.set_serving(True)
             _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
+            if observer is not None:
+                observer.start(join_local_address(config.host, server.port), token)
+                _log.info("metrics and the status page are at http://%s", observer.address)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
             await stop.wait()

@@ -61,6 +61,11 @@ class Syncing:
         self._has_seen_all = False
         self._is_closed = False
 
+    @property
+    def pid(self) -> int:
+        """Id of the process that syncs; 0 while there is none."""
+        return 0 if (process := self._process) is None else process.pid
+
     async def start(self) -> None:
         """Starts the passes; afterwards a copy of the catalog exists in any case."""
         root = self._stores.root

@@ -7,9 +7,10 @@ line looks; the next one does so once the first has got what it waited for.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tdserve.base.deadline import Deadline
@@ -32,6 +33,23 @@ MAX_ATTEMPTS = 256
 class _Waiter(Generic[_State]):
     attempt: Callable[[], _State | None]
     future: asyncio.Future[_State | None]
+    begun_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class WaitTally:
+    """The waits of one kind: those that have begun, the time of those that have ended, and those of now."""
+
+    num_waits: int = 0
+    sum_s: float = 0.0
+    num_waiting: int = 0
+
+
+OTHER_WAIT = "other"
+"""Kind of the waits that are in no line with a kind."""
+
+_WAIT_KINDS = {"sample": "sample", "share": "sample", "extend": "extend"}
+"""The first words of lines, and the kinds of their waits."""
 
 
 class Waiters:
@@ -39,10 +57,12 @@ class Waiters:
 
     Attributes:
         on_wait: Called when a coroutine begins to wait; the coroutine tries once more afterwards.
+        tallies: The waits by kind: that of calls for rows, or for room for them, is the first word of their line.
     """
 
     def __init__(self) -> None:
         self.on_wait: Callable[[], None] | None = None
+        self.tallies: dict[str, WaitTally] = {}
         self._lines: dict[Hashable, dict[_Waiter[Any], None]] = {}  # waiters of each line, in order
         self._num_waiting = 0
         self._is_serving = False
@@ -76,6 +96,12 @@ class Waiters:
     def num_waiting(self) -> int:
         """Number of coroutines that wait now."""
         return self._num_waiting
+
+    def find_longest_s(self, kind: str) -> float:
+        """Returns for how long the first of those that wait now has waited; 0.0 if none of this kind does."""
+        lines = (line for own, line in self._lines.items() if _find_wait_kind(own) == kind)
+        begun = [next(iter(line)).begun_s for line in lines if line]
+        return time.monotonic() - min(begun) if begun else 0.0
 
     def has_line(self, line: Hashable) -> bool:
         """Returns whether anybody waits in this line, so that a newcomer has to queue."""
@@ -119,6 +145,9 @@ class Waiters:
         own = object() if line is None else line
         self._lines.setdefault(own, {})[waiter] = None
         self._num_waiting += 1
+        tally = self.tallies.setdefault(_find_wait_kind(line), WaitTally())
+        tally.num_waits += 1
+        tally.num_waiting += 1
         if self.on_wait is not None:
             self.on_wait()
             self.wake()
@@ -137,6 +166,8 @@ class Waiters:
         finally:
             if timer is not None:
                 timer.cancel()
+            tally.num_waiting -= 1
+            tally.sum_s += time.monotonic() - waiter.begun_s
             self._step_out(own, waiter)
         if found is None:
             raise _make_deadline_error(deadline, what)
@@ -191,6 +222,10 @@ class Waiters:
             del self._lines[own]
         elif was_first:
             self.wake()
+
+
+def _find_wait_kind(line: Hashable) -> str:
+    return _WAIT_KINDS.get(line[0], OTHER_WAIT) if isinstance(line, tuple) and line else OTHER_WAIT
 
 
 def _make_deadline_error(deadline: Deadline, what: Callable[[], str]) -> DeadlineExceededError:

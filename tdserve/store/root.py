@@ -231,6 +231,12 @@ class Root:
         with convert_os_errors(self.path):
             return free_bytes(self.path)
 
+    def size_bytes(self) -> int:
+        """Returns the size of the root's file system."""
+        with convert_os_errors(self.path):
+            found = os.statvfs(self.path)
+            return found.f_blocks * found.f_frsize
+
     def _move_into_trash(self, uid: str) -> Path:
         """Returns a folder for deleted stores; no store's name begins with a dot."""
         return self.path / "stores" / f".deleted-{uid}"

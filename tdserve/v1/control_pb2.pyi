@@ -1139,7 +1139,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("server_id", "uptime_s", "num_stores", "num_sessions", "workers", "transports", "sessions", "root", "root_free_bytes", "version")
+    __slots__ = ("server_id", "uptime_s", "num_stores", "num_sessions", "workers", "transports", "sessions", "root", "root_free_bytes", "version", "observer")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_STORES_FIELD_NUMBER: _ClassVar[int]
@@ -1150,6 +1150,7 @@ class GetStatsResponse(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OBSERVER_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     uptime_s: float
     num_stores: int
@@ -1160,7 +1161,8 @@ class GetStatsResponse(_message.Message):
     root: str
     root_free_bytes: int
     version: str
-    def __init__(self, server_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., num_stores: _Optional[int] = ..., num_sessions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., root: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    observer: str
+    def __init__(self, server_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., num_stores: _Optional[int] = ..., num_sessions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., root: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., version: _Optional[str] = ..., observer: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("worker", "pid", "num_restarts", "is_ready")
@@ -1205,3 +1207,186 @@ class SessionStats(_message.Message):
     transport: str
     worker: int
     def __init__(self, session: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., worker: _Optional[int] = ...) -> None: ...
+
+class ObserveRequest(_message.Message):
+    __slots__ = ("max_stores", "names", "max_sessions")
+    MAX_STORES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    max_stores: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    max_sessions: int
+    def __init__(self, max_stores: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+
+class ObserveResponse(_message.Message):
+    __slots__ = ("time_s", "uptime_s", "server_id", "version", "root_free_bytes", "root_size_bytes", "num_sessions", "sessions_by_transport", "held_bytes", "held_limit_bytes", "kinds", "workers", "transports", "processes", "calls", "stores", "other_stores", "num_other_stores", "sessions", "num_observer_restarts")
+    class SessionsByTransportEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_BY_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_STORES_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHER_STORES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OBSERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    uptime_s: float
+    server_id: str
+    version: str
+    root_free_bytes: int
+    root_size_bytes: int
+    num_sessions: int
+    sessions_by_transport: _containers.ScalarMap[str, int]
+    held_bytes: int
+    held_limit_bytes: int
+    kinds: _containers.RepeatedCompositeFieldContainer[KindCount]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
+    transports: _containers.RepeatedCompositeFieldContainer[TransportStats]
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessFigures]
+    calls: _containers.RepeatedCompositeFieldContainer[CallFigures]
+    stores: _containers.RepeatedCompositeFieldContainer[StoreFigures]
+    other_stores: StoreFigures
+    num_other_stores: int
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionFigures]
+    num_observer_restarts: int
+    def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ...) -> None: ...
+
+class KindCount(_message.Message):
+    __slots__ = ("kind", "num_stores")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORES_FIELD_NUMBER: _ClassVar[int]
+    kind: StoreKind
+    num_stores: int
+    def __init__(self, kind: _Optional[_Union[StoreKind, str]] = ..., num_stores: _Optional[int] = ...) -> None: ...
+
+class ProcessFigures(_message.Message):
+    __slots__ = ("process", "pid", "resident_bytes", "anonymous_bytes", "num_descriptors", "cpu_s", "max_descriptors")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ANONYMOUS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    pid: int
+    resident_bytes: int
+    anonymous_bytes: int
+    num_descriptors: int
+    cpu_s: float
+    max_descriptors: int
+    def __init__(self, process: _Optional[str] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., anonymous_bytes: _Optional[int] = ..., num_descriptors: _Optional[int] = ..., cpu_s: _Optional[float] = ..., max_descriptors: _Optional[int] = ...) -> None: ...
+
+class CallFigures(_message.Message):
+    __slots__ = ("side", "call", "buckets", "sum_s", "errors")
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SUM_S_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    side: str
+    call: str
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    sum_s: float
+    errors: _containers.RepeatedCompositeFieldContainer[ErrorCount]
+    def __init__(self, side: _Optional[str] = ..., call: _Optional[str] = ..., buckets: _Optional[_Iterable[int]] = ..., sum_s: _Optional[float] = ..., errors: _Optional[_Iterable[_Union[ErrorCount, _Mapping]]] = ...) -> None: ...
+
+class ErrorCount(_message.Message):
+    __slots__ = ("code", "num_calls")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CALLS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    num_calls: int
+    def __init__(self, code: _Optional[str] = ..., num_calls: _Optional[int] = ...) -> None: ...
+
+class StoreFigures(_message.Message):
+    __slots__ = ("description", "is_open", "priority_sum", "waits", "readers", "num_readers", "newest_age_s", "num_versions", "is_queue")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_SUM_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_READERS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    description: StoreDescription
+    is_open: bool
+    priority_sum: float
+    waits: _containers.RepeatedCompositeFieldContainer[WaitFigures]
+    readers: _containers.RepeatedCompositeFieldContainer[ReaderFigures]
+    num_readers: int
+    newest_age_s: float
+    num_versions: int
+    is_queue: bool
+    def __init__(self, description: _Optional[_Union[StoreDescription, _Mapping]] = ..., is_open: bool = ..., priority_sum: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[WaitFigures, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[ReaderFigures, _Mapping]]] = ..., num_readers: _Optional[int] = ..., newest_age_s: _Optional[float] = ..., num_versions: _Optional[int] = ..., is_queue: bool = ...) -> None: ...
+
+class WaitFigures(_message.Message):
+    __slots__ = ("call", "num_waits", "sum_s", "num_waiting", "longest_s")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITS_FIELD_NUMBER: _ClassVar[int]
+    SUM_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_S_FIELD_NUMBER: _ClassVar[int]
+    call: str
+    num_waits: int
+    sum_s: float
+    num_waiting: int
+    longest_s: float
+    def __init__(self, call: _Optional[str] = ..., num_waits: _Optional[int] = ..., sum_s: _Optional[float] = ..., num_waiting: _Optional[int] = ..., longest_s: _Optional[float] = ...) -> None: ...
+
+class ReaderFigures(_message.Message):
+    __slots__ = ("session", "host", "pid", "version", "read_s", "lag", "age_s")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    host: str
+    pid: int
+    version: int
+    read_s: float
+    lag: int
+    age_s: float
+    def __init__(self, session: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[int] = ..., read_s: _Optional[float] = ..., lag: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class SessionFigures(_message.Message):
+    __slots__ = ("session", "uptime_s", "num_requests", "num_errors", "bytes_in", "bytes_out", "num_under_way", "degraded")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    session: SessionStats
+    uptime_s: float
+    num_requests: int
+    num_errors: int
+    bytes_in: int
+    bytes_out: int
+    num_under_way: int
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[_Union[SessionStats, _Mapping]] = ..., uptime_s: _Optional[float] = ..., num_requests: _Optional[int] = ..., num_errors: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., num_under_way: _Optional[int] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...

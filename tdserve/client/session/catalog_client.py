@@ -184,6 +184,21 @@ class CatalogClient:
         stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
         return stats
 
+    def observe(
+        self, *, max_stores: int = 0, names: Sequence[str] = (), max_sessions: int = 0, timeout_s: float | None = None
+    ) -> control_pb2.ObserveResponse:
+        """Returns all that an observer shows, by one question.
+
+        Args:
+            max_stores: Most stores whose figures are asked for, those of most recent use.
+            names: Names of further ones; those that do not exist are left out.
+            max_sessions: Most sessions whose figures are asked for, the newest.
+            timeout_s: As of ``call``.
+        """
+        request = control_pb2.ObserveRequest(max_stores=max_stores, names=names, max_sessions=max_sessions)
+        found: control_pb2.ObserveResponse = self.call("Observe", request, timeout_s=timeout_s)
+        return found
+
     def close(self) -> None:
         """Closes the connection. Idempotent; every later call raises ClosedError."""
         self.is_closed = True

@@ -112,6 +112,9 @@ class StoreKind(ABC):
         """Adds to the description of a store that nobody has used what it would hold."""
         description.num_rows = record.num_rows
 
+    def observe(self, store: OpenedStore, figures: control_pb2.StoreFigures) -> None:  # noqa: B027 (most have none)
+        """Adds to the figures of a store those that only its kind has."""
+
     # ------------------------------------------------------------ repair
 
     def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from tdserve.base.errors import InvalidRequestError, InvalidSpecError, KeyNotFoundError
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS, may_be_packed_as_zeros
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
@@ -128,6 +129,12 @@ class TableKind(StoreKind):
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
         description.min_size = getattr(table.settings.limiter, "min_size", 0)
+
+    def observe(self, store: OpenedStore, figures: control_pb2.StoreFigures) -> None:
+        table = store.get_table()
+        figures.is_queue = table.settings.is_queue
+        if table.settings.sampler.uses_priority:
+            figures.priority_sum = table.selectors.get(PLAIN).mass
 
     def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
         description.num_rows = 0

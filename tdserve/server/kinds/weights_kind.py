@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path as FilePath
 
 from tdserve.rules.catalog import StoreRecord
@@ -52,6 +53,12 @@ class WeightsKind(StoreKind):
             )
         description.version = versions.newest.version if versions.newest else 0
         description.fanout = versions.fanout
+
+    def observe(self, store: OpenedStore, figures: control_pb2.StoreFigures) -> None:
+        newest, kept = store.get_versions().newest, store.get_versions().kept
+        figures.num_versions = len(kept)
+        if newest is not None:
+            figures.newest_age_s = max(time.time() - newest.created_s, 0.0)
 
     def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
         """Returns False: each version has its values in its own file."""

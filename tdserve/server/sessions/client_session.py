@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -78,6 +79,8 @@ class ClientSession:
         channel_number: Number of the newest channel for content; earlier ones are gone.
         held_nbytes: Memory of the session's requests under way.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
+        begun_s: When it began, as of ``time.monotonic``.
+        num_requests, num_errors: Requests that have ended, and those of them that have failed.
         known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
     """
 
@@ -110,6 +113,8 @@ class ClientSession:
         self._channel_of: dict[int, int] = {}
         self.last_epoch = 0
         self.held_nbytes = 0
+        self.begun_s = time.monotonic()
+        self.num_requests = self.num_errors = 0
         self._num_refusing = 0
         self._num_entries = 0
         self._has_refused = asyncio.Event()

@@ -73,6 +73,9 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("advertise", ""),
         ("log_level", "loud"),
         ("sync_interval_s", -1.0),
+        ("metrics_port", 70_000),
+        ("metrics_host", "here:80"),
+        ("metrics_host", "10.0.0.8"),
     ],
 )
 def test_validate_when_one_setting_cannot_be_then_names_it(name: str, value: Any) -> None:
@@ -103,6 +106,8 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "adoptable": ("/data", "/more data"),
         "adopt": ("/data/a=x", "/data/b=y:ro"),
         "sync_interval_s": 4.5,
+        "metrics_port": 77,
+        "metrics_host": "10.0.0.8",
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"

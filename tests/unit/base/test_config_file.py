@@ -33,6 +33,8 @@ log_level = "debug"
 umask = 0o002
 adopt = ["old=new:ro", "/x=y"]
 adoptable = ["."]
+metrics_port = 7708
+metrics_host = "::1"
 """
 
 
@@ -65,6 +67,8 @@ def test_file_when_it_has_every_option_then_every_field_has_it(path: Path) -> No
         umask=0o002,
         adopt=(f"{folder}/old=new:ro", "/x=y"),
         adoptable=(folder,),
+        metrics_port=7708,
+        metrics_host="::1",
     )
     unset = [each.name for each in dataclasses.fields(expected) if getattr(expected, each.name) == each.default]
     assert unset == []

@@ -15,6 +15,7 @@ from tdserve.base.machine import (
     explain_not_shared,
     read_boot_id,
     read_pid_namespace,
+    read_process_use,
 )
 
 PRINT_IDS = (
@@ -127,3 +128,13 @@ def test_count_descriptors_when_some_are_opened_then_counts_them() -> None:
             stack.enter_context(open(os.devnull))
         assert count_descriptors() == before + 5 == count_descriptors(os.getpid())
     assert count_descriptors(2**22 - 1) == 0
+
+
+def test_process_use_when_it_lives_then_its_memory_time_and_descriptors_and_none_when_it_is_gone() -> None:
+    own = read_process_use()
+    assert own.resident_bytes > own.anonymous_bytes > 1 << 20
+    assert own.cpu_s > 0
+    assert own.num_descriptors == count_descriptors()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert 0 < read_process_use(child.pid).resident_bytes < 1 << 30
+    assert read_process_use(child.pid) == (0, 0, 0.0, 0)

@@ -51,6 +51,9 @@ class Answering:
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         return control_pb2.GetStatsResponse(server_id="test")
 
+    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
+        return control_pb2.ObserveResponse(server_id="test")
+
     def _answer(self, name: str, answer: _Answer) -> _Answer:
         self.asked.append(name)
         if name in self.failures:

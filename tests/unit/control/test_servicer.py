@@ -55,6 +55,7 @@ METHODS: list[tuple[str, Any, Any]] = [
     ("ListStores", control_pb2.ListStoresRequest(prefix="a"), control_pb2.ListStoresResponse(names=["a"])),
     ("ListKeys", control_pb2.ListKeysRequest(name="a"), control_pb2.ListKeysResponse(keys=["k"])),
     ("GetStats", control_pb2.GetStatsRequest(), control_pb2.GetStatsResponse(server_id="test")),
+    ("Observe", control_pb2.ObserveRequest(), control_pb2.ObserveResponse(server_id="test")),
 ]
 
 

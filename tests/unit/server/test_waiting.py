@@ -360,3 +360,27 @@ def test_wake_when_very_many_wait_then_others_get_their_turn_between(run: Loop, 
     at_turns, num_waiting = run(scenario())
     assert max(at_turns) <= MAX_ATTEMPTS
     assert (sum(at_turns), num_waiting) == (5 * MAX_ATTEMPTS, 0)
+
+
+def test_tallies_when_calls_wait_for_rows_then_counted_by_what_they_wait_for(run: Loop) -> None:
+    async def scenario() -> Waiters:
+        waiters = Waiters()
+        lines = [("sample", 4), ("sample", 4), ("share", 1), ("extend", 2), None, "relays"]
+        assert await waiters.wait_for(lambda: 1, Deadline.never, lambda: "", line=lines[0]) == 1  # did not wait
+        waiting = [
+            asyncio.create_task(waiters.wait_for(nothing, Deadline.never, lambda: "", line=line)) for line in lines
+        ]
+        await asyncio.sleep(0)
+        kinds = {kind: (tally.num_waits, tally.num_waiting) for kind, tally in waiters.tallies.items()}
+        assert kinds == {"sample": (3, 3), "extend": (1, 1), "other": (2, 2)}
+        assert all(tally.sum_s == 0 for tally in waiters.tallies.values())
+        assert 0 < waiters.find_longest_s("sample") < 60
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return waiters
+
+    waiters = run(scenario())
+    assert [tally.num_waiting for tally in waiters.tallies.values()] == [0, 0, 0]
+    assert waiters.tallies["sample"].sum_s > 0
+    assert waiters.find_longest_s("sample") == 0

@@ -1,0 +1,104 @@
+"""``python -m tdserve.observer``, started by the control process, which sends its settings on standard input.
+
+The process ends when that input ends, and with the thread that started it. Whatever it is asked for costs the control
+process one question a second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import uvicorn
+
+from tdserve.base.errors import TDServeError
+from tdserve.base.logs import start_logging
+from tdserve.base.machine import die_with_parent
+from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.observer.app import make_app
+from tdserve.observer.snapshots import Snapshots
+
+NICENESS = 5
+"""Niceness of the process: whatever serves requests goes first."""
+
+MAX_CONNECTIONS = 64
+"""Most connections at a time; those beyond it are answered 503."""
+
+QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
+"""Loggers that repeat what the control process logs, or what anybody with a socket can cause."""
+
+
+async def serve(settings: dict[str, Any]) -> None:
+    """Serves until standard input ends."""
+    with CatalogClient(settings["address"], token=settings["token"]) as client:
+        app = make_app(Snapshots(client), token=settings["token"], hosts=settings["hosts"])
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS,
+            log_config=None,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
+            ws="none",
+        )
+        server = uvicorn.Server(config)
+        _call_at_end(sys.stdin.fileno(), lambda: setattr(server, "should_exit", True))
+        await server.serve(sockets=[socket.socket(fileno=settings["fd"])])
+
+
+def _call_at_end(fd: int, on_end: Any) -> None:
+    loop = asyncio.get_running_loop()
+    os.set_blocking(fd, False)
+
+    def look() -> None:
+        if not os.read(fd, 1 << 12):
+            loop.remove_reader(fd)
+            on_end()
+
+    loop.add_reader(fd, look)
+
+
+def main() -> int:
+    """Runs the process."""
+    die_with_parent()
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = _read_line(sys.stdin.fileno())
+    if not line:  # the control process is gone already
+        return 0
+    settings = json.loads(line)
+    start_logging(settings["log_level"], process="tdserve observer")
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    gc.freeze()
+    try:
+        asyncio.run(serve(settings))
+    except TDServeError as error:
+        logging.getLogger("tdserve.observer").error("%s", error)
+        return 1
+    return 0
+
+
+def _read_line(fd: int) -> bytes:
+    """Returns the first line; nothing of what follows is taken."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What observers ask for: the figures of the whole server, of its stores and of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from tdserve.base.call_times import CallTimes
+from tdserve.base.machine import get_descriptor_limit, read_process_use
+from tdserve.messages.store_kinds import KIND_NUMBERS
+from tdserve.server.descriptions import describe, describe_packed
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.observer_process import ObserverProcess
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.services import Services
+from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.register import Sessions
+from tdserve.server.worker_processes import WorkerProcesses
+from tdserve.server.workers import DataWorker
+from tdserve.store.root import Root
+from tdserve.v1 import control_pb2
+
+MAX_ASKED = 10_000
+"""Most stores, and most sessions, in one answer."""
+
+STORES_PER_TURN = 20
+"""Stores that are looked at in one turn of the event loop: they take it up to half a millisecond."""
+
+
+class Observation:
+    """Answers ``GetStats`` and ``Observe``.
+
+    Args:
+        root: The acquired root.
+        services: The parts that answer requests.
+        workers: The data workers.
+        worker_processes: Where their processes come from.
+        sessions: The open sessions.
+        observer: The process that shows the figures by HTTP; None if there is none.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        services: Services,
+        workers: Sequence[DataWorker],
+        worker_processes: WorkerProcesses,
+        sessions: Sessions,
+        observer: ObserverProcess | None,
+    ) -> None:
+        self._root = root
+        self._services = services
+        self._workers = workers
+        self._worker_processes = worker_processes
+        self._sessions = sessions
+        self._observer = observer
+        self._started_s = time.monotonic()
+
+    async def get_stats(self) -> control_pb2.GetStatsResponse:
+        """Returns figures of the whole server."""
+        await self._services.traffic.count_reads(self._workers)
+        self._services.claiming.catch_up()
+        return control_pb2.GetStatsResponse(
+            server_id=self._root.server_id,
+            uptime_s=time.monotonic() - self._started_s,
+            num_stores=len(self._services.stores.catalog),
+            num_sessions=len(self._sessions),
+            workers=map(_describe_worker, self._workers),
+            transports=self._services.traffic.list_stats(),
+            sessions=map(_describe_session, self._sessions),
+            root=str(self._root.path),
+            root_free_bytes=self._root.free_bytes(),
+            version=read_package_version(),
+            observer=self._observer.address if self._observer is not None else "",
+        )
+
+    async def observe(self, asked: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
+        """Returns all that an observer shows. Stores are looked at a few at a time, and requests are served in
+        between."""
+        services, sessions = self._services, list(self._sessions)
+        shown = sessions[-min(asked.max_sessions, MAX_ASKED) :] if asked.max_sessions else []
+        await services.traffic.count_reads(self._workers)
+        services.claiming.catch_up()
+        kinds = services.stores.catalog.count_kinds()
+        response = control_pb2.ObserveResponse(
+            time_s=time.time(),
+            uptime_s=time.monotonic() - self._started_s,
+            server_id=self._root.server_id,
+            version=read_package_version(),
+            root_free_bytes=self._root.free_bytes(),
+            root_size_bytes=self._root.size_bytes(),
+            num_sessions=len(sessions),
+            sessions_by_transport=Counter(session.transport for session in sessions),
+            held_bytes=services.held.nbytes,
+            held_limit_bytes=services.held.limit_bytes,
+            kinds=(control_pb2.KindCount(kind=KIND_NUMBERS[kind], num_stores=num) for kind, num in kinds.items()),
+            workers=map(_describe_worker, self._workers),
+            transports=services.traffic.list_stats(),
+            processes=self._list_processes(),
+            calls=_list_calls("control", services.requests.call_times),
+            sessions=map(_observe_session, shown),
+            num_observer_restarts=self._observer.num_restarts if self._observer is not None else 0,
+        )
+        await self._add_stores(asked, response)
+        return response
+
+    def _list_processes(self) -> list[control_pb2.ProcessFigures]:
+        control, observer = control_pb2.ProcessFigures(process="control"), self._observer
+        pids = {
+            "control": 0,
+            **{f"worker-{worker.number}": worker.pid for worker in self._workers},
+            "fork-server": self._worker_processes.fork_server_pid,
+            "syncer": self._services.syncing.pid,
+            "observer": observer.pid if observer is not None else 0,
+        }
+        found = [control]
+        for process, pid in pids.items():
+            if pid:
+                found.append(control_pb2.ProcessFigures(process=process, pid=pid))
+        for figures in found:
+            use = read_process_use(figures.pid or None)
+            figures.resident_bytes, figures.anonymous_bytes = use.resident_bytes, use.anonymous_bytes
+            figures.cpu_s, figures.num_descriptors = use.cpu_s, use.num_descriptors
+            figures.max_descriptors = get_descriptor_limit()
+        return found
+
+    async def _add_stores(self, asked: control_pb2.ObserveRequest, response: control_pb2.ObserveResponse) -> None:
+        """Adds the stores that were used last, and those that are asked for by name; of all others the sums."""
+        stores = self._services.stores
+        opened = stores.opened.list_stores()
+        shown = heapq.nlargest(min(asked.max_stores, MAX_ASKED), opened, key=lambda store: store.used_at)
+        names = {store.name for store in shown} | set(asked.names[:MAX_ASKED])
+        others: list[OpenedStore] = []
+        for store in opened:
+            if store.name not in names and store.name in stores.catalog:
+                others.append(store)
+        for number, name in enumerate(sorted(names), start=1):
+            figures = self._observe_store(name)
+            if figures is not None:
+                response.stores.append(figures)
+            if number % STORES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if others:
+            response.num_other_stores = len(others)
+            response.other_stores.CopyFrom(await self._sum_up(others))
+
+    def _observe_store(self, name: str) -> control_pb2.StoreFigures | None:
+        """Returns the figures of a store; None if it does not exist, or not any more."""
+        stores = self._services.stores
+        record, store = stores.catalog.find(name), stores.opened.peek(name)
+        if record is None:
+            return None
+        if store is None:
+            return control_pb2.StoreFigures(description=describe_packed(stores, record, with_spec=False))
+        figures = control_pb2.StoreFigures(description=describe(stores, store, with_spec=False), is_open=True)
+        del figures.description.versions[:-1]
+        for kind, tally in store.waiters.tallies.items():
+            figures.waits.add(
+                call=kind,
+                num_waits=tally.num_waits,
+                sum_s=tally.sum_s,
+                num_waiting=tally.num_waiting,
+                longest_s=store.waiters.find_longest_s(kind) if tally.num_waiting else 0.0,
+            )
+        KINDS[record.kind].observe(store, figures)
+        return figures
+
+    async def _sum_up(self, others: Iterable[OpenedStore]) -> control_pb2.StoreFigures:
+        sums = control_pb2.StoreFigures(is_open=True)
+        waits: dict[str, control_pb2.WaitFigures] = {}
+        for number, other in enumerate(others, start=1):
+            figures = self._observe_store(other.name)
+            if figures is not None:
+                for field in _SUMMED:
+                    total = getattr(sums.description, field) + getattr(figures.description, field)
+                    setattr(sums.description, field, total)
+                for wait in figures.waits:
+                    total_wait = waits.setdefault(wait.call, control_pb2.WaitFigures(call=wait.call))
+                    total_wait.num_waits += wait.num_waits
+                    total_wait.sum_s += wait.sum_s
+                    total_wait.num_waiting += wait.num_waiting
+                    total_wait.longest_s = max(total_wait.longest_s, wait.longest_s)
+            if number % STORES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        sums.waits.extend(waits.values())
+        return sums
+
+
+_SUMMED = ("num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_waiting")
+"""Fields of a description that are counts, whose sum over stores says something."""
+
+
+def _list_calls(side: str, times: CallTimes) -> list[control_pb2.CallFigures]:
+    return [
+        control_pb2.CallFigures(
+            side=side,
+            call=tally.call,
+            buckets=tally.buckets,
+            sum_s=tally.sum_s,
+            errors=(control_pb2.ErrorCount(code=code, num_calls=num) for code, num in tally.errors.items()),
+        )
+        for tally in times
+    ]
+
+
+def _describe_worker(worker: DataWorker) -> control_pb2.WorkerStats:
+    return control_pb2.WorkerStats(
+        worker=worker.number, pid=worker.pid, num_restarts=worker.num_restarts, is_ready=worker.ready.is_set()
+    )
+
+
+def _describe_session(session: ClientSession) -> control_pb2.SessionStats:
+    return control_pb2.SessionStats(
+        session=session.number,
+        host=session.hello.host,
+        pid=session.hello.pid,
+        transport=session.transport,
+        worker=session.worker.number,
+    )
+
+
+def _observe_session(session: ClientSession) -> control_pb2.SessionFigures:
+    return control_pb2.SessionFigures(
+        session=_describe_session(session),
+        uptime_s=time.monotonic() - session.begun_s,
+        num_requests=session.num_requests,
+        num_errors=session.num_errors,
+        num_under_way=len(session.requests),
+    )
+
+
+def read_package_version() -> str:
+    """Returns the version of this package; "unknown" if it runs from a source tree that was not installed."""
+    try:
+        return version("tdserve")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,206 @@
+"""The observer beside a real server: scraped, killed, asked by strangers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import InvalidRequestError
+from tests.integration.conftest import FreshServer
+from tests.processes import REPOSITORY, START_TIMEOUT_S, children_of, is_gone, wait_for
+
+pytestmark = pytest.mark.integration
+
+ROW = TensorDict({"x": torch.zeros(4)}, [])
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """A server with an observer, for the tests that harm neither."""
+    with tdserve.Server(tmp_path_factory.mktemp("observed"), metrics_port=0) as started:
+        yield started
+
+
+def find_url(server: tdserve.Server, token: str | None = None) -> str:
+    """Returns where the observer of a server is."""
+    with server.client(token=token) as client:
+        return f"http://{client.stats()['observer']}"
+
+
+def fetch(url: str, **headers: str) -> bytes:
+    """Returns what is there; waits for an observer that is being started."""
+    with urlopen(Request(url, headers=headers), timeout=START_TIMEOUT_S) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def find_status(url: str, **headers: str) -> int:
+    """Returns the status of an answer that is an error."""
+    with pytest.raises(HTTPError) as caught:
+        fetch(url, **headers)
+    caught.value.close()
+    return caught.value.code
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Returns all series of a scrape: name and labels with the value."""
+    families = text_string_to_metric_families(fetch(f"{url}/metrics").decode())
+    samples = [sample for family in families for sample in family.samples]
+    return {f"{each.name}{sorted(each.labels.items()) or ''}": float(each.value) for each in samples}
+
+
+def find_observer(server: tdserve.Server) -> int:
+    """Returns the process id of a server's observer, which has begun to serve."""
+    return wait_for(lambda: next(iter(list_observers(server)), None), "an observer", timeout_s=START_TIMEOUT_S)
+
+
+def list_observers(server: tdserve.Server) -> list[int]:
+    """Returns the process ids of a server's observers."""
+
+    def is_observer(pid: int) -> bool:
+        try:
+            return b"tdserve.observer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    return [pid for pid in children_of(server.pid) if is_observer(pid)]
+
+
+def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Server) -> None:
+    url = find_url(observed)
+    with observed.client() as client:
+        table = client.create_replay("t", ROW, 100)
+        table.extend(ROW.expand(10))
+        table.sample(4)
+        client.publish("policy", ROW)
+
+        def look() -> dict[str, float] | None:
+            found = scrape(url)
+            return found if found.get("tdserve_store_samples_total[('store', 't')]") == 4 else None
+
+        found = wait_for(look, "a scrape of these figures")
+        assert found["tdserve_up"] == 1
+        assert found["tdserve_store_inserts_total[('store', 't')]"] == 10
+        assert found["tdserve_store_rows[('kind', 'replay'), ('store', 't')]"] == 10
+        assert found["tdserve_store_newest_version[('store', 'policy')]"] == 1
+        assert found["tdserve_stores[('kind', 'weights')]"] == 1
+        assert found["tdserve_requests_total[('call', 'publish'), ('code', 'OK'), ('side', 'control')]"] == 1
+        assert found["tdserve_worker_up[('worker', '0')]"] == 1
+        for process in ("control", "worker-0", "observer"):
+            assert found[f"tdserve_process_resident_memory_bytes[('process', '{process}')]"] > 1 << 20
+        assert 0 < found["tdserve_disk_free_bytes"] < found["tdserve_disk_size_bytes"]
+        assert abs(found["tdserve_start_time_seconds"] - time.time()) < 3600
+
+
+def test_scrape_when_a_call_waits_for_the_limiter_then_seen(observed: tdserve.Server) -> None:
+    url = find_url(observed)
+    with observed.client() as client:
+        table = client.create_replay("waiting", ROW, 100, limiter=tdserve.MinSize(10))
+        series = "tdserve_store_waiting_calls[('call', 'sample'), ('store', 'waiting')]"
+        with ThreadPoolExecutor(1) as pool:
+            sample = pool.submit(table.sample, 4, timeout_s=60)
+            wait_for(lambda: scrape(url).get(series) == 1, "a scrape of the waiting call")
+            table.extend(ROW.expand(10))
+            sample.result()
+        wait_for(lambda: scrape(url).get(series) == 0, "a scrape without it")
+        found = scrape(url)
+        assert found["tdserve_store_waits_total[('call', 'sample'), ('store', 'waiting')]"] == 1
+        assert found["tdserve_store_wait_seconds_total[('call', 'sample'), ('store', 'waiting')]"] > 0
+
+
+def test_error_when_a_request_fails_then_counted_by_its_code(observed: tdserve.Server) -> None:
+    url = find_url(observed)
+    with observed.client() as client:
+        client.create_replay("twice", ROW, 100)
+        with pytest.raises(tdserve.StoreExistsError):
+            client.create_replay("twice", ROW, 100)
+    series = "tdserve_requests_total[('call', 'create_store'), ('code', 'ALREADY_EXISTS'), ('side', 'control')]"
+    wait_for(lambda: scrape(url).get(series) == 1, "a scrape of the error")
+
+
+def test_observer_when_killed_then_started_again_and_sessions_go_on(fresh_server: FreshServer) -> None:
+    server = fresh_server(metrics_port=0)
+    url = find_url(server)
+    fetch(f"{url}/health")
+    with server.client() as client:
+        table = client.create_replay("t", ROW, 100)
+        session = client.stats()["sessions"]
+        os.kill(find_observer(server), signal.SIGKILL)
+        table.extend(ROW.expand(10))
+        # The socket stays open, and this waits in its queue for the next observer.
+        assert scrape(url)["tdserve_observer_restarts_total"] == 1
+        assert client.stats()["sessions"] == session
+
+
+def test_observer_when_the_server_ends_then_ends(fresh_server: FreshServer) -> None:
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        server = fresh_server(metrics_port=0)
+        observer = find_observer(server)
+        os.kill(server.pid, end)
+        wait_for(lambda pid=observer: is_gone(pid), "the end of the observer")  # type: ignore[misc]
+
+
+def test_observer_when_the_server_is_stopped_then_answers_that_it_is_down(fresh_server: FreshServer) -> None:
+    server = fresh_server(metrics_port=0)
+    url = find_url(server)
+    assert fetch(f"{url}/health") == b"ok\n"
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: scrape(url).get("tdserve_up") == 0, "a scrape of a server that is down")
+        assert find_status(f"{url}/health") == 503
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    wait_for(lambda: scrape(url).get("tdserve_up") == 1, "a scrape of a server that is up again")
+
+
+def test_token_when_the_server_has_one_then_a_scrape_needs_it(fresh_server: FreshServer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    server = fresh_server(metrics_port=0, token_file=str(tmp_path / "token"))
+    url = find_url(server, "s3cret")
+    assert b"tdserve_up 1.0" in fetch(f"{url}/metrics", Authorization="Bearer s3cret")
+    assert find_status(f"{url}/metrics") == 401
+    assert find_status(f"{url}/metrics", Authorization="Bearer wrong") == 401
+    process = Path("/proc", str(find_observer(server)))
+    assert all(b"s3cret" not in (process / shown).read_bytes() for shown in ("cmdline", "environ"))
+
+
+def test_observer_when_not_asked_for_then_there_is_none(server: tdserve.Server) -> None:
+    with server.client() as client:
+        assert client.stats()["observer"] == ""
+    assert list_observers(server) == []
+
+
+def test_port_when_taken_then_the_server_does_not_start(fresh_server: FreshServer) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(InvalidRequestError, match="cannot be listened"),
+    ):
+        fresh_server(metrics_port=taken.getsockname()[1])
+
+
+def test_packages_when_missing_then_one_line_has_the_command_that_installs_them(tmp_path: Path) -> None:
+    program = (
+        "import importlib.util as u, sys; find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'uvicorn' else find(name, *more)\n"
+        "from tdserve.cli.main import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, "serve", str(tmp_path / "root"), "--port", "0", "--metrics-port", "0"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("uvicorn is not installed: pip install 'tdserve[observe]'")
+    assert "Traceback" not in done.stderr
