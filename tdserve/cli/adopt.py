@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
+from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
 
 ADOPTION_TIMEOUT_S = 120.0
@@ -18,25 +18,23 @@ ADOPTION_TIMEOUT_S = 120.0
 @click.argument("name")
 @click.option("--read-only", is_flag=True, help="Refuse every write; the files need not be writable.")
 @click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed if it was adopted in the same way before.")
-@add_client_options
+@asks_server
 def adopt(
+    inquiry: Inquiry,
     path: Path,
     name: str,
     read_only: bool,
     exists_ok: bool,
-    address: str | None,
-    token_file: Path | None,
-    as_json: bool,
 ) -> None:
     """Serve the memory-mapped tensordict in folder PATH as store NAME, without copying it.
 
     Writes to the store change the files in PATH, unless --read-only is given. Deleting the store leaves them as
     they are.
     """
-    with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+    with inquiry.connect() as client:
         client.adopt(path, name, read_only=read_only, exists_ok=exists_ok, timeout_s=ADOPTION_TIMEOUT_S)
         described = client.describe(name)
-    if as_json:
+    if inquiry.as_json:
         print_json(described.as_dict())
         return
     how = ", read-only" if described.read_only else ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
+from tdserve.cli.options import Inquiry, asks_server, take_store
 from tdserve.cli.render import format_cell, format_key, print_json, print_table
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 
@@ -17,29 +16,30 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from tdserve.client.client import Client
+    from tdserve.client.cluster.cluster_client import ClusterClient
     from tdserve.client.kv.keyed_handle import KeyedHandle
 
 
 @click.command()
-@click.argument("name")
+@take_store
 @click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show.")
-@add_client_options
-def head(name: str, num_rows: int, address: str | None, token_file: pathlib.Path | None, as_json: bool) -> None:
+@asks_server
+def head(inquiry: Inquiry, name: str, num_rows: int) -> None:
     """Show the first rows of store NAME: live rows of a table, the newest version of weights, entries of a keyed store.
 
     Rows of a table that are read here do not count as sampled.
     """
-    with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+    with inquiry.connect() as client:
         content = read_first_rows(client, name, num_rows)
     leaves = list(iter_columns(content))
-    if as_json:
+    if inquiry.as_json:
         print_json({"name": name, "batch_size": list(content.batch_size), "data": nest_leaves(leaves)})
         return
     shown = [f"row {i}" for i in range(content.batch_size[0])] if content.batch_size else ["value"]
     print_table(("key", "type", *shown), (leaf.make_cells(len(shown)) for leaf in leaves))
 
 
-def read_first_rows(client: Client, name: str, num_rows: int) -> Any:
+def read_first_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Any:
     """Reads up to ``num_rows`` rows of a store, or all of a tensordict or tensorclass that has no rows.
 
     Raises:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tdserve.base.errors import StoreNotFoundError, TDServeError
-from tdserve.cli.options import CONNECT_TIMEOUT_S, add_client_options, make_endpoint
+from tdserve.cli.options import CONNECT_TIMEOUT_S, Inquiry, asks_server
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
 
 if TYPE_CHECKING:
@@ -35,8 +34,9 @@ LOGGED_EVERY_S = 5.0
 @click.option("--no-rows", "is_whole", is_flag=True, help="npz, hdf5: arrays of any sizes, as one row; all in memory.")
 @click.option("--replace", "replaces", is_flag=True, help="Delete a store NAME once the first rows are read.")
 @click.option("--progress/--no-progress", "shows", default=None, help="On stderr; by default if that is a terminal.")
-@add_client_options
+@asks_server
 def import_rows(
+    inquiry: Inquiry,
     *,
     kind: str,
     path: str,
@@ -46,9 +46,6 @@ def import_rows(
     is_whole: bool,
     replaces: bool,
     shows: bool | None,
-    address: str | None,
-    token_file: Path | None,
-    as_json: bool,
 ) -> None:
     """Copy what is at PATH into the new store NAME.
 
@@ -67,7 +64,8 @@ def import_rows(
     begin = time.monotonic()
     progress = _ImportProgress(name, begin, is_terminal=sys.stderr.isatty())
     is_shown = progress.is_terminal if shows is None else shows
-    with make_endpoint(address, token_file).connect(timeout_s=CONNECT_TIMEOUT_S) as client:
+    with inquiry.connect() as connected:
+        client = connected.get_home(name)
         client.catalog.timeout_s = CALL_TIMEOUT_S
         older = _find_uid(client, name)
         try:
@@ -89,7 +87,7 @@ def import_rows(
         finally:
             progress.end()
         described = client.describe(name)
-    if as_json:
+    if inquiry.as_json:
         print_json(described.as_dict())
         return
     took_s = time.monotonic() - begin

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
+from tdserve.cli.completion import complete_stores
 from tdserve.cli.leaf_table import COLUMNS, describe_leaves
-from tdserve.cli.options import add_client_options, open_catalog_client
+from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
 
 HIDDEN = ("spec", "name")
@@ -18,19 +18,19 @@ HIDDEN = ("spec", "name")
 
 
 @click.command()
-@click.argument("name", required=False)
-@add_client_options
-def info(name: str | None, address: str | None, token_file: Path | None, as_json: bool) -> None:
+@click.argument("name", required=False, shell_complete=complete_stores)
+@asks_server
+def info(inquiry: Inquiry, name: str | None) -> None:
     """Show everything known about store NAME; without NAME, about the server."""
-    with open_catalog_client(address, token_file) as client:
+    with inquiry.open_catalog() as client:
         described = None if name is None else client.describe(name)
         facts = client.stats() if described is None else described.as_dict()
     if described is None:
-        print_json(facts) if as_json else print_table(("fact", "value"), make_fact_rows(facts))
+        print_json(facts) if inquiry.as_json else print_table(("fact", "value"), make_fact_rows(facts))
         return
     leaves = describe_leaves(described.spec)
     batch_size = list(described.spec.batch_size)
-    if as_json:
+    if inquiry.as_json:
         print_json({**facts, "spec": {"batch_size": batch_size, "keys": [leaf.as_dict() for leaf in leaves]}})
         return
     shown = {key: value for key, value in facts.items() if key not in HIDDEN}

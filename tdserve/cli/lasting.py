@@ -17,13 +17,11 @@ import click
 
 from tdserve.base.config import read_fail_delay_s
 from tdserve.base.errors import TDServeError
+from tdserve.cli.exit_codes import FAILED
 from tdserve.cli.render import to_one_line
 
 UNWINDING_S = 5.0
 """Seconds for the clean-up of a process that was told to end: half of what ``docker stop`` grants."""
-
-FAILED = 1
-"""Exit code after an error of tdserve."""
 
 _callbacks: set[Callable[..., int]] = set()
 """What the lasting commands run."""

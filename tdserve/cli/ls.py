@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
-from tdserve.cli.options import add_client_options, open_catalog_client
+from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines, print_table
 from tdserve.client.session.description import StoreDescription
 
@@ -22,13 +21,13 @@ COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
 @click.command()
 @click.option("-l", "--long", "is_long", is_flag=True, help="Kind, rows, size, version and age of each.")
-@add_client_options
-def ls(is_long: bool, address: str | None, token_file: Path | None, as_json: bool) -> None:
+@asks_server
+def ls(inquiry: Inquiry, is_long: bool) -> None:
     """List the stores, one name per line; with --long, a table."""
-    with open_catalog_client(address, token_file) as client:
+    with inquiry.open_catalog() as client:
         names = client.stores()
         found = [shown for name in names if (shown := _describe(client, name))] if is_long else []
-    if as_json:
+    if inquiry.as_json:
         print_json([each.facts for each in found] if is_long else names)
     elif is_long:
         print_table(COLUMNS, [each.cells for each in found], right=("rows", "capacity", "version", "age"))

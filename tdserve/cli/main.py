@@ -1,4 +1,4 @@
-"""The command group ``tdserve``. Errors become one line on stderr and exit code 1."""
+"""The command group ``tdserve``. Errors become one line on stderr and an exit code: see ``exit_codes``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,45 @@ import click
 from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
+from tdserve.cli.completion import completion
 from tdserve.cli.config_show import config
 from tdserve.cli.demo import demo
+from tdserve.cli.exit_codes import FAILED, INTERRUPTED, find_exit_code
 from tdserve.cli.guide import guide
 from tdserve.cli.head import head
 from tdserve.cli.health import health
 from tdserve.cli.import_rows import import_rows
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
-from tdserve.cli.lasting import FAILED, handle_sigterm_at_once, is_lasting, print_error
+from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
+from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
+from tdserve.cli.stats import stats
+from tdserve.cli.tail import tail
+from tdserve.cli.version import version
+from tdserve.cli.version_list import versions
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""
+COMMANDS = (
+    serve,
+    health,
+    ls,
+    info,
+    keys,
+    head,
+    tail,
+    versions,
+    rm,
+    adopt,
+    import_rows,
+    stats,
+    config,
+    bench,
+    demo,
+    guide,
+    completion,
+    version,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,12 +62,12 @@ def cli(context: click.Context) -> None:
         handle_sigterm_at_once()
 
 
-for command in (serve, health, adopt, import_rows, ls, keys, head, info, config, bench, demo, guide):
+for command in COMMANDS:
     cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code: 1 for an error of tdserve, 2 for a wrong command line.
+    """Runs one command line and returns its exit code.
 
     Args:
         arguments: Without the program's name; ``None`` takes the process's own.
@@ -53,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except TDServeError as error:
         print_error(error)
-        return FAILED
+        return find_exit_code(error)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -62,4 +87,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # the reader of our output went away (`tdserve ls | head`); closing stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILED

@@ -1,8 +1,9 @@
-"""Options that several commands share, and the client that they open with them."""
+"""What the commands that ask a server share: their options, the client that they open, the form of their answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -10,6 +11,8 @@ import click
 
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName, read_token
+from tdserve.cli.completion import complete_stores
+from tdserve.cli.render import print_json
 from tdserve.client.cluster.membership import is_of_cluster
 from tdserve.client.session.catalog_client import CatalogClient
 
@@ -23,8 +26,13 @@ CONNECT_TIMEOUT_S = 5.0
 Command = Callable[..., Any]
 
 
-def add_client_options(command: Command) -> Command:
-    """Adds ``--address``, ``--token-file`` and ``--json`` to a command that asks a server."""
+def asks_server(command: Command) -> Command:
+    """Adds ``--address``, ``--token-file`` and ``--json`` to a command, which gets an ``Inquiry`` first."""
+
+    @wraps(command)
+    def ask(*, address: str | None, token_file: Path | None, as_json: bool, **arguments: Any) -> Any:
+        return command(Inquiry(address, token_file, as_json), **arguments)
+
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."),
         click.option(
@@ -38,8 +46,13 @@ def add_client_options(command: Command) -> Command:
             help="The server, or HOST:PORT,HOST:PORT; else $TDSERVE_ADDRESS, or the one here.",
         ),
     ):
-        command = option(command)
-    return command
+        ask = option(ask)
+    return ask
+
+
+def take_store(command: Command) -> Command:
+    """Adds the argument NAME, a store, which a shell can complete."""
+    return click.argument("name", shell_complete=complete_stores)(command)
 
 
 class Endpoint(NamedTuple):
@@ -65,6 +78,32 @@ def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     settings = ClientConfig.from_env()
     token = settings.find_token() if token_file is None else read_token(token_file, "--token-file")
     return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
+
+
+class Inquiry(NamedTuple):
+    """What a command asks, and how it answers.
+
+    Attributes:
+        address: The server or servers, as given.
+        token_file: Of the token, as given.
+        as_json: Whether the answer is one JSON document.
+    """
+
+    address: str | None
+    token_file: Path | None
+    as_json: bool
+
+    def connect(self) -> Client | ClusterClient:
+        """Opens a client, which imports torch."""
+        return make_endpoint(self.address, self.token_file).connect(timeout_s=CONNECT_TIMEOUT_S)
+
+    def open_catalog(self) -> CatalogClient | ClusterClient:
+        """Opens a client for commands that read no content; of one server it does not import torch."""
+        return open_catalog_client(self.address, self.token_file)
+
+    def answer(self, document: Any, show: Callable[[], None]) -> None:
+        """Prints the answer: the document as JSON, or what ``show`` prints."""
+        print_json(document) if self.as_json else show()
 
 
 def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient | ClusterClient:

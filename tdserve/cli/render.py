@@ -28,9 +28,20 @@ MAX_ITEMS = 4
 MAX_CELL = 40
 """Characters of one value in a table."""
 
+MAX_TEXT = 4096
+"""Characters of one text, of whatever length: a key or a message may have a million."""
+
 
 def escape_unprintable(text: str) -> str:
-    """Escapes everything in ``text`` that is not printable, as Python does."""
+    """Escapes everything in ``text`` that is not printable, as Python does: controls, escape sequences, characters that
+    turn the direction of text. Cuts what is longer than ``MAX_TEXT``."""
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+    return escape_long(text)
+
+
+def escape_long(text: str) -> str:
+    """Escapes as ``escape_unprintable`` does, and cuts nothing."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -38,7 +49,7 @@ def escape_unprintable(text: str) -> str:
 
 def to_one_line(text: str) -> str:
     """Puts ``text`` on one line."""
-    return escape_unprintable(" ".join(text.split()))
+    return escape_unprintable(" ".join(text[: 2 * MAX_TEXT].split()))
 
 
 def format_key(key: str | Sequence[str]) -> str:
@@ -63,9 +74,9 @@ def format_cell(value: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Prints rows under a header; the columns named in ``right`` are numbers."""
+    """Prints rows under a header, all escaped; the columns named in ``right`` are numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    cells = list(rows)
+    columns, cells = list(map(escape_unprintable, columns)), [list(map(escape_unprintable, row)) for row in rows]
     for number, column in enumerate(columns):
         is_number = column in right
         is_short = max(len(text) for text in (column, *(row[number] for row in cells))) <= SHORT_COLUMNS
@@ -93,9 +104,9 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints one thing per line."""
+    """Prints one thing per line, escaped and not cut."""
     for line in lines:
-        click.echo(line)
+        click.echo(escape_long(line))
 
 
 def print_json(document: Any) -> None:
@@ -134,6 +145,8 @@ def _shorten(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, (str, bytes)):
+        value = value[: MAX_CELL + 1]
     if isinstance(value, (list, tuple)):
         shown = [_shorten(item) for item in value[:MAX_ITEMS]]
         return f"[{', '.join([*shown, '…'] if len(value) > MAX_ITEMS else shown)}]"

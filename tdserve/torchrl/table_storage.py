@@ -316,7 +316,7 @@ class TDServeStorage(Storage):
             if not len(self):
                 break
             table = self.require_table()
-            rows, index = table.read_numbered()
+            rows, index, _ = table.read_numbered()
             try:
                 priority = table.get_priorities(index) if table.settings.uses_priority else None
             except SelectionError:

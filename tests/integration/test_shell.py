@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.cli.exit_codes import NO_ANSWER, NOT_FOUND, REFUSED
 from tdserve.cli.main import main
+from tests.integration.shell import Shell
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
@@ -44,32 +44,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             )
             client.publish("policy", TensorDict({"weight": torch.ones(2, 2)}, []), metadata={"step": 10})
         yield server.address
-
-
-class Shell:
-    """Runs commands in this process and keeps what they print."""
-
-    def __init__(self, address: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self._address = address
-        self._capsys = capsys
-
-    def lines(self, *arguments: str) -> list[str]:
-        """Standard output, line by line; the command must succeed."""
-        assert main([*arguments, "--address", self._address]) == 0
-        return self._capsys.readouterr().out.splitlines()
-
-    def json(self, *arguments: str) -> Any:
-        """The one JSON document that a command prints."""
-        (line,) = self.lines(*arguments, "--json")
-        return json.loads(line)
-
-    def error(self, *arguments: str) -> str:
-        """The one line of an error; nothing else is printed."""
-        assert main([*arguments, "--address", self._address]) == 1
-        shown = self._capsys.readouterr()
-        assert shown.out == ""
-        (line,) = shown.err.splitlines()
-        return line
 
 
 @pytest.fixture
@@ -156,7 +130,7 @@ def test_info_when_no_name_then_has_figures_of_the_server(shell: Shell) -> None:
 
 @pytest.mark.parametrize("command", ["keys", "head", "info"])
 def test_command_when_store_is_unknown_then_one_line_names_it(shell: Shell, command: str) -> None:
-    assert "there is no store 'nothing'" in shell.error(command, "nothing")
+    assert "there is no store 'nothing'" in shell.error(NOT_FOUND, command, "nothing")
 
 
 def test_command_when_address_is_from_the_environment_then_reaches_it(
@@ -168,7 +142,7 @@ def test_command_when_address_is_from_the_environment_then_reaches_it(
 
 
 def test_command_when_no_server_listens_then_one_line_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", "--address", "127.0.0.1:1"]) == 1
+    assert main(["ls", "--address", "127.0.0.1:1"]) == NO_ANSWER
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error
     assert error.count("\n") == 1
@@ -180,7 +154,7 @@ def test_command_when_the_token_is_needed_then_its_file_opens_the_door(
     (tmp_path / "token").write_text("secret\n")
     with tdserve.Server(str(tmp_path / "root"), port=0, token_file=str(tmp_path / "token")).start() as server:
         assert main(["ls", "--address", server.address, "--token-file", str(tmp_path / "token")]) == 0
-        assert main(["ls", "--address", server.address]) == 1
+        assert main(["ls", "--address", server.address]) == REFUSED
     assert "token" in capsys.readouterr().err
 
 

@@ -80,11 +80,12 @@ class RowsByNumber(ByAddress):
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
         return found.build(), generations
 
-    def read_numbered(self) -> tuple[Any, torch.Tensor]:
-        """Returns all live rows as ``table[:]`` does, always as a tensordict, and their numbers."""
+    def read_numbered(self, among: slice = slice(None)) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Returns live rows as ``table[among]`` does, always as a tensordict, their numbers and their generations."""
         check_real("reading rows", ROWS)
-        found = self._read_pieces([slice(None)])
-        return found.build(), found.contents[0].columns.get_trailing(INDEX_KEY)
+        found = self._read_pieces([among])
+        columns = found.contents[0].columns
+        return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
     def read_rows(self, index: Any) -> Any:
         """Returns live rows as ``table[index]`` does, always as a tensordict."""

@@ -13,7 +13,10 @@ from tdserve.cli.lasting import is_lasting
 from tdserve.cli.main import cli, main
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("serve", "health", "adopt", "import", "ls", "keys", "head", "info", "config", "bench", "demo", "guide")
+COMMANDS = (
+    *("serve", "health", "ls", "info", "keys", "head", "tail", "versions", "rm", "adopt", "import", "stats", "config"),
+    *("bench", "demo", "guide", "completion", "version"),
+)
 
 
 def test_help_when_asked_then_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

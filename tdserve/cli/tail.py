@@ -1,0 +1,151 @@
+"""``tdserve tail NAME``: the newest rows of a store, and those that come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
+from tdserve.cli.new_rows import LatestRows, NewRows
+from tdserve.cli.options import Inquiry, asks_server, take_store
+from tdserve.cli.render import escape_unprintable, print_json, print_lines
+from tdserve.cli.row_lines import make_row_documents, make_row_lines
+from tdserve.cli.version_list import COLUMNS, make_version_cells
+
+if TYPE_CHECKING:
+    from tdserve.client.client import Client
+    from tdserve.client.cluster.cluster_client import ClusterClient
+
+Look = Callable[[bool], list[tuple[str, Any]]]
+"""Returns what is new as lines and JSON objects; the first time what is newest."""
+
+
+@click.command()
+@take_store
+@click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show first.")
+@click.option("-f", "--follow", is_flag=True, help="Show what is written, until Ctrl-C.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.05),
+    default=0.5,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@asks_server
+def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s: float) -> None:
+    """Show the newest rows of store NAME, one per line: of a table, of a tensordict; of weights the versions.
+
+    With --json each line is a JSON document. With --follow the newest rows are shown as they are written, up to 1000 at
+    a time; of a tensordict its last rows, again after each change. Nothing counts as sampled.
+    """
+    with inquiry.connect() as client:
+        look = _make_look(client, name, num_rows)
+        _print(inquiry, look(True))
+        if follow:
+            _follow(inquiry, look, interval_s)
+
+
+def _follow(inquiry: Inquiry, look: Look, interval_s: float) -> None:
+    is_lost = False
+    while True:
+        time.sleep(interval_s)
+        try:
+            found = look(False)
+        except (TransportError, DeadlineExceededError) as error:
+            if not error.retryable:
+                raise
+            if not is_lost:
+                click.echo(f"tdserve: waits for the server: {escape_unprintable(str(error))}", err=True)
+            is_lost = True
+            continue
+        is_lost = False
+        _print(inquiry, found)
+
+
+def _print(inquiry: Inquiry, found: list[tuple[str, Any]]) -> None:
+    if inquiry.as_json:
+        for _, document in found:
+            print_json(document)
+    else:
+        print_lines(line for line, _ in found)
+    sys.stdout.flush()
+
+
+def _make_look(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
+    described = client.describe(name)
+    if described.kind == "weights":
+        return _look_at_versions(client, name, num_rows)
+    if described.capacity:
+        return _look_at_tables(list(_list_tables(client[name])), num_rows)
+    if described.kind == "keyed" or not described.batch_size:
+        what = "entries of a keyed store" if described.kind == "keyed" else "a store without rows"
+        raise NotSupportedError(feature=f"the tail of {what}", reason="there is no order; tdserve head shows some")
+    return _look_at_rows(client, name, num_rows)
+
+
+def _list_tables(table: Any) -> Iterator[NewRows]:
+    """Yields the table, or the parts of one that several servers share."""
+    if not hasattr(table, "get_part"):
+        yield NewRows(table)
+        return
+    for shard in range(table.num_shards):
+        yield NewRows(table.get_part(shard), shard * table.part_capacity)
+
+
+def _look_at_tables(tables: list[NewRows], num_rows: int) -> Look:
+    def look(is_first: bool) -> list[tuple[str, Any]]:
+        found = [table.take_last(num_rows) if is_first else table.take_new() for table in tables]
+        return [line for each in found for line in _list_lines(each)]
+
+    return look
+
+
+def _list_lines(found: LatestRows) -> list[tuple[str, Any]]:
+    left_out = found.num_left_out
+    more = [(f"... {left_out:,} rows are left out", {"left_out": left_out})] if left_out else []
+    if found.rows is None:
+        return more
+    lines = make_row_lines(found.rows, found.numbers)
+    return [*more, *zip(lines, make_row_documents(found.rows, found.numbers), strict=True)]
+
+
+def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
+    shown = -1
+
+    def look(is_first: bool) -> list[tuple[str, Any]]:
+        nonlocal shown
+        described = client.describe(name)
+        if described.version == shown:
+            return []
+        shown = described.version
+        begin = max(described.batch_size[0] - num_rows, 0)
+        rows = client[name][begin:]
+        numbers = range(begin, begin + len(rows))
+        return list(zip(make_row_lines(rows, numbers), make_row_documents(rows, numbers), strict=True))
+
+    return look
+
+
+def _look_at_versions(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
+    newest = 0
+
+    def look(is_first: bool) -> list[tuple[str, Any]]:
+        nonlocal newest
+        found = [each for each in client.describe(name).versions if is_first or each.version > newest]
+        newest = max([newest, *(each.version for each in found)])
+        return [
+            (
+                "  ".join(f"{column} {cell}" for column, cell in zip(COLUMNS, make_version_cells(each), strict=True)),
+                asdict(each),
+            )
+            for each in (found[-num_rows:] if is_first else found)
+        ]
+
+    return look

@@ -1,0 +1,153 @@
+"""Commands that change stores or show figures; exit codes; completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.cli.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, REFUSED
+from tdserve.cli.main import main
+from tests.integration.shell import Shell
+from tests.processes import REPOSITORY, quiet_port
+from tests.roots import make_quick_root
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tdserve.Server]:
+    """A live server."""
+    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client of it, whose stores are deleted afterwards."""
+    with tdserve.connect(server.address) as made:
+        yield made
+        for name in made.stores():
+            made.delete(name)
+
+
+@pytest.fixture
+def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A shell whose commands reach it."""
+    return Shell(server.address, capsys)
+
+
+def fill(client: tdserve.Client, *names: str) -> None:
+    """Makes small stores."""
+    for name in names:
+        client.init_remote(TensorDict({"a": torch.arange(3)}, [3]), name)
+
+
+def test_rm_when_stores_exist_then_deleted_in_order(client: tdserve.Client, shell: Shell) -> None:
+    fill(client, "a", "b\x9b", "c")
+    assert shell.lines("rm", "a", "b\x9b") == ["deleted a", "deleted b\\x9b"]
+    assert client.stores() == ["c"]
+    assert "there is no store 'a'" in shell.error(NOT_FOUND, "rm", "a", "c")
+    assert client.stores() == ["c"]
+    assert shell.json("rm", "a", "c", "--missing-ok") == {"deleted": ["c"]}
+    assert client.stores() == []
+
+
+def test_rm_when_keys_are_given_then_only_those_entries(client: tdserve.Client, shell: Shell) -> None:
+    kv = client.create_kv("keyed")
+    kv.put(["a", "b", "c"], [torch.arange(2)] * 3)
+    assert shell.lines("rm", "keyed", "--key", "a", "--key", "b") == ["deleted a", "deleted b"]
+    assert kv.keys() == ["c"]
+    assert "'a'" in shell.error(NOT_FOUND, "rm", "keyed", "--key", "a")
+    fill(client, "plain")
+    assert "not a keyed store" in shell.error(CONFLICT, "rm", "plain", "--key", "a")
+
+
+def test_versions_when_kept_then_listed_with_metadata(client: tdserve.Client, shell: Shell) -> None:
+    for step in range(3):
+        client.publish("policy", TensorDict({"w": torch.ones(3)}, []), metadata={"step": step}, keep=3)
+    table = [line.split() for line in shell.lines("versions", "policy")]
+    assert [(row[0], row[-2:]) for row in table[1:]] == [(str(n + 1), ["step", str(n)]) for n in range(3)]
+    assert [(each["version"], each["metadata"]) for each in shell.json("versions", "policy")] == [
+        (n + 1, {"step": n}) for n in range(3)
+    ]
+    fill(client, "plain")
+    assert "does not hold weights" in shell.error(CONFLICT, "versions", "plain")
+
+
+def test_stats_when_asked_then_figures_of_the_server(client: tdserve.Client, shell: Shell) -> None:
+    fill(client, "plain")
+    assert shell.json("stats")["num_stores"] == 1
+    assert any(line.split()[:2] == ["num_stores", "1"] for line in shell.lines("stats"))
+
+
+def test_commands_when_they_fail_then_exit_codes_differ(
+    client: tdserve.Client, server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(client, "plain")
+    TensorDict({"a": torch.arange(3)}, [3]).memmap(tmp_path / "folder")
+    here = ("--address", server.address)
+    assert main(["info", "nothing", *here]) == NOT_FOUND
+    assert main(["adopt", str(tmp_path / "folder"), "plain", *here]) == CONFLICT
+    assert main(["ls", "--address", f"127.0.0.1:{quiet_port()}"]) == NO_ANSWER
+    assert main(["rm", *here]) == 2
+    (tmp_path / "token").write_text("secret")
+    with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")) as closed:
+        assert main(["stats", "--address", closed.address]) == REFUSED
+    assert capsys.readouterr().out == ""
+
+
+def complete(words: str, **variables: str) -> list[str]:
+    """What bash's script gets for the last word of a command line."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from tdserve.cli.main import main; sys.exit(main([]))"],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "_TDSERVE_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.split()]
+
+
+def test_completion_when_a_store_is_begun_then_the_names_of_stores(
+    client: tdserve.Client, server: tdserve.Server
+) -> None:
+    fill(client, "alpha", "alpine", "beta", "al\x9bpha")
+    assert complete("tdserve head al", TDSERVE_ADDRESS=server.address) == ["alpha", "alpine"]
+    assert complete(f"tdserve rm --address {server.address} b") == ["beta"]
+    assert complete("tdserve ver", TDSERVE_ADDRESS=server.address) == ["version", "versions"]
+
+
+def test_completion_when_no_server_answers_then_nothing(tmp_path: Path) -> None:
+    assert complete("tdserve head al", TDSERVE_ADDRESS=f"127.0.0.1:{quiet_port()}") == []
+    assert complete("tdserve head al", TDSERVE_TOKEN_FILE=str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_completion_when_asked_then_the_script_of_the_shell(
+    shell_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell_name]) == 0
+    assert "_TDSERVE_COMPLETE" in capsys.readouterr().out
+
+
+def test_version_when_asked_then_of_all_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["torch"].strip() == torch.__version__.partition("+")[0] or shown["torch"].strip() == torch.__version__
+    assert {"tdserve", "python", "protocol"} <= shown.keys()
