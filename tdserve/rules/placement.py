@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.ids import check_text
+from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
 
 OnShardLoss = Literal["redirect", "wait", "raise"]
@@ -49,6 +49,36 @@ def choose_owner(name: str, num_servers: int) -> int:
 def hash_to_shard(value: bytes, num_shards: int) -> int:
     """Returns the shard of a value; the same in every process and on every machine."""
     return int.from_bytes(blake2b(value, digest_size=8).digest(), "big") % num_shards
+
+
+def choose_servers(name: str, shards: Shards, num_servers: int) -> tuple[int, ...]:
+    """Returns the servers of the shards of a store: those that rendezvous hashing of its name puts first.
+
+    Raises:
+        InvalidRequestError: ``shards`` is neither ``"all"`` nor a number of servers that there are.
+    """
+    if find_whole(name) is not None:
+        raise InvalidRequestError(argument="store name", reason=f"{name!r} is the name of a part of another store")
+    number = num_servers if shards == "all" else check_integer("shards", shards, 1, maximum=num_servers)
+    return tuple(order_servers(check_store_name(name), num_servers)[:number])
+
+
+def choose_writer_shard(num_shards: int, *, writer: int, identity: bytes, rank: int | None) -> int:
+    """Returns the shard that a writer keeps to.
+
+    Args:
+        writer: Number that the caller gives to the writer; 0: none.
+        identity: Distinguishes writers without a number.
+        rank: Rank of the process, which decides for writers without a number; None: it has none.
+    """
+    if not writer and rank is not None:
+        return rank % num_shards
+    return hash_to_shard(b"%d" % writer if writer else identity, num_shards)
+
+
+def list_shards_to_try(shard: int, num_shards: int, on_loss: OnShardLoss) -> list[int]:
+    """Returns the shards that may take the rows of a writer, its own first."""
+    return [(shard + step) % num_shards for step in range(num_shards if on_loss == "redirect" else 1)]
 
 
 def name_part(name: str, shard: int) -> str:

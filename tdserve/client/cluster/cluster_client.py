@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
-from tdserve.client.cluster.part_creation import choose_servers, delete_parts
+from tdserve.client.cluster.part_creation import delete_parts
 from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
@@ -23,7 +23,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, find_whole
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from tdserve.base.errors import StoreNotFoundError, WrongStateError
-from tdserve.client.cluster.members import REACH_S, Members
+from tdserve.client.cluster.members import Members
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
+from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner
 
 MAX_REMEMBERED = 65_536

@@ -26,14 +26,7 @@ from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.reach import reach_within
 from tdserve.control.connection import check_health
-
-REACH_S = 1.0
-"""How long a call tries to reach a server that others can stand in for. A server that restarts takes about as long."""
-
-PROBE_INTERVAL_S = 0.5
-"""A server that does not answer is tried again as often."""
-
-PROBE_TIMEOUT_S = 0.5
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
 
@@ -60,7 +53,7 @@ class Members:
         self._pid = os.getpid()
         self._lock = Lock()
         self._clients: dict[int, Client] = {}
-        self._lost: dict[int, float] = {}
+        self._lost = LostServers()
         self._threads: ThreadPoolExecutor | None = None
 
     def _begin_anew_after_fork(self) -> None:
@@ -73,7 +66,7 @@ class Members:
         return self.membership.num_servers
 
     def __repr__(self) -> str:
-        return f"<Members: {len(self._clients)} of {len(self)} used, not answering {sorted(self._lost)}>"
+        return f"<Members: {len(self._clients)} of {len(self)} used, not answering {list(self._lost)}>"
 
     @property
     def used(self) -> dict[int, Client]:
@@ -83,7 +76,7 @@ class Members:
     @property
     def lost(self) -> list[int]:
         """Numbers of the servers that did not answer, and have not since."""
-        return sorted(self._lost)
+        return list(self._lost)
 
     def get(self, server: int) -> Client:
         """Returns the client of a server.
@@ -138,23 +131,18 @@ class Members:
     def is_lost(self, server: int) -> bool:
         """Returns whether a server did not answer lately. One that did not is tried again from time to time, by the
         caller that asks then."""
-        tried_s = self._lost.get(server)
-        if tried_s is None:
+        if server not in self._lost:
             return False
-        now_s = time.monotonic()
-        if now_s - tried_s < PROBE_INTERVAL_S:
-            return True
         with self._lock:
-            if self._lost.get(server) != tried_s:  # another thread tries it
+            if not self._lost.begin_probe(server, time.monotonic()):  # it is too early, or another thread tries it
                 return server in self._lost
-            self._lost[server] = now_s
         answers = self._answers(server)
         if answers:
             if server in self._clients:
                 with suppress(ConnectError):  # it is lost again
                     self.get(server)  # looks its address up: the client would keep one that a server has left
             with self._lock:
-                self._lost.pop(server, None)
+                self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)
         return not answers
 
@@ -179,8 +167,7 @@ class Members:
     def note_lost(self, server: int, why: TransportError) -> None:
         """Takes note that a server did not answer; logs it once."""
         with self._lock:
-            is_new = server not in self._lost
-            self._lost[server] = time.monotonic()
+            is_new = self._lost.note_lost(server, time.monotonic())
         if is_new:
             _log.warning("server %d of %s does not answer: %s", server, self.membership.text, why)
 

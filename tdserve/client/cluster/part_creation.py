@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from tdserve.base.errors import InvalidRequestError, StoreExistsError, TDServeError
-from tdserve.base.ids import check_store_name
-from tdserve.base.integers import check_integer
+from tdserve.base.errors import StoreExistsError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
-from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
+from tdserve.rules.placement import PlacementRecord, name_part, name_splits
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-
-
-def choose_servers(name: str, shards: Any, num_servers: int) -> tuple[int, ...]:
-    """Returns the servers of the shards of a store: those that rendezvous hashing of its name puts first.
-
-    Raises:
-        InvalidRequestError: ``shards`` is neither ``"all"`` nor a number of servers that there are.
-    """
-    if find_whole(name) is not None:
-        raise InvalidRequestError(argument="store name", reason=f"{name!r} is the name of a part of another store")
-    number = num_servers if shards == "all" else check_integer("shards", shards, 1, maximum=num_servers)
-    return tuple(order_servers(check_store_name(name), num_servers)[:number])
 
 
 def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:

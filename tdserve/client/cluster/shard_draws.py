@@ -12,19 +12,14 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError
-from tdserve.client.cluster.shard_masses import ShardMass, ask_mass, divide
+from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
+from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.replay.settings import Settings
-
-FRESH_S = 0.05
-"""Age up to which a shard's mass is used without asking again: rows that others have written meanwhile are drawn a
-little too rarely."""
-
-PATIENCE_S = 1.0
-"""A shard that has not said within this time what may be drawn from it is looked at: it may have stopped."""
+from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 """Pauses of a call that waits for rows of any shard."""
@@ -63,11 +58,11 @@ class ShardDraws:
     def __init__(self, table: ShardedTable) -> None:
         self._table = table
         self._rng = np.random.default_rng()
-        self._known: dict[Any, tuple[float, Mapping[int, ShardMass]]] = {}
+        self._known = KnownMasses()
 
     def forget_masses(self) -> None:
         """Asks for all masses again: this client has changed the table."""
-        self._known.clear()
+        self._known.forget()
 
     def draw(
         self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, takes_fewer: bool = False
@@ -176,13 +171,11 @@ class ShardDraws:
             query.is_lease,
             num_rows,
         )
-        asked_s, known = self._known.get(name, (0.0, {}))
-        is_old = time.monotonic() - asked_s > FRESH_S or query.is_lease or table.settings.sampler.keeps_epoch
-        if is_fresh or is_old or not set(known) <= set(live):
+        must_ask = is_fresh or query.is_lease or table.settings.sampler.keeps_epoch
+        known = None if must_ask else self._known.find(name, live, time.monotonic())
+        if known is None:
             known = self._ask_masses(make_query, num_rows, deadline)
-            if len(self._known) > 64:
-                self._known.clear()
-            self._known[name] = time.monotonic(), known
+            self._known.note(name, known, time.monotonic())
         return known
 
     def _ask_masses(
@@ -208,26 +201,15 @@ class ShardDraws:
 
     def _divide(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> dict[int, int] | None:
         """Divides rows among the shards; None if they do not have enough."""
-        settings = self._table.settings
-        unit = self._find_unit(query)
-        keeps_epoch = settings.sampler.keeps_epoch and query.group_by is None
-        shares = {shard: found.mass for shard, found in masses.items()}
-        if keeps_epoch:
-            epoch = max(found.num_epochs for found in masses.values())
-            shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
-        total = sum(shares.values())
-        num_live = sum(found.num_rows for found in masses.values())
-        if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
-            return None
-        is_distinct = query.is_lease or query.group_by is not None or settings.sampler.is_distinct
-        num_units = -(-num_missing // unit)
-        reserves = None
-        if keeps_epoch and not query.is_lease:
-            reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
-        if is_distinct and num_units > total + sum((reserves or {}).values()):
-            return None
-        counts = divide(num_units, shares, self._rng, is_distinct=is_distinct, reserves=reserves)
-        return {shard: count * unit for shard, count in counts.items()}
+        return divide_sample(
+            self._table.settings,
+            masses,
+            num_missing,
+            self._rng,
+            unit=self._find_unit(query),
+            is_lease=query.is_lease,
+            is_grouped=query.group_by is not None,
+        )
 
     def _is_closed(self) -> bool:
         return self._table.describe().is_closed and not self._table.is_degraded

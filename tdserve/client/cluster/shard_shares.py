@@ -12,11 +12,12 @@ import numpy as np
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
 from tdserve.client.cluster.shard_draws import DrawnPart
-from tdserve.client.cluster.shard_masses import ask_mass, divide
+from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.placement import name_splits
+from tdserve.rules.shard_division import divide
 
 MAX_SPLITS_BYTES = 1 << 20
 """Room for how thousands of steps were divided; each shard keeps the rows of the last few."""

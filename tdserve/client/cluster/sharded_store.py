@@ -12,9 +12,9 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.members import REACH_S
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
+from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 
 _SUMS = (

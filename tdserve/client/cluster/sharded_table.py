@@ -21,8 +21,6 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import make_client_id
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.members import REACH_S
-from tdserve.client.cluster.part_limiter import make_part_limiter
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -31,7 +29,9 @@ from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.rules.placement import PlacementRecord, hash_to_shard
+from tdserve.rules.lost_servers import REACH_S
+from tdserve.rules.part_limiter import make_part_limiter
+from tdserve.rules.placement import PlacementRecord, choose_writer_shard, hash_to_shard, list_shards_to_try
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.captured import Captured
@@ -165,10 +165,8 @@ class ShardedTable(ShardedRows):
         if pid != os.getpid():  # a forked child is another writer
             self._identity = os.getpid(), make_client_id()
             identity = self._identity[1]
-        rank = find_rank()
-        if not writer and not salt and rank is not None:
-            return rank % self.num_shards
-        return hash_to_shard(b"%d" % writer if writer else salt or identity, self.num_shards)
+        rank = None if salt else find_rank()
+        return choose_writer_shard(self.num_shards, writer=writer, identity=salt or identity, rank=rank)
 
     def _write(self, shard: int, timeout_s: float | None, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
@@ -179,10 +177,8 @@ class ShardedTable(ShardedRows):
         deadline = self.make_deadline(timeout_s)
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | None = None
-        for number in [(shard + step) % self.num_shards for step in range(1 if on_loss == "wait" else self.num_shards)]:
+        for number in list_shards_to_try(shard, self.num_shards, on_loss):
             server = self.placement.servers[number]
-            if failure is not None and on_loss == "raise":
-                break
             if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
                 address = members.describe_address(server)
                 failure = failure or ConnectError(address=address, reason="it did not answer lately")

@@ -9,8 +9,8 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
-from tdserve.client.cluster.part_limiter import make_part_limiter
 from tdserve.client.handles.key_paths import check_path
+from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo

@@ -1,0 +1,137 @@
+"""How a sample is divided among the shards of a table, by what may be drawn from each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tdserve.rules.replay.settings import Settings
+
+FRESH_S = 0.05
+"""Age up to which a shard's mass is used without asking again: rows that others have written meanwhile are drawn a
+little too rarely."""
+
+_MAX_QUESTIONS = 64
+
+
+class ShardMass(NamedTuple):
+    """What a shard said that may be drawn from it.
+
+    Attributes:
+        mass: What the probabilities of its draws are shares of.
+        least: Of these shares, the least of any row.
+        num_epochs: Passes over all rows that a sampler without replacement has begun; the mass is the rest of the last.
+        num_rows: Live rows.
+        inserts: Rows ever committed.
+    """
+
+    mass: float
+    least: float
+    num_epochs: int
+    num_rows: int
+    inserts: int
+
+    def is_before(self, epoch: int) -> bool:
+        """Returns whether it has finished an epoch, and not begun this one, in which all of its rows are due."""
+        return self.num_epochs < epoch and not self.mass
+
+
+class KnownMasses:
+    """The last answers of a table's shards, by question: masses depend on the conditions of a sample.
+
+    Args:
+        fresh_s: Age up to which they are used.
+    """
+
+    def __init__(self, fresh_s: float = FRESH_S) -> None:
+        self._fresh_s = fresh_s
+        self._known: dict[Hashable, tuple[float, Mapping[int, ShardMass]]] = {}
+
+    def find(self, question: Hashable, live: Collection[int], now_s: float) -> Mapping[int, ShardMass] | None:
+        """Returns the answers to a question; None if they are too old, or that of a shard that is not live."""
+        answered_s, known = self._known.get(question, (0.0, {}))
+        is_usable = bool(known) and now_s - answered_s <= self._fresh_s and set(known) <= set(live)
+        return known if is_usable else None
+
+    def note(self, question: Hashable, masses: Mapping[int, ShardMass], now_s: float) -> None:
+        """Notes the answers of all shards that gave one."""
+        if len(self._known) > _MAX_QUESTIONS:
+            self._known.clear()
+        self._known[question] = now_s, masses
+
+    def forget(self) -> None:
+        """Forgets all answers: this client has changed the table."""
+        self._known.clear()
+
+
+def divide_sample(
+    settings: Settings,
+    masses: Mapping[int, ShardMass],
+    num_rows: int,
+    rng: np.random.Generator,
+    *,
+    unit: int = 1,
+    is_lease: bool = False,
+    is_grouped: bool = False,
+) -> dict[int, int] | None:
+    """Divides the rows of a sample among shards; returns None if they do not have enough.
+
+    Args:
+        settings: Those of the whole table.
+        unit: Rows that are drawn together: of a group, or a slice.
+        is_lease: Whether the rows are taken on lease.
+        is_grouped: Whether whole groups are drawn.
+    """
+    keeps_epoch = settings.sampler.keeps_epoch and not is_grouped
+    shares = {shard: found.mass for shard, found in masses.items()}
+    if keeps_epoch:
+        epoch = max(found.num_epochs for found in masses.values())
+        shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
+    total = sum(shares.values())
+    num_live = sum(found.num_rows for found in masses.values())
+    if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
+        return None
+    is_distinct = is_lease or is_grouped or settings.sampler.is_distinct
+    num_units = -(-num_rows // unit)
+    reserves = None
+    if keeps_epoch and not is_lease:
+        reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
+    if is_distinct and num_units > total + sum((reserves or {}).values()):
+        return None
+    counts = divide(num_units, shares, rng, is_distinct=is_distinct, reserves=reserves)
+    return {shard: count * unit for shard, count in counts.items()}
+
+
+def divide(
+    num_units: int,
+    masses: Mapping[int, float],
+    rng: np.random.Generator,
+    *,
+    is_distinct: bool = False,
+    reserves: Mapping[int, float] | None = None,
+) -> dict[int, int]:
+    """Divides the units of a sample among shards at random, as one draw from all of them would be divided.
+
+    Args:
+        num_units: Rows, groups or slices.
+        masses: Of each shard; at least one is above 0.
+        is_distinct: Whether no unit is drawn twice; then the masses are numbers of units, and a shard gives no more.
+        reserves: Units of each shard that come when all others have been drawn, such as those of the next epoch.
+
+    Returns:
+        The units of each shard that gives any.
+    """
+    shards = [shard for shard, mass in masses.items() if mass > 0 or (reserves or {}).get(shard, 0) > 0]
+    weights = np.array([masses[shard] for shard in shards], np.float64)
+    if not is_distinct:
+        counts = rng.multinomial(num_units, weights / weights.sum())
+    elif num_units <= weights.sum():
+        counts = rng.multivariate_hypergeometric(weights.astype(np.int64), num_units)
+    else:
+        more = np.array([(reserves or {}).get(shard, 0) for shard in shards], np.int64)
+        missing = num_units - int(weights.sum())
+        extra = rng.multivariate_hypergeometric(more, min(missing, int(more.sum())))
+        counts = weights.astype(np.int64) + extra
+    return {shard: int(count) for shard, count in zip(shards, counts, strict=True) if count}

@@ -1,0 +1,85 @@
+"""A sample is divided among shards as one draw from all of them would be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tdserve.rules.replay.limiter import MinSize
+from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.rules.shard_division import KnownMasses, ShardMass, divide, divide_sample
+from tests import chi_square
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+def test_divide_when_draws_are_independent_then_in_proportion(rng: np.random.Generator) -> None:
+    counts = np.zeros(3, np.int64)
+    for _ in range(500):
+        for shard, count in divide(8, {0: 0.5, 1: 1.5, 2: 6.0, 3: 0.0}, rng).items():
+            counts[shard] += count
+    assert counts.sum() == 4000
+    assert chi_square.statistic(counts, np.array([0.5, 1.5, 6.0]) / 8) < chi_square.limit(3)
+
+
+def test_divide_when_nothing_comes_twice_then_no_shard_gives_more_than_it_has(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        counts = divide(9, {0: 1.0, 1: 2.0, 2: 7.0}, rng, is_distinct=True)
+        assert sum(counts.values()) == 9
+        assert counts.get(0, 0) <= 1
+        assert counts.get(1, 0) <= 2
+    assert divide(10, {0: 1.0, 1: 2.0, 2: 7.0}, rng, is_distinct=True) == {0: 1, 1: 2, 2: 7}
+
+
+def test_divide_when_an_epoch_ends_then_the_rest_comes_from_the_next(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        counts = divide(6, {0: 2.0, 1: 0.0}, rng, is_distinct=True, reserves={0: 3.0, 1: 5.0})
+        assert sum(counts.values()) == 6
+        assert 2 <= counts[0] <= 5
+        assert counts.get(1, 0) <= 5
+
+
+def mass(mass: float, num_rows: int = 10, num_epochs: int = 0) -> ShardMass:
+    """What a shard answers."""
+    return ShardMass(mass, 1.0, num_epochs, num_rows, num_rows)
+
+
+def test_known_masses_when_too_old_or_of_a_lost_shard_then_asked_again() -> None:
+    known, masses = KnownMasses(fresh_s=0.05), {0: mass(1.0), 1: mass(2.0)}
+    assert known.find("all", [0, 1], 5.0) is None
+    known.note("all", masses, 5.0)
+    assert known.find("all", [0, 1, 2], 5.05) == masses
+    assert known.find("few", [0, 1], 5.0) is None
+    assert known.find("all", [0, 1], 5.06) is None
+    assert known.find("all", [0], 5.0) is None
+    known.forget()
+    assert known.find("all", [0, 1], 5.0) is None
+
+
+def test_divide_sample_when_all_shards_together_lack_rows_then_none(rng: np.random.Generator) -> None:
+    settings = Settings(limiter=MinSize(21))
+    assert divide_sample(settings, {0: mass(10.0), 1: mass(10.0)}, 4, rng) is None
+    found = divide_sample(settings, {0: mass(10.0), 1: mass(11.0, num_rows=11)}, 4, rng)
+    assert found is not None
+    assert sum(found.values()) == 4
+
+
+def test_divide_sample_when_rows_come_in_units_then_each_shard_gives_whole_ones(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        found = divide_sample(Settings(), {0: mass(3.0), 1: mass(4.0)}, 12, rng, unit=3, is_grouped=True)
+        assert found is not None
+        assert sum(found.values()) == 12
+        assert all(count % 3 == 0 for count in found.values())
+    assert divide_sample(Settings(), {0: mass(1.0), 1: mass(2.0)}, 12, rng, unit=3, is_grouped=True) is None
+
+
+def test_divide_sample_when_an_epoch_has_ended_in_a_shard_then_all_of_its_rows_are_due(
+    rng: np.random.Generator,
+) -> None:
+    settings = Settings(sampler=WithoutReplacement())
+    masses = {0: mass(4.0, num_epochs=2), 1: mass(0.0, num_epochs=1)}
+    assert divide_sample(settings, masses, 14, rng) == {0: 4, 1: 10}
