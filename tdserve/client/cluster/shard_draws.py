@@ -175,6 +175,8 @@ class ShardDraws:
         known = None if must_ask else self._known.find(name, live, time.monotonic())
         if known is None:
             known = self._ask_masses(make_query, num_rows, deadline)
+            if not set(live) <= set(known):  # the others had answered long before a server turned out to be lost
+                known = self._ask_masses(make_query, num_rows, deadline)
             self._known.note(name, known, time.monotonic())
         return known
 
