@@ -25,6 +25,9 @@ WORKLOAD_NAMES = (
 USUAL_WORKLOADS = tuple(name for name in WORKLOAD_NAMES if name != "cluster")
 """Those of a run that names none: a cluster takes as many servers as it has shards, and as long as all others."""
 
+SIMULATE = "simulate"
+"""In place of a workload: nothing is measured."""
+
 TRANSPORTS = ("gloo", "shm")
 """The transports that have floors and targets of their own."""
 
@@ -41,8 +44,8 @@ class BenchOptions:
         repeats: Rounds of every floor and every subject; they alternate. ``None`` means 5, or 2 when quick.
         quick: Small sizes and short rounds, to see that everything works. Targets are not judged.
         json_path: The file for all figures, each round included; ``None`` writes none.
-        num_clients: The most processes of the workloads ``clients`` and ``cluster``, which begin with one and double
-            them. ``None`` means 8, or 2 when quick.
+        clients: The fewest and the most processes of the workloads ``clients`` and ``cluster``, which double them.
+            ``None`` means 1 to 8, or to 2 when quick.
         shards: Numbers of servers of the workload ``cluster``, one after the other.
         parent: The folder that holds the server's root and the files of the local floors while the run lasts. ``None``
             means the temporary folder of the system; there, both sides get the same file system.
@@ -53,7 +56,7 @@ class BenchOptions:
     repeats: int | None = None
     quick: bool = False
     json_path: Path | None = None
-    num_clients: int | None = None
+    clients: tuple[int, int] | None = None
     shards: tuple[int, ...] = (1, 2, 4)
     parent: Path | None = None
 

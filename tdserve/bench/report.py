@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.bar import Bar
 from rich.console import Console
@@ -147,11 +148,20 @@ def write_json(
             "transport": options.transport,
             "rounds": options.num_rounds,
             "quick": options.quick,
-            "clients": options.num_clients,
+            "clients": options.clients,
         },
         "seconds": seconds,
         "figures": [figure.to_json() for figure in figures],
     }
+    write_content(path, content)
+
+
+def write_content(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file.
+
+    Raises:
+        InvalidRequestError: It cannot be written.
+    """
     try:
         path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:

@@ -82,13 +82,14 @@ def _measure(stage: Stage, address: str, servers: Processes, where: str = "") ->
     Args:
         where: What the names of the figures say about the servers.
     """
-    num_doublings = (stage.options.num_clients or stage.sizes.num_clients).bit_length()
+    fewest, most = stage.options.clients or (1, stage.sizes.num_clients)
+    numbers = [1 << power for power in range(most.bit_length()) if 1 << power >= fewest]
     pacing = Pacing(stage.sizes.clients_s / stage.options.num_rounds)
-    with open_children(1 << num_doublings - 1, work_as_client, address, stage.transport, STORE) as children:
+    with open_children(max(numbers), work_as_client, address, stage.transport, STORE) as children:
         for child in children:
             child.recv()  # until none of them starts any more
         for name, roles in ROLES.items():
-            for num in (1 << power for power in range(len(roles) - 1, num_doublings)):
+            for num in (num for num in numbers if num >= len(roles)):
                 clients = {child: roles[number % len(roles)] for number, child in enumerate(children[:num])}
                 _ask_all(clients, clients.values())
                 task = Task(partial(run_together, clients, servers))
