@@ -27,6 +27,7 @@ from tdserve.rules.weights import Versions
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.lost_rows import LostRows
 from tdserve.server.waiting import Waiters
+from tdserve.server.weight_readers import Readers
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store import object_folders
 from tdserve.store.generations import Generations
@@ -47,6 +48,7 @@ class OpenedStore:
         generations: Writable mapping; None for weights.
         table: Rules of a replay table.
         versions: Rules of weights.
+        readers: Of weights: who has read which version.
         waiters: Waiters for changes of its rows, content or versions.
         write_lock: Serialises writes to a tensordict store.
         link_lock: Held while rows of one extend are linked to trajectories: no others may come between them.
@@ -75,6 +77,7 @@ class OpenedStore:
     table: Table | None = None
     versions: Versions | None = None
     keyed: KeyedState | None = None
+    readers: Readers = field(default_factory=Readers)
     waiters: Waiters = field(default_factory=Waiters)
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     link_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -59,6 +59,7 @@ class WeightsKind(StoreKind):
         figures.num_versions = len(kept)
         if newest is not None:
             figures.newest_age_s = max(time.time() - newest.created_s, 0.0)
+            store.readers.add_figures(newest.version, figures)
 
     def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
         """Returns False: each version has its values in its own file."""

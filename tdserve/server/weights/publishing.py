@@ -87,6 +87,7 @@ class Publishing:
         drop(store, drops)
         if versions.newest is not None and versions.newest.version == publishing.version:
             store.spec = spec
+        store.readers.note_published(publishing.version)
         store.waiters.wake()
         self._versions.relays.announce(store)
         wake_followers(self._stores, store.name)
@@ -141,7 +142,9 @@ class Publishing:
             version = versions.newest or found  # the one found may have been retired before this task resumed
             if asked.without_content:
                 return control_pb2.Done(version=version.version)
-        return await session.mover.get_version(request, VersionToSend(store, version, asked, deadline))
+        done = await session.mover.get_version(request, VersionToSend(store, version, asked, deadline))
+        store.readers.note_read(session, version.version)
+        return done
 
     def _has_nothing_newer(self, asked: control_pb2.LatestRequest) -> bool:
         store = self._stores.find(asked.store)
