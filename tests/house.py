@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "ray_data", "ray", "torchrun")
+CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "torchrun")
 """Doors to other packages, and to asyncio."""
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
@@ -44,7 +44,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("transfer_queue", "omegaconf"), ("transfer_queue",)),
     "verl": ("examples",),
     "ray": ("ray_data", "ray", "examples"),
-    **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports",)),
+    **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports", "exports")),
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("observer",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),

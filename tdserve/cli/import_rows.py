@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tdserve.base.errors import StoreNotFoundError, TDServeError
 from tdserve.cli.options import CONNECT_TIMEOUT_S, Inquiry, asks_server
-from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
+from tdserve.cli.progress import RowProgress
+from tdserve.cli.render import escape_unprintable, format_nbytes
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
 
-FORMATS = ("minari", "hf", "hdf5", "npz")
+FORMATS = ("minari", "hf", "hdf5", "npz", "safetensors", "pt", "memmap")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
 
 CALL_TIMEOUT_S = 60.0
 """For each piece of the import; a person can end it at any time."""
-
-SHOWN_EVERY_S = 0.2
-LOGGED_EVERY_S = 5.0
 
 
 @click.command("import")
@@ -55,31 +52,27 @@ def import_rows(
     hf      Hugging Face datasets: a folder of save_to_disk, a .parquet,
             .jsonl or .csv file, or a name on the Hub
     minari  a Minari data set, its folder or its id: steps of all episodes
+    safetensors, pt, memmap
+            a file of safetensors, tensors that torch.save has written, a
+            folder of TensorDict.memmap; `tdserve put` knows them by name
 
     The store appears when all rows are written: an import that fails or is killed leaves nothing under NAME. PATH is
     read and stays as it is, while `tdserve adopt` serves a folder of tensordict's own format in place.
     """
+    run_import(inquiry, kind, path, name, shows, keys=keys, split=split, has_rows=not is_whole, replaces=replaces)
+
+
+def run_import(inquiry: Inquiry, kind: str, path: str, name: str, shows: bool | None, **options: Any) -> None:
+    """Imports with progress, and prints what was made; options as of ``import_store``."""
     from tdserve.imports.store_import import import_store  # imports torch
 
-    begin = time.monotonic()
-    progress = _ImportProgress(name, begin, is_terminal=sys.stderr.isatty())
-    is_shown = progress.is_terminal if shows is None else shows
+    progress = RowProgress(name, shows=shows)
     with inquiry.connect() as connected:
         client = connected.get_home(name)
         client.catalog.timeout_s = CALL_TIMEOUT_S
         older = _find_uid(client, name)
         try:
-            import_store(
-                client,
-                kind,
-                path,
-                name,
-                keys=keys,
-                split=split,
-                has_rows=not is_whole,
-                replaces=replaces,
-                on_progress=progress.show if is_shown else lambda num_written, num_rows: None,
-            )
+            import_store(client, kind, path, name, **options, on_progress=progress.show)
         except KeyboardInterrupt:
             progress.end()
             click.echo(f"aborted: {_find_outcome(client, name, older)}", err=True)
@@ -87,12 +80,10 @@ def import_rows(
         finally:
             progress.end()
         described = client.describe(name)
-    if inquiry.as_json:
-        print_json(described.as_dict())
-        return
-    took_s = time.monotonic() - begin
+    took_s = time.monotonic() - progress.begin_s
     size = format_nbytes(described.nbytes)
-    click.echo(f"{escape_unprintable(name)}: batch size {list(described.batch_size)}, {size} in {took_s:.1f} s")
+    shown = f"{escape_unprintable(name)}: batch size {list(described.batch_size)}, {size} in {took_s:.1f} s"
+    inquiry.answer(described.as_dict(), lambda: click.echo(shown))
 
 
 def _find_uid(client: Client, name: str) -> str:
@@ -122,38 +113,3 @@ def _find_outcome(client: Client, name: str, older: str) -> str:
     if older and not found:
         return f"nothing was stored, and the {shown} that was to be replaced is already deleted"
     return f"nothing was stored, and {shown} is as it was" if older else "nothing was stored"
-
-
-class _ImportProgress:
-    """Shows how far an import is, on one line of a terminal, or now and then on a line of its own.
-
-    Args:
-        name: Name of the store.
-        begin: When it began, on the monotonic clock.
-        is_terminal: Whether stderr is a terminal.
-    """
-
-    def __init__(self, name: str, begin: float, *, is_terminal: bool) -> None:
-        self.is_terminal = is_terminal
-        self._name = escape_unprintable(name)
-        self._begin = begin
-        self._shown = begin
-        self._has_line = False
-
-    def show(self, num_written: int, num_rows: int) -> None:
-        """Shows the state, unless it was shown a moment ago."""
-        now = time.monotonic()
-        if now - self._shown < (SHOWN_EVERY_S if self.is_terminal else LOGGED_EVERY_S) and num_written < num_rows:
-            return
-        self._shown = now
-        rate = num_written / max(now - self._begin, 1e-9)
-        percent = 100 * num_written // num_rows
-        text = f"{self._name}: {num_written:,} of {num_rows:,} rows ({percent} %), {rate:,.0f} rows/s"
-        click.echo(f"\r{text}\x1b[K" if self.is_terminal else text, err=True, nl=not self.is_terminal)
-        self._has_line = self.is_terminal
-
-    def end(self) -> None:
-        """Ends the line of the terminal."""
-        if self._has_line:
-            click.echo(err=True)
-        self._has_line = False

@@ -15,6 +15,7 @@ from tdserve.cli.completion import completion
 from tdserve.cli.config_show import config
 from tdserve.cli.demo import demo
 from tdserve.cli.exit_codes import FAILED, INTERRUPTED, find_exit_code
+from tdserve.cli.get import get
 from tdserve.cli.guide import guide
 from tdserve.cli.head import head
 from tdserve.cli.health import health
@@ -23,6 +24,7 @@ from tdserve.cli.info import info
 from tdserve.cli.keys import keys
 from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
+from tdserve.cli.put import put
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
 from tdserve.cli.stats import stats
@@ -39,6 +41,8 @@ COMMANDS = (
     head,
     tail,
     versions,
+    get,
+    put,
     rm,
     adopt,
     import_rows,

@@ -11,6 +11,7 @@ from tdserve.imports.hf_table import open_hf
 from tdserve.imports.import_source import ImportOptions, ImportSource
 from tdserve.imports.minari_episodes import open_minari
 from tdserve.imports.npz_columns import open_npz
+from tdserve.imports.tensor_files import open_memmap, open_safetensors, open_torch
 
 
 class ImportFormat(NamedTuple):
@@ -30,6 +31,9 @@ FORMATS = {
     "hdf5": ImportFormat(open_hdf5),
     "hf": ImportFormat(open_hf, has_splits=True),
     "minari": ImportFormat(open_minari),
+    "safetensors": ImportFormat(open_safetensors),
+    "pt": ImportFormat(open_torch),
+    "memmap": ImportFormat(open_memmap),
 }
 
 

@@ -34,12 +34,13 @@ class ImportOptions(NamedTuple):
     Attributes:
         keys: Only these keys are read, with all that is below them; none: all.
         split: Which part of a data set that has several; "" if it has one.
-        has_rows: Whether the first dimension counts rows; otherwise everything is one tensordict without rows.
+        has_rows: Whether the first dimension counts rows; otherwise everything is one tensordict without rows. None: it
+            does if it is the same everywhere.
     """
 
     keys: Sequence[Key] = ()
     split: str = ""
-    has_rows: bool = True
+    has_rows: bool | None = True
 
 
 class ImportSource(ABC):
@@ -48,10 +49,12 @@ class ImportSource(ABC):
     Attributes:
         num_rows: How many there are.
         row_nbytes: Size of one in memory, estimated, at least 1.
+        has_rows: Whether it is read as rows; otherwise as a whole.
     """
 
     num_rows: int
     row_nbytes: int
+    has_rows: bool = True
 
     @abstractmethod
     def iter_batches(self, max_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,7 +128,8 @@ class ColumnSource(ImportSource):
         self._close = close
         try:
             self._columns = _choose_columns(path, columns, options.keys)
-            self.num_rows = _count_rows(path, self._columns) if options.has_rows else 1
+            self.has_rows = _have_rows(self._columns) if options.has_rows is None else options.has_rows
+            self.num_rows = _count_rows(path, self._columns) if self.has_rows else 1
         except BaseException:
             close()
             raise
@@ -196,6 +200,12 @@ def _choose_columns(path: str, columns: Sequence[SourceColumn], keys: Sequence[K
         if any(column.path[:depth] in paths for depth in range(1, len(column.path))):
             raise make_path_error(path, f"{'/'.join(column.path)} is below the key of another array")
     return chosen
+
+
+def _have_rows(columns: Sequence[SourceColumn]) -> bool:
+    """Returns whether all arrays have the same first dimension, and it is not empty."""
+    sizes = {column.shape[:1] for column in columns}
+    return len(sizes) == 1 and all(size and size[0] for size in sizes)
 
 
 def _count_rows(path: str, columns: Sequence[SourceColumn]) -> int:

@@ -45,7 +45,7 @@ def import_store(
     *,
     keys: Sequence[str] = (),
     split: str = "",
-    has_rows: bool = True,
+    has_rows: bool | None = True,
     replaces: bool = False,
     on_progress: OnProgress = lambda num_written, num_rows: None,
 ) -> StoreHandle:
@@ -56,13 +56,14 @@ def import_store(
 
     Args:
         client: A client of the server.
-        kind: Format: ``"npz"``, ``"hdf5"``, ``"hf"`` or ``"minari"``.
+        kind: Format: ``"npz"``, ``"hdf5"``, ``"hf"``, ``"minari"``, ``"safetensors"``, ``"pt"`` or
+            ``"memmap"``.
         path: The file, folder or name of a data set.
         name: Name of the store.
         keys: Only these keys, with what is below them; a nested one is written with slashes.
         split: For ``"hf"``: the part to import of a data set that has several.
         has_rows: False imports arrays that have no common first dimension, as a tensordict without rows; they are in
-            memory all at once.
+            memory all at once. None does so if they have none.
         replaces: Deletes a store that has this name, after the first rows were read.
         on_progress: Called after each piece with the number of rows that are written, and of all rows.
 
@@ -79,7 +80,7 @@ def import_store(
         raise StoreExistsError(name=name, reason="replace it (--replace, replaces=True), or choose another name")
     options = ImportOptions([split_key(key) for key in keys], split, has_rows)
     with open_source(kind, os.fspath(path), options) as source:
-        if has_rows:
+        if source.has_rows:
             return _write_rows(client, source, str(path), name, replaces, on_progress)
         content = source.read_whole()
         _make_way(client, name, replaces)

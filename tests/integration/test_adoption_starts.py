@@ -184,7 +184,7 @@ def test_command_when_run_then_the_store_is_there(
     said = capsys.readouterr().out
     assert said.startswith(f"by command: {folder}, batch size [6]")
     assert said.endswith(", read-only\n")
-    assert main(["adopt", str(folder), "by command", *at]) == 1
+    assert main(["adopt", str(folder), "by command", *at]) == 6
     assert "exists already" in capsys.readouterr().err
     assert main(["adopt", str(folder), "by command", "--read-only", "--exist-ok", "--json", *at]) == 0
     assert json.loads(capsys.readouterr().out)["adopted"] == str(folder)

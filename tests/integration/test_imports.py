@@ -306,7 +306,7 @@ def test_command_when_run_then_one_line_of_result_and_progress_if_asked(
     assert out.startswith(f"{name}: batch size [300], ")
     check_rows(client[name])
     code, out, err = shell.run("npz", path, name)
-    assert (code, out) == (1, "")
+    assert (code, out) == (6, "")
     assert "--replace" in err
     code, out, err = shell.run("npz", path, name, "--replace", "--key", "obs/half", "--key", "done", "--progress")
     assert code == 0

@@ -14,7 +14,23 @@ from tdserve.cli.main import cli, main
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("serve", "health", "ls", "info", "keys", "head", "tail", "versions", "rm", "adopt", "import", "stats", "config"),
+    *(
+        "serve",
+        "health",
+        "ls",
+        "info",
+        "keys",
+        "head",
+        "tail",
+        "versions",
+        "get",
+        "put",
+        "rm",
+        "adopt",
+        "import",
+        "stats",
+        "config",
+    ),
     *("bench", "demo", "guide", "completion", "version"),
 )
 

@@ -1,0 +1,45 @@
+"""A tensordict as columns: what is at each key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError
+from tdserve.structure.capture import capture
+from tdserve.structure.nodes import TensorLeaf, ValueLeaf
+
+Key = tuple[str, ...]
+
+Columns = dict[Key, Any]
+"""By key a tensor, or a list of values, one for each row; without rows the value itself."""
+
+
+def list_columns(content: Any, keys: Sequence[Key], name: str) -> Columns:
+    """Returns tensors and values by key.
+
+    Raises:
+        KeyNotFoundError: A key does not exist.
+        NotSupportedError: A chosen key has rows that differ in shape or structure.
+    """
+    captured = capture(content)
+    found: Columns = {}
+    for key in captured.spec.keys(include_nested=True, leaves_only=False):
+        path = (key,) if isinstance(key, str) else tuple(key)
+        if keys and not any(path[: len(each)] == each for each in keys):
+            continue
+        entry = captured.spec.find(path)
+        if isinstance(entry, TensorLeaf):
+            found[path] = captured.tensors[path].detach().cpu().contiguous()
+        elif isinstance(entry, ValueLeaf) and entry.ragged is None:
+            value = captured.values[path]
+            has_rows = bool(captured.spec.batch_size)
+            found[path] = list(value) if entry.per_row else [value] * captured.spec.batch_size[0] if has_rows else value
+        elif isinstance(entry, ValueLeaf) or entry.inner is not None:
+            raise NotSupportedError(feature=f"the export of {'/'.join(path)!r}", reason="its rows differ in shape")
+    if captured.spec.packed and () in captured.spec.packed:
+        raise NotSupportedError(feature=f"the export of {name!r}", reason="its rows differ in structure")
+    for each in keys:
+        if not any(path[: len(each)] == each for path in found):
+            raise KeyNotFoundError(store=name, key="/".join(each))
+    return found

@@ -1,0 +1,179 @@
+"""The formats of files, by the ending of a name. A new one is a function here and a line of ``WRITERS``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.exports.content_columns import Columns
+from tdserve.structure.array_views import to_array
+
+MEMMAP = "memmap"
+"""The format of a name without an ending: a folder."""
+
+FORMATS_BY_ENDING = {
+    ".npz": "npz",
+    ".safetensors": "safetensors",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".pt": "pt",
+    ".pth": "pt",
+    "": MEMMAP,
+}
+
+PIECE_ROWS = 4096
+"""Rows of a data set of HDF5 that are written at a time."""
+
+
+def find_format(path: str | os.PathLike[str]) -> str:
+    """Returns the format of a file by the ending of its name; of a folder, whatever its name, memmap.
+
+    Raises:
+        InvalidRequestError: There is none of this ending.
+    """
+    ending = Path(path).suffix.lower()
+    if os.path.isdir(path):
+        return MEMMAP
+    if ending not in FORMATS_BY_ENDING:
+        known = ", ".join(filter(None, FORMATS_BY_ENDING))
+        reason = f"{path} ends with none of {known}, and is not the name of a folder, which has no ending"
+        raise InvalidRequestError(argument="path", reason=reason)
+    return FORMATS_BY_ENDING[ending]
+
+
+def write_npz(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes an archive of arrays; a nested key is written with slashes."""
+    arrays = {name: _to_array(name, value) for name, value in _name(columns).items()}
+    with open(path, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def write_safetensors(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes tensors; a nested key is written with slashes."""
+    from safetensors.torch import save_file
+
+    named = _name(columns)
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise _make_error(name, value, "safetensors")
+    save_file(named, path)
+
+
+def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes data sets; a nested key is a group."""
+    try:
+        import h5py
+    except ImportError:
+        reason = "pip install 'tdserve[hdf5]'"
+        raise NotSupportedError(feature="this format without the package h5py", reason=reason) from None
+    named = _name(columns)
+    with h5py.File(path, "w") as file:
+        for name, value in named.items():
+            if isinstance(value, torch.Tensor):
+                array = _to_array(name, value)
+                made = file.create_dataset(name, array.shape, array.dtype)
+                for start in range(0, len(array) if array.ndim else 0, PIECE_ROWS):
+                    made[start : start + PIECE_ROWS] = array[start : start + PIECE_ROWS]
+                if not array.ndim:
+                    made[()] = array
+            elif _are_texts(value):
+                file.create_dataset(name, data=value, dtype=h5py.string_dtype())
+            else:
+                raise _make_error(name, value, "HDF5")
+
+
+def write_torch(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes tensors in dicts, which ``torch.load(path, weights_only=True)`` reads."""
+    for key, value in columns.items():
+        if not isinstance(value, torch.Tensor) and not _is_plain(value):
+            raise _make_error("/".join(key), value, "torch")
+    torch.save(_nest({key: _own(value) for key, value in columns.items()}), path)
+
+
+def write_memmap(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes a folder that ``TensorDict.load_memmap`` reads, and ``tdserve adopt`` serves."""
+    from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+    for key in columns:
+        if any("/" in part or "\0" in part or part in ("", ".", "..") for part in key):
+            raise InvalidRequestError(argument="key", reason=f"{key[:8]!r} cannot be the name of a file")
+    shown: Columns = {}
+    for key, value in columns.items():
+        if isinstance(value, torch.Tensor):
+            shown[key] = value
+        elif not _is_plain(value):
+            raise _make_error("/".join(key), value, "memmap")
+        else:
+            shown[key] = NonTensorData(value) if num_rows is None else NonTensorStack(*value)
+    TensorDict(_nest(shown), [] if num_rows is None else [num_rows]).memmap(str(path))
+
+
+WRITERS: Mapping[str, Callable[[Path, Columns, int | None], None]] = {
+    "npz": write_npz,
+    "safetensors": write_safetensors,
+    "hdf5": write_hdf5,
+    "pt": write_torch,
+    MEMMAP: write_memmap,
+}
+
+
+def _name(columns: Columns) -> dict[str, Any]:
+    """Returns columns by names with slashes.
+
+    Raises:
+        InvalidRequestError: A key has a slash itself, or is empty.
+    """
+    for key in columns:
+        if any("/" in part or "\0" in part or part in ("", ".", "..") for part in key):
+            reason = f"{key[:8]!r} cannot be written with slashes; choose others by key (--key, keys=)"
+            raise InvalidRequestError(argument="key", reason=reason)
+    return {"/".join(key): value for key, value in columns.items()}
+
+
+def _nest(columns: Columns) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in columns.items():
+        branch = tree
+        for part in key[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[key[-1]] = value
+    return tree
+
+
+def _to_array(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return to_array(value)
+    if _are_texts(value):
+        return np.array(value)
+    raise _make_error(name, value, "NumPy")
+
+
+def _own(value: Any) -> Any:
+    """Returns a tensor that shares its storage with no other, which would be saved with it."""
+    is_part = isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes
+    return value.clone() if is_part else value
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value consists of what JSON has."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _make_error(name: str, value: Any, what: str) -> NotSupportedError:
+    held = next((each for each in value if not isinstance(each, str)), value) if isinstance(value, list) else value
+    reason = f"it is of type {type(held).__name__}; choose others by key (--key, keys=)"
+    return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=reason)

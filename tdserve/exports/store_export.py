@@ -1,0 +1,121 @@
+"""Reads a store in pieces and writes it as a file, which appears when it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tdserve.base.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotSupportedError,
+)
+from tdserve.exports.column_spool import ColumnSpool
+from tdserve.exports.content_columns import Columns, Key, list_columns
+from tdserve.exports.file_formats import WRITERS, find_format
+
+PIECE_NBYTES = 16 << 20
+"""Rows that are in memory at a time."""
+
+MAX_PIECE_ROWS = 1 << 16
+
+OnProgress = Callable[[int, int], object]
+"""Called with the number of rows that are read, and of all rows."""
+
+
+def export_store(
+    client: Any,
+    name: str,
+    path: str | os.PathLike[str],
+    *,
+    keys: Sequence[Key] = (),
+    version: int | None = None,
+    replaces: bool = False,
+    on_progress: OnProgress = lambda num_read, num_rows: None,
+) -> None:
+    """Writes the content of a store into a file or folder, in the format that its name ends with.
+
+    Rows are read and written in pieces; the parts of weights, and tensordicts without rows, as a whole. Live rows of a
+    table are read in the order of their numbers; rows that leave or come meanwhile may be missed.
+
+    Args:
+        client: A client of the server, or of several.
+        name: Name of the store.
+        path: ``.npz``, ``.safetensors``, ``.h5``, ``.pt``, or without an ending a folder of ``TensorDict.memmap``.
+        keys: Only these, with what is below them.
+        version: Of weights; None: the newest.
+        replaces: Whether a file that exists is replaced.
+        on_progress: Called after each piece.
+
+    Raises:
+        StoreNotFoundError, KeyNotFoundError: There is no such store or key.
+        InvalidRequestError: There is such a file, or no format for its name.
+        NotSupportedError: The format cannot hold a key.
+        CapacityError: The disk is full. Nothing was written.
+    """
+    target = Path(path)
+    write = WRITERS[find_format(target)]
+    if os.path.lexists(target) and not replaces:
+        raise InvalidRequestError(argument="path", reason=f"{target} exists; replace it (--force, replaces=True)")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            made, spooled = Path(folder) / f"made{target.suffix}", Path(folder) / "rows"
+            spooled.mkdir()
+            with ColumnSpool(spooled) as spool:
+                columns, num_rows = _read(client, name, keys, version, spool, on_progress)
+                write(made, columns, num_rows)
+                del columns
+            if replaces and target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            os.replace(made, target)
+    except OSError as fault:
+        if fault.errno is not None and fault.strerror:
+            if fault.errno in (28, 122):  # ENOSPC, EDQUOT
+                raise CapacityError(what=f"{target} ({fault.strerror})") from None
+            raise InvalidRequestError(argument="path", reason=f"{target}: {fault.strerror}") from None
+        raise
+
+
+def _read(
+    client: Any,
+    name: str,
+    keys: Sequence[Key],
+    version: int | None,
+    spool: ColumnSpool,
+    on_progress: OnProgress,
+) -> tuple[Columns, int | None]:
+    """Returns all content, and how many rows it has; None if it is one tensordict without rows."""
+    described = client.describe(name)
+    if described.kind == "keyed":
+        reason = "it has keys, not rows; read single ones by client.kv(name).get(key)"
+        raise NotSupportedError(feature="the export of a keyed store", reason=reason)
+    if described.kind == "weights":
+        found = client.latest(name, timeout_s=0) if version is None else client.version(name, version)
+        if found is None:
+            raise DeadlineExceededError(what=f"a first version of {name!r}", timeout_s=0.0)
+        return list_columns(found.data, keys, name), None
+    if version is not None:
+        raise InvalidRequestError(argument="version", reason=f"store {name!r} does not hold weights")
+    store = client[name]
+    if not described.capacity and not described.batch_size:
+        return list_columns(store[...], keys, name), None
+    num_rows = described.num_rows
+    row_nbytes = max(described.nbytes // max(described.capacity or num_rows, 1), 1)
+    max_rows = min(max(PIECE_NBYTES // row_nbytes, 1), MAX_PIECE_ROWS)
+    for piece in _iter_pieces(store, num_rows, max_rows):
+        spool.append(list_columns(piece, keys, name), piece.batch_size[0])
+        on_progress(spool.num_rows, num_rows)
+    return spool.finish(), spool.num_rows
+
+
+def _iter_pieces(store: Any, num_rows: int, max_rows: int) -> Iterator[Any]:
+    for start in range(0, max(num_rows, 1), max_rows):
+        piece = store[start : min(start + max_rows, num_rows)]
+        yield piece
+        if not piece.batch_size[0]:  # its rows have left
+            break

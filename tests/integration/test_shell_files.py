@@ -1,0 +1,214 @@
+"""``tdserve get`` and ``tdserve put``: what comes out of a file is what went in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.cli.exit_codes import CONFLICT, NOT_FOUND
+from tdserve.exports import store_export
+from tests.integration.shell import Shell
+from tests.roots import make_quick_root
+
+pytestmark = pytest.mark.integration
+
+ENDINGS = (".npz", ".safetensors", ".h5", ".pt", "")
+NUM_ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tdserve.Server]:
+    """A live server."""
+    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client of it, whose stores are deleted afterwards."""
+    with tdserve.connect(server.address) as made:
+        yield made
+        for name in made.stores():
+            made.delete(name)
+
+
+@pytest.fixture
+def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A shell whose commands reach it."""
+    return Shell(server.address, capsys)
+
+
+def make_content() -> TensorDict:
+    """Tensors of several dtypes, nested."""
+    number = torch.arange(NUM_ROWS)
+    return TensorDict(
+        {
+            "obs": {"image": (number[:, None, None] + torch.zeros(2, 3)).to(torch.uint8), "half": number.half()},
+            "done": number % 3 == 0,
+            "step": number,
+        },
+        [NUM_ROWS],
+    )
+
+
+def check_equal(found: Any, expected: TensorDict) -> None:
+    """Fails unless keys, dtypes and values are equal."""
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        assert found[key].dtype == expected[key].dtype
+        assert torch.equal(found[key], expected[key])
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_file_when_got_and_put_then_the_same_store(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_export, "PIECE_NBYTES", 1000)  # many pieces
+    content = make_content()
+    client.init_remote(content, "store")
+    path = tmp_path / f"file{ending}"
+    (line,) = shell.lines("get", "store", str(path))
+    assert line.startswith(f"{path}: ")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert shell.json("put", str(path), "copy")["num_rows"] == NUM_ROWS
+    check_equal(client["copy"][...], content)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_file_when_of_a_table_or_weights_then_rows_or_the_newest_version(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str
+) -> None:
+    content = make_content()
+    client.create_replay("table", like=content[0], capacity=1000).extend(content)
+    shell.lines("get", "table", str(tmp_path / f"table{ending}"))
+    shell.lines("put", str(tmp_path / f"table{ending}"), "rows")
+    check_equal(client["rows"][...], content)
+    assert shell.json("info", "table")["samples"] == 0
+    weights = [TensorDict({"a": {"w": torch.full((3, 2), float(n))}, "b": torch.full((5,), n)}, []) for n in range(2)]
+    for each in weights:
+        client.publish("policy", each)
+    for number, options in ((1, ()), (0, ("--version", "1"))):
+        shell.lines("get", "policy", str(tmp_path / f"policy{ending}"), "--force", *options)
+        shell.lines("put", str(tmp_path / f"policy{ending}"), "whole", "--force")
+        check_equal(client["whole"][...], weights[number])
+
+
+def test_files_when_read_by_their_own_libraries_then_as_stored(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    content = make_content()
+    client.init_remote(content, "store")
+    for ending in ENDINGS:
+        shell.lines("get", "store", str(tmp_path / f"file{ending}"))
+    image = content["obs", "image"]
+    assert np.array_equal(np.load(tmp_path / "file.npz")["obs/image"], image.numpy())
+    assert torch.equal(load_file(tmp_path / "file.safetensors")["obs/image"], image)
+    with h5py.File(tmp_path / "file.h5") as file:
+        assert np.array_equal(file["obs/image"][()], image.numpy())
+    assert torch.equal(torch.load(tmp_path / "file.pt", weights_only=True)["obs"]["image"], image)
+    check_equal(TensorDict.load_memmap(tmp_path / "file"), content)
+
+
+def test_values_when_they_are_texts_then_kept_where_the_format_has_them(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    texts = [f"row {number}" for number in range(4)]
+    client.init_remote(TensorDict({"x": torch.arange(4), "text": NonTensorStack(*texts)}, [4]), "store")
+    for ending in (".npz", ".h5", ".pt", ""):
+        shell.lines("get", "store", str(tmp_path / f"file{ending}"))
+        shell.lines("put", str(tmp_path / f"file{ending}"), "copy", "--force")
+        assert client["copy"][...]["text"] == texts
+    assert "'text' in a file of safetensors" in shell.error(1, "get", "store", str(tmp_path / "file.safetensors"))
+    shell.lines("get", "store", str(tmp_path / "file.safetensors"), "--key", "x")
+    assert list(load_file(tmp_path / "file.safetensors")) == ["x"]
+
+
+def test_get_when_a_file_exists_then_refused_without_force(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    client.init_remote(make_content(), "store")
+    path = tmp_path / "file.npz"
+    path.write_text("mine")
+    assert "--force" in shell.error(1, "get", "store", str(path))
+    assert path.read_text() == "mine"
+    assert "there is no store" in shell.error(NOT_FOUND, "get", "nothing", str(path), "--force")
+    assert "no key 'nothing'" in shell.error(NOT_FOUND, "get", "store", str(path), "--force", "--key", "nothing")
+    assert path.read_text() == "mine"
+    assert [each.name for each in tmp_path.iterdir()] == ["file.npz"]
+    shell.lines("get", "store", str(path), "--force")
+    assert len(np.load(path)["step"]) == NUM_ROWS
+
+
+def test_put_when_a_store_exists_then_refused_without_force(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    client.init_remote(TensorDict({"a": torch.arange(2)}, [2]), "store")
+    np.savez(tmp_path / "file.npz", b=np.arange(3))
+    assert "--replace" in shell.error(CONFLICT, "put", str(tmp_path / "file.npz"), "store")
+    assert list(client["store"].keys()) == ["a"]
+    shell.lines("put", str(tmp_path / "file.npz"), "store", "--force")
+    assert list(client["store"].keys()) == ["b"]
+
+
+def test_put_when_the_name_has_no_format_then_lists_them(shell: Shell, tmp_path: Path) -> None:
+    assert ".safetensors" in shell.error(1, "put", str(tmp_path / "file.csv"), "store")
+    assert "no such file" in shell.error(1, "put", str(tmp_path / "file.safetensors"), "store")
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self._path),))
+
+
+def test_put_when_a_file_would_run_code_then_refused(shell: Shell, tmp_path: Path) -> None:
+    trap = Trap(tmp_path / "sprung")
+    torch.save({"a": torch.arange(3), "b": trap}, tmp_path / "file.pt")
+    assert "does not load it as weights" in shell.error(1, "put", str(tmp_path / "file.pt"), "store")
+    np.savez(tmp_path / "file.npz", a=np.array([trap], object))
+    assert "unpickled" in shell.error(1, "put", str(tmp_path / "file.npz"), "store")
+    TensorDict({"a": torch.arange(3), "b": NonTensorData(1j, batch_size=[3])}, [3]).memmap(tmp_path / "folder")
+    (pickled,) = [file for file in (tmp_path / "folder").rglob("*") if file.suffix in (".pickle", ".pkl")]
+    pickled.write_bytes(pickle.dumps(trap))
+    assert "pickled" in shell.error(1, "put", str(tmp_path / "folder"), "store")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".h5", ".pt", ".npz"])
+def test_put_when_the_file_is_garbage_then_one_line(shell: Shell, tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"file{ending}").write_bytes(os.urandom(1000))
+    assert "invalid path" in shell.error(1, "put", str(tmp_path / f"file{ending}"), "store")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("key", ["../out", "a/b", "..", "/abs"])
+def test_get_when_a_key_would_leave_the_folder_then_nothing_is_written(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str, key: str
+) -> None:
+    client.create_replay("table", like=TensorDict({key: torch.zeros(1)}, []), capacity=3).extend(
+        TensorDict({key: torch.zeros(3, 1)}, [3])
+    )
+    path = tmp_path / "folder" / f"file{ending}"
+    path.parent.mkdir()
+    if ending == ".pt":
+        shell.lines("get", "table", str(path))
+        assert list(torch.load(path, weights_only=True)) == [key]
+    else:
+        assert "invalid key" in shell.error(1, "get", "table", str(path))
+        assert list(path.parent.iterdir()) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]

@@ -1,0 +1,59 @@
+"""tdserve/exports/file_formats.py: formats by name, and what each refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.exports.file_formats import WRITERS, find_format
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.npz", "npz"),
+        ("a.NPZ", "npz"),
+        ("a.safetensors", "safetensors"),
+        ("a.h5", "hdf5"),
+        ("a.hdf5", "hdf5"),
+        ("a.pt", "pt"),
+        ("a.pth", "pt"),
+        ("a", "memmap"),
+    ],
+)
+def test_format_when_the_name_ends_so_then_that(tmp_path: Path, name: str, kind: str) -> None:
+    assert find_format(tmp_path / name) == kind
+    assert kind in WRITERS
+
+
+def test_format_when_it_is_a_folder_then_memmap_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "v1.5").mkdir()
+    assert find_format(tmp_path / "v1.5") == "memmap"
+
+
+def test_format_when_there_is_none_then_lists_them(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"\.npz, \.safetensors, \.h5"):
+        find_format(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_writer_when_a_value_is_of_another_type_then_refused_by_its_key(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(NotSupportedError, match="'odd'"):
+        WRITERS[kind](tmp_path / "made", {("odd",): [1j, 2j]}, 2)
+
+
+@pytest.mark.parametrize("kind", sorted({*WRITERS} - {"pt"}))
+@pytest.mark.parametrize("part", ["a/b", "..", ".", "", "a\0b"])
+def test_writer_when_a_key_is_no_name_of_a_file_then_refused(tmp_path: Path, kind: str, part: str) -> None:
+    with pytest.raises(InvalidRequestError, match="invalid key"):
+        WRITERS[kind](tmp_path / "made", {("x", part): torch.zeros(2)}, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_npz_when_numpy_lacks_the_dtype_then_float32(tmp_path: Path) -> None:
+    WRITERS["npz"](tmp_path / "made.npz", {("a",): torch.ones(2, dtype=torch.bfloat16)}, 2)
+    assert np.load(tmp_path / "made.npz")["a"].dtype == np.float32
