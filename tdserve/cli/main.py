@@ -27,8 +27,10 @@ from tdserve.cli.ls import ls
 from tdserve.cli.put import put
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
+from tdserve.cli.sessions import sessions
 from tdserve.cli.stats import stats
 from tdserve.cli.tail import tail
+from tdserve.cli.top import top
 from tdserve.cli.version import version
 from tdserve.cli.version_list import versions
 
@@ -47,6 +49,8 @@ COMMANDS = (
     adopt,
     import_rows,
     stats,
+    sessions,
+    top,
     config,
     bench,
     demo,

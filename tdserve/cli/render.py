@@ -67,6 +67,17 @@ def format_nbytes(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{amount:.3g} {unit}"
 
 
+def format_duration(seconds: float) -> str:
+    """Shows a number of seconds with its largest unit and the next: ``2 d 3 h``, ``5 min 1 s``, ``7 s``."""
+    whole = max(int(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    for unit, length, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= length:
+            return f"{whole // length} {unit} {whole % length // part} {smaller}"
+    return f"{whole} s"
+
+
 def format_cell(value: Any) -> str:
     """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell."""
     text = _shorten(_cut_corner(value))

@@ -1,0 +1,67 @@
+"""``tdserve sessions``: the clients of a server, and what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tdserve.cli.options import Inquiry, asks_server
+from tdserve.cli.render import format_duration, format_nbytes, print_table, to_one_line
+from tdserve.cli.server_figures import list_lost, open_figures
+from tdserve.client.session.message_facts import to_facts
+
+COLUMNS = (
+    *("session", "host", "pid", "transport", "worker", "open", "requests", "errors", "in", "out", "under way"),
+    "degraded",
+)
+
+NUMBERS = ("server", *COLUMNS[:1], *COLUMNS[2:3], *COLUMNS[4:11])
+
+
+@click.command()
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Most sessions to show."
+)
+@asks_server
+def sessions(inquiry: Inquiry, *, limit: int) -> None:
+    """List the open sessions, one for each connected client: its machine and process, transport and counts.
+
+    Of several servers, those of each. "degraded" are stores of which the client reports that parts are out of reach.
+    """
+    with open_figures(inquiry) as reader:
+        found = reader.ask(max_stores=0, max_sessions=limit)
+    for lost in list_lost(found):
+        click.echo(f"tdserve: server {lost.server} is left out: {to_one_line(str(lost.fault))}", err=True)
+    shown = [
+        (each.server, flatten_session(session))
+        for each in found
+        if each.figures is not None
+        for session in each.figures.sessions
+    ]
+    first = ("server",) if reader.is_of_cluster else ()
+    rows = [(*([str(server)] if first else []), *make_session_cells(facts)) for server, facts in shown]
+    inquiry.answer(
+        [{"server": server, **facts} for server, facts in shown],
+        lambda: print_table((*first, *COLUMNS), rows, right=NUMBERS),
+    )
+
+
+def flatten_session(figures: Any) -> dict[str, Any]:
+    """Returns the figures of a session as one dict."""
+    facts = to_facts(figures)
+    return {**facts.pop("session"), **facts}
+
+
+def make_session_cells(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the row of a table with ``COLUMNS``."""
+    counts = (str(facts[name]) for name in ("num_requests", "num_errors"))
+    return (
+        *(str(facts[name]) for name in ("session", "host", "pid", "transport", "worker")),
+        format_duration(facts["uptime_s"]),
+        *counts,
+        format_nbytes(facts["bytes_in"]),
+        format_nbytes(facts["bytes_out"]),
+        str(facts["num_under_way"]),
+        ", ".join(facts["degraded"]),
+    )

@@ -1,0 +1,108 @@
+"""``tdserve top``: a live screen of servers, their processes, stores and sessions."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from tdserve.base.errors import TDServeError
+from tdserve.cli.options import Inquiry, asks_server
+from tdserve.cli.render import print_json, to_one_line
+from tdserve.cli.server_figures import FigureReader, ServerFigures, open_figures
+from tdserve.cli.top_screen import Moment, compose_screen
+from tdserve.client.session.message_facts import to_facts
+
+QUIT = b"qQ\x03\x04"
+"""Keys that end it: also Ctrl-C and Ctrl-D."""
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option("-n", "num_rows", type=click.IntRange(1, 1000), default=20, show_default=True, help="Stores, sessions.")
+@click.option("--once", is_flag=True, help="Print one look and end, as without a terminal; rates need a second one.")
+@asks_server
+def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> None:
+    """Show servers, processes, stores and sessions as they are now, with rates; q ends it.
+
+    Stores are those of most recent use, sessions the newest. With --json, and with --once, one look is printed.
+    """
+    with open_figures(inquiry) as reader:
+        found = reader.ask(max_stores=num_rows, max_sessions=num_rows)
+        if inquiry.as_json:
+            print_json([_describe(each) for each in found])
+        elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            console = Console(highlight=False)
+            console.width = max(console.width, 120)
+            console.print(compose_screen(None, Moment(time.monotonic(), found), num_rows))
+        else:
+            _show_live(reader, Moment(time.monotonic(), found), interval_s, num_rows)
+
+
+def _show_live(reader: FigureReader, moment: Moment, interval_s: float, num_rows: int) -> None:
+    before: Moment | None = None
+    fault = ""
+    console = Console(highlight=False)
+    with read_keys() as has_ended, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            screen = compose_screen(before, moment, num_rows)
+            live.update(Group(Text(fault), screen) if fault else screen, refresh=True)
+            if has_ended(interval_s):
+                return
+            try:
+                found = reader.ask(max_stores=num_rows, max_sessions=num_rows)
+            except TDServeError as error:  # it may come back
+                fault = to_one_line(f"no answer for {time.monotonic() - moment.taken_s:.0f} s: {error}")
+                continue
+            fault = ""
+            before, moment = moment, Moment(time.monotonic(), found)
+
+
+@contextmanager
+def read_keys() -> Iterator[Any]:
+    """Reads keys without line feeds; yields what waits so many seconds, and returns whether a key has ended it."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the terminal is restored on the way
+
+    def has_ended(seconds: float) -> bool:
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            if select.select([descriptor], [], [], left_s)[0]:
+                keys = os.read(descriptor, 100)
+                if not keys or any(key in QUIT for key in keys):
+                    return True
+        return False
+
+    try:
+        yield has_ended
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _describe(found: ServerFigures) -> dict[str, Any]:
+    facts = {"server": found.server, "address": found.address}
+    if found.figures is None:
+        return {**facts, "fault": str(found.fault)}
+    return {**facts, **to_facts(found.figures)}

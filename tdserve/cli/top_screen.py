@@ -1,0 +1,146 @@
+"""The screen of ``tdserve top``: two moments in, tables out. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, to_one_line
+from tdserve.cli.server_figures import ServerFigures
+from tdserve.cli.sessions import COLUMNS as SESSION_COLUMNS, NUMBERS, flatten_session, make_session_cells
+from tdserve.messages.store_kinds import KIND_NAMES
+
+SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
+PROCESS_COLUMNS = ("server", "process", "pid", "cpu", "memory", "descriptors")
+STORE_COLUMNS = ("server", "store", "kind", "rows", "size", "inserts/s", "samples/s", "version", "waiting", "readers")
+TEXTS = ("address", "version", "process", "store", "kind", "host", "transport", "degraded")
+
+
+class Moment(NamedTuple):
+    """All servers at one moment, as of ``time.monotonic``."""
+
+    taken_s: float
+    found: list[ServerFigures]
+
+
+class _Server(NamedTuple):
+    """A server now, and before, if it answered then and has not been restarted since."""
+
+    server: int
+    now: Any
+    before: Any
+    elapsed_s: float
+
+    def rate(self, count: Callable[[Any], int], what: str = "") -> str:
+        """Shows how fast a count grows; nothing on the first look."""
+        if self.before is None:
+            return ""
+        grown = (count(self.now) - count(self.before)) / self.elapsed_s
+        return format_nbytes(int(grown)) if what == "bytes" else f"{max(grown, 0.0):,.0f}"
+
+
+def compose_screen(before: Moment | None, now: Moment, num_rows: int) -> RenderableType:
+    """Returns the tables of all servers; rates are those between the two moments."""
+    servers = [_pair(each, before, now.taken_s) for each in now.found if each.figures is not None]
+    shows_server = len(now.found) > 1
+    parts: list[RenderableType] = [
+        _make_table(SERVER_COLUMNS, [_make_server_cells(each, _find(now, each.server)) for each in servers]),
+        *(
+            Text(to_one_line(f"server {each.server} does not answer: {each.fault}"))
+            for each in now.found
+            if each.figures is None
+        ),
+        _make_table(PROCESS_COLUMNS, [row for each in servers for row in _list_processes(each)], shows_server),
+        _make_table(STORE_COLUMNS, [row for each in servers for row in _list_stores(each)][:num_rows], shows_server),
+        _make_table(
+            ("server", *SESSION_COLUMNS),
+            [
+                (str(each.server), *make_session_cells(flatten_session(session)))
+                for each in servers
+                for session in each.now.sessions
+            ][:num_rows],
+            shows_server,
+        ),
+    ]
+    return Group(*(each for part in parts for each in (part, "")))
+
+
+def _find(moment: Moment, server: int) -> ServerFigures:
+    return next(each for each in moment.found if each.server == server)
+
+
+def _pair(found: ServerFigures, before: Moment | None, taken_s: float) -> _Server:
+    earlier = None if before is None else next((e for e in before.found if e.server == found.server), None)
+    is_same = earlier is not None and earlier.figures is not None and earlier.figures.uptime_s <= found.figures.uptime_s
+    elapsed_s = 0.0 if before is None else taken_s - before.taken_s
+    return _Server(
+        found.server, found.figures, earlier.figures if earlier is not None and is_same else None, max(elapsed_s, 1e-6)
+    )
+
+
+def _make_server_cells(server: _Server, found: ServerFigures) -> tuple[str, ...]:
+    now = server.now
+    return (
+        str(server.server),
+        found.address,
+        now.version,
+        format_duration(now.uptime_s),
+        str(sum(kind.num_stores for kind in now.kinds)),
+        str(now.num_sessions),
+        format_nbytes(now.held_bytes),
+        format_nbytes(now.root_free_bytes),
+        server.rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
+        server.rate(lambda figures: sum(each.bytes_out for each in figures.transports), "bytes"),
+    )
+
+
+def _list_processes(server: _Server) -> list[tuple[str, ...]]:
+    before = {} if server.before is None else {(each.process, each.pid): each.cpu_s for each in server.before.processes}
+    rows: list[tuple[str, ...]] = []
+    for each in server.now.processes:
+        cpu_s = before.get((each.process, each.pid))
+        share = "" if cpu_s is None else f"{100 * (each.cpu_s - cpu_s) / server.elapsed_s:.0f} %"
+        facts = each.process, str(each.pid), share, format_nbytes(each.resident_bytes), str(each.num_descriptors)
+        rows.append((str(server.server), *facts))
+    return rows
+
+
+def _list_stores(server: _Server) -> list[tuple[str, ...]]:
+    before = {} if server.before is None else {each.description.uid: each.description for each in server.before.stores}
+    rows = []
+    for each in server.now.stores:
+        described = each.description
+        rates = ["", ""]
+        if (earlier := before.get(described.uid)) is not None and each.description.capacity:
+            grown = (described.inserts - earlier.inserts, described.samples - earlier.samples)
+            rates = [f"{max(count, 0) / server.elapsed_s:,.0f}" for count in grown]
+        rows.append(
+            (
+                str(server.server),
+                described.name,
+                "queue" if each.is_queue else KIND_NAMES.get(described.kind, "unknown"),
+                f"{described.num_rows:,}",
+                format_nbytes(described.nbytes),
+                *rates,
+                "" if described.capacity else str(described.version),
+                str(sum(wait.num_waiting for wait in each.waits)),
+                str(each.num_readers) if each.num_readers else "",
+            )
+        )
+    return rows
+
+
+def _make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], shows_server: bool = True) -> Table:
+    """Returns a table, escaped; without the first column if there is one server only."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    first = 0 if shows_server else 1
+    for column in columns[first:]:
+        is_number = column not in TEXTS or column in NUMBERS
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(Text(escape_unprintable(cell)) for cell in row[first:]))
+    return table

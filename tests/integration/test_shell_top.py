@@ -1,0 +1,220 @@
+"""``tdserve top`` on a terminal, and ``tdserve sessions``."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.cli.exit_codes import INTERRUPTED, NO_ANSWER
+from tdserve.cli.main import main
+from tests.integration.shell import Shell
+from tests.processes import REPOSITORY, quiet_port, wait_for
+from tests.roots import make_quick_root
+
+pytestmark = pytest.mark.integration
+
+NASTY = "<script>\x9b2J\u202eevil[bold]"
+"""Markup of pages and of rich, a control sequence, and an override of the direction."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tdserve.Server]:
+    """A live server."""
+    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """A client of it, whose stores are deleted afterwards."""
+    with tdserve.connect(server.address) as made:
+        yield made
+        for name in made.stores():
+            made.delete(name)
+
+
+@pytest.fixture
+def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A shell whose commands reach it."""
+    return Shell(server.address, capsys)
+
+
+def rows(num_rows: int) -> TensorDict:
+    """Some rows."""
+    return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+
+
+class Terminal:
+    """A command on a terminal of its own.
+
+    Args:
+        arguments: Of the command.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+        command = [sys.executable, "-m", "tdserve", *arguments]
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+        self.process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
+        )
+        self._theirs = theirs
+        os.set_blocking(self._ours, False)
+        self.text = ""
+
+    def read(self) -> str:
+        """All that was shown until now."""
+        try:
+            while piece := os.read(self._ours, 1 << 16):
+                self.text += piece.decode()
+        except BlockingIOError:
+            pass
+        return self.text
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Waits until something is shown."""
+        return wait_for(lambda: re.search(pattern, self.read()), f"{pattern!r} on the terminal")
+
+    def type(self, keys: str) -> None:
+        """Presses keys."""
+        os.write(self._ours, keys.encode())
+
+    @property
+    def is_as_usual(self) -> bool:
+        """Whether the terminal echoes and waits for lines."""
+        return bool(termios.tcgetattr(self._theirs)[3] & termios.ICANON)
+
+    def close(self) -> None:
+        """Ends the command."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@contextmanager
+def run_on_terminal(*arguments: str) -> Iterator[Terminal]:
+    """Runs a command on a terminal."""
+    terminal = Terminal(*arguments)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+def test_top_when_on_a_terminal_then_follows_the_server_until_q(server: tdserve.Server, client: tdserve.Client) -> None:
+    table = client.create_replay("transitions", like=rows(1)[0], capacity=1000)
+    table.extend(rows(7))
+    with run_on_terminal("top", "--interval", "0.1", "--address", server.address) as terminal:
+        terminal.wait_for(r"transitions +replay +7 ")
+        terminal.wait_for("worker-0")
+        assert not terminal.is_as_usual
+        table.extend(rows(300))
+        terminal.wait_for(r"transitions +replay +307 +\S+ \S+ +[1-9]")  # and a rate
+        terminal.type("xq")
+        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.is_as_usual
+        assert "\x1b[?1049l" in terminal.read()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
+def test_top_when_it_is_ended_by_a_signal_then_the_terminal_is_as_before(
+    server: tdserve.Server, number: signal.Signals, code: int
+) -> None:
+    with run_on_terminal("top", "--interval", "0.1", "--address", server.address) as terminal:
+        terminal.wait_for("worker-0")
+        terminal.process.send_signal(number)
+        assert terminal.process.wait(timeout=30) == code
+        assert terminal.is_as_usual
+        terminal.wait_for(re.escape("\x1b[?1049l"))
+
+
+def test_top_when_the_server_goes_and_comes_back_then_goes_on() -> None:
+    with make_quick_root() as root:
+        first = tdserve.Server(root, port=0).start()
+        port = int(first.address.rpartition(":")[2])
+        with run_on_terminal("top", "--interval", "0.1", "--address", first.address) as terminal:
+            terminal.wait_for("worker-0")
+            first.shutdown()
+            terminal.wait_for("no answer for")
+            with tdserve.Server(root, port=port) as second:
+                terminal.wait_for(rf"worker-0 +{find_worker(second)} ")
+                terminal.type("q")
+                assert terminal.process.wait(timeout=30) == 0
+
+
+def find_worker(server: tdserve.Server) -> int:
+    """Process id of its data worker."""
+    with tdserve.connect(server.address) as client:
+        pid: int = client.stats()["workers"][0]["pid"]
+    return pid
+
+
+def test_top_when_a_name_is_nasty_then_the_terminal_is_not_harmed(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    client.init_remote(rows(3), NASTY)
+    client[NASTY][0]
+    with run_on_terminal("top", "--interval", "0.1", "--address", server.address) as terminal:
+        terminal.wait_for(re.escape(r"<script>\x9b2J\u202eevil[bold]"))
+        assert "\x9b" not in terminal.text
+        assert "\u202e" not in terminal.text
+
+
+def test_top_when_there_is_no_terminal_or_json_then_one_look(client: tdserve.Client, shell: Shell) -> None:
+    client.create_replay("transitions", like=rows(1)[0], capacity=1000).extend(rows(7))
+    assert any(line.split()[:3] == ["transitions", "replay", "7"] for line in shell.lines("top"))
+    (found,) = shell.json("top", "--once")
+    assert [each["process"] for each in found["processes"]][:1] == ["control"]
+    assert {each["description"]["name"] for each in found["stores"]} == {"transitions"}
+
+
+def test_sessions_when_clients_are_connected_then_one_line_each(
+    server: tdserve.Server, client: tdserve.Client, shell: Shell
+) -> None:
+    client.create_replay("transitions", like=rows(1)[0], capacity=1000).extend(rows(7))
+    with tdserve.connect(server.address, transport="gloo") as other:
+        other.replay("transitions").sample(3)
+        found = {each["session"]: each for each in shell.json("sessions")}
+        mine, theirs = found[client.stats()["session"]], found[other.stats()["session"]]
+        assert (mine["transport"], theirs["transport"]) == ("shm", "gloo")
+        assert mine["pid"] == theirs["pid"] == os.getpid()
+        assert theirs["num_requests"] > 0
+        header, *lines = shell.lines("sessions")
+        assert header.split()[:5] == ["session", "host", "pid", "transport", "worker"]
+        assert {int(line.split()[0]) for line in lines} == found.keys()
+        assert len(shell.lines("sessions", "--limit", "1")) == 2
+
+
+def test_figures_when_several_servers_then_of_each_and_lost_ones_are_named(
+    server: tdserve.Server, client: tdserve.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.init_remote(rows(3), "plain")
+    both = f"{server.address},127.0.0.1:{quiet_port()}"
+    assert main(["sessions", "--address", both]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.split()[0] == "server"
+    assert "server 1 is left out: no connection" in shown.err
+    assert main(["top", "--address", both, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["num_sessions"] > 0
+    assert "no connection" in second["fault"]
+    assert main(["top", "--address", both]) == 0
+    assert "server 1 does not answer: no connection" in capsys.readouterr().out
+    assert main(["sessions", "--address", f"127.0.0.1:{quiet_port()}"]) == NO_ANSWER
