@@ -14,24 +14,8 @@ from tdserve.cli.main import cli, main
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *(
-        "serve",
-        "health",
-        "ls",
-        "info",
-        "keys",
-        "head",
-        "tail",
-        "versions",
-        "get",
-        "put",
-        "rm",
-        "adopt",
-        "import",
-        "stats",
-        "config",
-    ),
-    *("bench", "demo", "guide", "completion", "version"),
+    *("serve", "health", "ls", "info", "keys", "head", "tail", "versions", "get", "put", "rm", "adopt", "import"),
+    *("stats", "sessions", "top", "config", "bench", "demo", "guide", "completion", "version"),
 )
 
 
