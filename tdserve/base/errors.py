@@ -9,6 +9,7 @@
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name, near
+    │   ├── StoreMovedError           FAILED_PRECONDITION  name, server, move           retryable
     │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing  also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
@@ -142,6 +143,21 @@ class StoreNotFoundError(RequestError, LookupError):
     code = "NOT_FOUND"
     template = "there is no store {name!r}{near}; client.stores() lists the stores"
     defaults = {"name": "", "near": ""}
+
+
+class StoreMovedError(RequestError):
+    """The store has moved, or is moving, to another server of its cluster. The client of the cluster asks there."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = True
+    template = "store {name!r} is moving to another server; ask again"
+    defaults = {"name": "", "server": None, "move": ""}
+
+    def _message(self) -> str:
+        if self.fields["server"] is None:
+            return super()._message()
+        where = "store {name!r} has moved to server {server} of its cluster (move {move}); connect to all of them"
+        return where.format(**self.fields)
 
 
 class KeyNotFoundError(RequestError, KeyError):

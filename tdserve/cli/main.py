@@ -25,6 +25,7 @@ from tdserve.cli.keys import keys
 from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.put import put
+from tdserve.cli.rebalance import rebalance
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
 from tdserve.cli.sessions import sessions
@@ -46,6 +47,7 @@ COMMANDS = (
     get,
     put,
     rm,
+    rebalance,
     adopt,
     import_rows,
     stats,

@@ -97,6 +97,13 @@ class Inquiry(NamedTuple):
         """Opens a client, which imports torch."""
         return make_endpoint(self.address, self.token_file).connect(timeout_s=CONNECT_TIMEOUT_S)
 
+    def connect_cluster(self) -> ClusterClient:
+        """Opens a client of several servers. Raises UsageError if one is given."""
+        endpoint = make_endpoint(self.address, self.token_file)
+        if not is_of_cluster(endpoint.address):
+            raise click.UsageError(f"{endpoint.address} is one server; give all of them, as in a:7707,b:7707")
+        return cast("ClusterClient", endpoint.connect(timeout_s=CONNECT_TIMEOUT_S))
+
     def open_catalog(self) -> CatalogClient | ClusterClient:
         """Opens a client for commands that read no content; of one server it does not import torch."""
         return open_catalog_client(self.address, self.token_file)

@@ -1,16 +1,48 @@
-"""How far a command is that moves rows: on one line of a terminal, or now and then on a line of its own."""
+"""How far a command is that moves rows or files: on one line of a terminal, or now and then on a line of its own."""
 
 from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from tdserve.cli.render import escape_unprintable, format_nbytes
 
+if TYPE_CHECKING:
+    from tdserve.client.cluster.store_move import MoveProgress
+
 SHOWN_EVERY_S = 0.2
 LOGGED_EVERY_S = 5.0
+
+
+class ByteProgress:
+    """Shows on stderr, where that is a terminal, how far the move of a store is.
+
+    Args:
+        name: Of the store.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._name = escape_unprintable(name)
+        self._shown_s = 0.0
+
+    def show(self, progress: MoveProgress) -> None:
+        """Shows the state, unless it was shown a moment ago."""
+        now_s = time.monotonic()
+        if not self._is_shown or now_s - self._shown_s < SHOWN_EVERY_S:
+            return
+        self._shown_s = now_s
+        seen, total, copied = map(format_nbytes, progress[:3])
+        state = "clients wait" if progress.is_sealed else "in use"
+        click.echo(f"\r{self._name}: {seen} of {total}, {copied} copied, {state}\x1b[K", err=True, nl=False)
+
+    def end(self) -> None:
+        """Ends the line of the terminal."""
+        if self._is_shown and self._shown_s:
+            click.echo(err=True)
 
 
 class RowProgress:

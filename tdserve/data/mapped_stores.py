@@ -89,6 +89,14 @@ class MappedStore:
         """Whether the store still exists with the structure that is mapped."""
         return not self.generations.is_deleted and self.generations.structure == self.structure
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody uses these files any more: the store was deleted, or has moved."""
+        try:
+            return self.generations.is_deleted
+        except ClosedError:
+            return True
+
     def check_current(self) -> None:
         """Raises TransferAbortedError, which asks for a retry, if the store is no longer what was mapped."""
         if not self.is_current:
@@ -288,8 +296,14 @@ class OpenStores:
         return spec
 
     def find(self, uid: str) -> MappedStore | None:
-        """Returns the store of this incarnation if it is already mapped."""
-        return self._note_use(self._stores.get(uid))
+        """Returns the store of this incarnation if it is mapped; one that has moved away and back has other files."""
+        store = self._stores.get(uid)
+        if store is not None and store.is_gone:
+            with self._lock:
+                if self._stores.get(uid) is store:
+                    self._remove(uid)
+            return None
+        return self._note_use(store)
 
     def _note_use(self, store: MappedStore | None) -> MappedStore | None:
         if store is not None:
@@ -313,7 +327,7 @@ class OpenStores:
         spec = spec or self.get_spec(ref.fingerprint)
         with self._lock:
             store = self._stores.get(ref.uid)
-            if store is None or store.structure != ref.structure:
+            if store is None or store.structure != ref.structure or store.is_gone:
                 opened = self._open(ref, spec)
                 self._remove(ref.uid)
                 self._make_room(opened)

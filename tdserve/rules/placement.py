@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
@@ -17,8 +17,9 @@ OnShardLoss = Literal["redirect", "wait", "raise"]
 Shards = int | Literal["all"]
 """On how many servers a store is."""
 
-PlacementKind = Literal["replay", "queue", "keyed"]
-"""The kind of a store that several servers share."""
+PlacementKind = Literal["replay", "queue", "keyed", "moved"]
+"""The kind of a store that several servers share; or ``moved``: one server has all of it, but not the one with the
+record."""
 
 MAX_SERVERS = 4096
 
@@ -114,6 +115,7 @@ class PlacementRecord:
         capacity: Rows of all parts of a table.
         on_shard_loss: What a writer does while its shard does not answer.
         shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
+        move: Of a store that has moved: id of the move.
     """
 
     kind: PlacementKind
@@ -122,6 +124,7 @@ class PlacementRecord:
     capacity: int = 0
     on_shard_loss: OnShardLoss = "redirect"
     shard_by: tuple[str, ...] = ()
+    move: str = ""
 
     def __post_init__(self) -> None:
         for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
@@ -133,6 +136,22 @@ class PlacementRecord:
         if not self.servers or len(set(self.servers)) < len(self.servers):
             raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
         check_integer("capacity", self.capacity, 0)
+        if self.is_moved != bool(self.move) or (self.is_moved and self.num_shards > 1):
+            raise InvalidRequestError(argument="settings", reason=f"no move to one server: {self!r}")
+
+    @classmethod
+    def make_forward(cls, server: int, move: str) -> PlacementRecord:
+        """Returns the record of a store that has moved to a server."""
+        return cls("moved", (server,), move=move)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether one server has the whole store."""
+        return self.kind == "moved"
+
+    def replace_server(self, old: int, new: int) -> PlacementRecord:
+        """Returns the record once the part of one server is on another. Raises InvalidRequestError if that has one."""
+        return replace(self, servers=tuple(new if server == old else server for server in self.servers))
 
     @property
     def num_shards(self) -> int:

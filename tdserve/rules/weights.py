@@ -13,7 +13,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
@@ -354,6 +354,11 @@ class Versions:
                 for version, each in self._checksums.items()
             ],
         }
+
+    def rename_orders(self, names: Mapping[tuple[bytes, str], str]) -> None:
+        """Gives the orders of keys other names, by fingerprint and earlier name: another server has learnt them."""
+        for number, record in self._kept.items():
+            self._kept[number] = replace(record, order=names[record.fingerprint, record.order])
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Versions:

@@ -7,6 +7,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.descriptions import describe, describe_packed
+from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -53,6 +54,7 @@ class CatalogRequests:
             StoreNotFoundError, StoreNotCreatedError: As raised by ``Stores.wait``.
         """
         stores, deadline = self._stores, Deadline.after(request.timeout_s)
+        stores.seals.check_here(request.name)
         with self._held.admit_unary(must_wait=request.name not in stores.catalog):
             record = await stores.wait_visible(request.name, deadline)
             if record.packed and request.without_spec:  # else its files may be wanted, whose path is in there
@@ -74,12 +76,14 @@ class CatalogRequests:
         if request.near:
             return control_pb2.ListStoresResponse(names=catalog.find_names_around(request.near, request.page_size))
         names, after = catalog.list_page(request.prefix, after=request.page_token, size=request.page_size)
-        return control_pb2.ListStoresResponse(names=names, next_page_token=after)
+        here = (name for name in names if find_forward(catalog.get(name)) is None)
+        return control_pb2.ListStoresResponse(names=here, next_page_token=after)
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store, as ``TensorDict.keys`` lists them. Raises StoreNotFoundError."""
         stores = self._stores
         record = await stores.wait_visible(request.name, Deadline.after(0.0))
+        stores.seals.check_here(request.name)
         if record.packed:
             spec = stores.specs.get(record.fingerprint, record.order)
         else:

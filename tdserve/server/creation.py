@@ -79,10 +79,10 @@ class Creation:
         """
         name = wanted.name
         while self._stores.catalog.is_taken(name):
-            loader = 0 if name in self._stores.catalog else self._stores.find_loader(name)
-            is_filling = self._stores.is_being_filled(name, session)
-            if self._stores.is_loading(name, session, spec) and not is_filling:
-                return self._stores.get_loading(name, session)
+            loader = 0 if name in self._stores.catalog else self._stores.loading.find_loader(name)
+            is_filling = self._stores.loading.is_being_filled(name, session)
+            if self._stores.loading.is_begun(name, session, spec) and not is_filling:
+                return self._stores.loading.get(name, session)
             if not is_filling and (not loader or loader in self._sessions):
                 self._stores.catalog.check_free(name)
             await inline_tasks.ensure_task()
@@ -127,7 +127,7 @@ class Creation:
             StoreNotFoundError: This session has no such hidden store (any more).
             WrongStateError: Some of its rows are incomplete. Nothing was changed.
         """
-        store = self._stores.find_hidden(request.store, session)
+        store = self._stores.loading.find_hidden(request.store, session)
         if store is None or store.identity != request.identity:
             raise StoreNotFoundError(name=request.store)
         if request.gives_up:
@@ -176,7 +176,7 @@ class Creation:
             try:
                 made = await self._stores.create(wanted, spec, begin=begin)
             except StoreExistsError:
-                loader = self._stores.find_loader(name)
+                loader = self._stores.loading.find_loader(name)
                 if not request.exists_ok and (not loader or loader in self._sessions):
                     raise
                 # Another request was quicker. It may still be creating the files, and may fail. It does fail if its
@@ -229,7 +229,7 @@ class Creation:
 
     async def abandon(self, session: int) -> None:
         """Deletes the stores that a session, which has ended, has not finished filling."""
-        for store in self._stores.list_loading(session):
+        for store in self._stores.loading.list_of(session):
             await self._stores.delete(store)
 
 

@@ -67,6 +67,7 @@ class OpenedStore:
             none.
         is_outdated: Whether the table has got leaves since: another object, which shares its rules, has its place.
             Requests that have begun with this one may read, and commit the rows that they have reserved.
+        is_leaving: Whether it is being moved to another server: nobody claims rows any more.
     """
 
     record: StoreRecord
@@ -93,6 +94,7 @@ class OpenedStore:
     synced_version: int = 0
     used_at: int = 0
     is_outdated: bool = False
+    is_leaving: bool = False
 
     @property
     def name(self) -> str:

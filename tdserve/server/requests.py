@@ -26,6 +26,7 @@ from tdserve.server.catalog_requests import CatalogRequests
 from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
+from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.sessions.client_session import ClientSession, to_error
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.server.store_requests import StoreRequests
@@ -65,7 +66,7 @@ class Requests:
         stores: The server's stores.
         answers: Answers of committed requests.
         extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries,
-            store_requests, catalog: Handlers.
+            store_requests, catalog, moves: Handlers.
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
         syncing: Syncs writes that must be on the disk before they are answered.
@@ -94,6 +95,7 @@ class Requests:
         entries: KeyedEntries,
         store_requests: StoreRequests,
         catalog: CatalogRequests,
+        moves: MoveRequests,
         dead_values: DeadValues,
         held: AdmissionBudget,
         syncing: Syncing,
@@ -127,6 +129,7 @@ class Requests:
             "delete_store": store_requests.delete,
             "end_filling": store_requests.end_filling,
             "catalog": catalog.serve,
+            "move": moves.serve,
             "read": self._read,
             "write": self._write,
         }
@@ -239,23 +242,38 @@ class Requests:
                     await session.send_done(request, control_pb2.Done.FromString(answered))
                     return
                 self._answers.check_room(session.client_id)
-            if self._stores.is_long_to_open(name):
-                with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
-                    await inline_tasks.ensure_task()
-                    await self._stores.open_apart(name)
-            with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
-                done = await handler(session, request, asked)
-                if kind in _ONCE:
-                    await self._sync(kind, asked)
-                if done is not None:  # a client that does not read leaves its answers in memory
-                    with self._held.count_during(session, len(done.inline)):
-                        await session.send_done(request, done)
+            if kind == "move":
+                await self._handle(session, handler, kind, message)
+                return
+            name = name or getattr(asked, "name", "")
+            self._stores.seals.begin(name)
+            try:
+                await self._handle(session, handler, kind, message)
+            finally:
+                self._stores.seals.end(name)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
             elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
+
+    async def _handle(
+        self, session: ClientSession, handler: _Handler, kind: str, message: control_pb2.ClientMessage
+    ) -> None:
+        asked = getattr(message, kind)
+        name = getattr(asked, "store", "")
+        if self._stores.is_long_to_open(name):
+            with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+                await inline_tasks.ensure_task()
+                await self._stores.open_apart(name)
+        with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+            done = await handler(session, message.request, asked)
+            if kind in _ONCE:
+                await self._sync(kind, asked)
+            if done is not None:  # a client that does not read leaves its answers in memory
+                with self._held.count_during(session, len(done.inline)):
+                    await session.send_done(message.request, done)
 
     async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:
         """Waits until a write has reached the disk, if its store requires that before the answer, or may have."""

@@ -14,6 +14,7 @@ from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.movers.mover_context import MoverContext
+from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.traffic import Traffic
@@ -67,6 +68,7 @@ class Services:
     relays: Relays
     groups: Groups
     syncing: Syncing
+    moves: MoveRequests
     requests: Requests
 
 
@@ -85,11 +87,9 @@ def assemble(
     writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
-    claiming = Claiming(stores, answers, traffic=traffic)
-    samples = Samples(stores, rule_keys=rule_keys)
+    claiming, samples = Claiming(stores, answers, traffic=traffic), Samples(stores, rule_keys=rule_keys)
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
-    row_reads = RowReads(stores, samples)
-    versions = VersionSender(stores, traffic=traffic)
+    row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
     mover_context = MoverContext(stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
@@ -113,6 +113,7 @@ def assemble(
         relays=versions.relays,
         groups=groups,
         syncing=syncing,
+        moves=(moves := MoveRequests(stores, creation, syncing)),
         requests=Requests(
             stores,
             answers,
@@ -130,6 +131,7 @@ def assemble(
             entries=KeyedEntries(stores, answers, values_worker=values_worker),
             store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
             catalog=CatalogRequests(stores, held),
+            moves=moves,
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,

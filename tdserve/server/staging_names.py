@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tdserve.server.opened_store import OpenedStore
+from tdserve.store.moved_files import STAGING_FOLDER
 
 _VALUES_SUFFIX = ".values"
 
@@ -29,7 +30,7 @@ class StagingNames:
             yield ""
             return
         number = 0
-        while (path := str(store.folder / "staging" / f"{self._kind}{number}")) in self._in_use:
+        while (path := str(store.folder / STAGING_FOLDER / f"{self._kind}{number}")) in self._in_use:
             number += 1
         self._in_use.add(path)
         try:

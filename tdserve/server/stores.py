@@ -27,6 +27,7 @@ from tdserve.server.garbage import Garbage
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import list_dotted
 from tdserve.server.kinds.weights_kind import load_versions
+from tdserve.server.loading_stores import LoadingStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
 from tdserve.server.opening import LongOpening, begin_opening, open_new
@@ -34,6 +35,7 @@ from tdserve.server.packed_stores import PackedStores
 from tdserve.server.recovery.draw_records import forget_draw_records
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
+from tdserve.server.seals import Seals
 from tdserve.server.specs import Specs, make_keys
 from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.server.waiting import Waiters
@@ -67,6 +69,8 @@ class Stores:
     Attributes:
         packed: Those that nobody has used yet.
         opened: Those that are open.
+        loading: Those that sessions fill for the first time.
+        seals: Which of them serve nobody, because they move to another server.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
@@ -78,6 +82,7 @@ class Stores:
         self.catalog = Catalog()
         self.specs = Specs(db, self._iter_specs_in_use)
         self.packed = PackedStores(root, db, self.specs)
+        self.seals = Seals(self.catalog)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
@@ -85,7 +90,7 @@ class Stores:
         self._freeing: set[asyncio.Task[None]] = set()
         self._opening: dict[str, LongOpening] = {}  # stores that a thread is opening
         self.opened = OpenedStores()
-        self._loading: dict[int, set[str]] = {}  # by session, names of the stores that it fills for the first time
+        self.loading = LoadingStores(self.opened)
 
     def restore(self) -> None:
         """Reads the catalog, and removes stores that never became visible. Files are opened when a store is first used.
@@ -180,23 +185,6 @@ class Stores:
             generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
 
-    def get_loading(self, name: str, session: int) -> OpenedStore:
-        """Returns a store that this session is still filling for the first time. Raises StoreNotFoundError."""
-        store = self._find_own_loading(name, session)
-        if store is None:
-            raise StoreNotFoundError(name=name)
-        return store
-
-    def find_hidden(self, name: str, session: int) -> OpenedStore | None:
-        """Returns the store of this name that this session fills by several writes."""
-        store = self._find_own_loading(name, session)
-        return store if store is not None and store.is_hidden else None
-
-    def _find_own_loading(self, name: str, session: int) -> OpenedStore | None:
-        store = self.opened.get(name)
-        is_own = store is not None and store.record.loading and store.owner_session == session
-        return store if is_own else None
-
     def find_unpublished(self, name: str) -> OpenedStore | None:
         """Returns the weights store of this name that is invisible before its first version; None if there is none."""
         if self.opened.get(name) is None and self.catalog.is_taken(name):
@@ -206,16 +194,6 @@ class Stores:
                 self.opened.put(KINDS[record.kind].open(record, self))
         store = self.opened.get(name)
         return store if store is not None and store.record.loading and store.versions is not None else None
-
-    def is_loading(self, name: str, session: int, spec: Spec) -> bool:
-        """Returns whether this session has begun to fill a store with this name and structure by a single write."""
-        store = self._find_own_loading(name, session)
-        return store is not None and store.spec.fingerprint == spec.fingerprint and not store.is_hidden
-
-    def is_being_filled(self, name: str, session: int) -> bool:
-        """Returns whether a request of this session is now filling a store of this name for the first time."""
-        store = self._find_own_loading(name, session)
-        return store is not None and store.is_filling
 
     async def wait(self, name: str, deadline: Deadline) -> OpenedStore:
         """Returns the store of this name; waits until it exists.
@@ -281,7 +259,7 @@ class Stores:
         hidden = record.begin_incarnation(stored.nbytes, loading=True)
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
-            self._loading.setdefault(owner_session, set()).add(name)
+            self.loading.add(name, owner_session)
         folder = self.root.store_folder(hidden.name)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
@@ -295,7 +273,7 @@ class Stores:
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self.db.delete("stores", name.encode())
-            self._disown(name, owner_session)
+            self.loading.discard(name, owner_session)
             self.catalog.remove(name)  # last: the next store of this name uses the same folder
             self._wake(name)
             raise
@@ -326,8 +304,7 @@ class Stores:
 
         def show() -> None:
             self.catalog.add(record)
-            self._garbage.note_store()
-            self._wake(record.name)
+            self.announce(record.name)
 
         txn.show(show)
 
@@ -338,7 +315,7 @@ class Stores:
 
         def show() -> None:
             store.record = record
-            self._disown(store.name, store.owner_session)
+            self.loading.discard(store.name, store.owner_session)
             store.owner_session = 0
             self._show(store)
 
@@ -371,13 +348,13 @@ class Stores:
                 self.followers.pop(store.table.settings.policy, None)
         is_small = store.versions is None and store.count_bytes() <= MAX_FREED_LATER_BYTES
         self.opened.pop(store.name)
-        self._disown(store.name, store.owner_session)
+        self.loading.discard(store.name, store.owner_session)
         if store.generations is not None:
             store.generations.mark_deleted()
         self._remove(store.record)
         store.waiters.delete(store.name)
         self._wake(store.name)
-        freeing = asyncio.create_task(self._free(store.record.uid))
+        freeing = asyncio.create_task(self.free(store.record.uid))
         self._freeing.add(freeing)
         freeing.add_done_callback(self._freeing.discard)
         if not is_small:
@@ -387,7 +364,7 @@ class Stores:
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
 
-    async def _free(self, uid: str) -> None:
+    async def free(self, uid: str) -> None:
         """Frees the space of a deleted store."""
         await asyncio.to_thread(self.root.empty_trash, uid)
         await drop_store(self._workers, uid)
@@ -405,19 +382,10 @@ class Stores:
             self._decide_removal(record, txn)
         store = self.opened.pop(record.name)
         if store is not None:
-            self._disown(store.name, store.owner_session)
+            self.loading.discard(store.name, store.owner_session)
         self._remove(record)
         self.root.empty_trash(record.uid)
         self._wake(record.name)
-
-    def list_loading(self, session: int) -> list[OpenedStore]:
-        """Returns the stores that this session fills for the first time, without those whose files are being
-        created."""
-        return list(filter(None, map(self.opened.get, sorted(self._loading.get(session, ())))))
-
-    def find_loader(self, name: str) -> int:
-        """Returns the session that fills a store of this name for the first time; 0 if none does."""
-        return next((session for session, names in self._loading.items() if session > 0 and name in names), 0)
 
     def save_state(self, store: OpenedStore, txn: Transaction, state: object) -> None:
         """Saves what a store's rules need after a restart: counters and cursor, or versions."""
@@ -433,6 +401,11 @@ class Stores:
             if not waiters.num_waiting and self._changed.get(name) is waiters:
                 del self._changed[name]
 
+    def announce(self, name: str) -> None:
+        """Counts a store that has become visible, and wakes those that wait for it."""
+        self._garbage.note_store()
+        self._wake(name)
+
     def _wake(self, name: str) -> None:
         if name in self._changed:
             self._changed[name].wake()
@@ -447,13 +420,6 @@ class Stores:
                 if KINDS[record.kind].has_versions:
                     for fingerprint, order in self.get_versions(record).structures:
                         yield from make_keys(fingerprint, order)
-
-    def _disown(self, name: str, owner_session: int) -> None:
-        """Removes a store from those that a session fills."""
-        names = self._loading.get(owner_session, set())
-        names.discard(name)
-        if not names:
-            self._loading.pop(owner_session, None)
 
     def get_versions(self, record: StoreRecord) -> Versions:
         """Returns the versions of a weights store, opened or not."""
@@ -485,6 +451,10 @@ class Stores:
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
         """Records a store as never visible, so that it is removed even if a crash follows."""
         txn.put("stores", record.name.encode(), replace(record, loading=True).to_bytes())
+        self.forget_rules(record, txn)
+
+    def forget_rules(self, record: StoreRecord, txn: Transaction) -> None:
+        """Deletes all that is on record of a store's rules and of its unfinished writes."""
         txn.delete("states", record.uid.encode())
         txn.delete("packed", record.uid.encode())
         self.unfinished_writes.forget(record.uid, txn)

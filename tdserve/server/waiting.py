@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
+from tdserve.base.errors import DeadlineExceededError, StoreMovedError, StoreNotFoundError, TDServeError
 
 _State = TypeVar("_State")
 
@@ -68,7 +68,7 @@ class Waiters:
         self._is_serving = False
         self._is_changed = False  # since the last round over the lines began
         self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that this round has not reached
-        self._deleted_name: str | None = None
+        self._gone: TDServeError | None = None
 
     def wake(self) -> None:
         """Lets waiters try again soon; several changes in one turn of the loop count as one."""
@@ -79,18 +79,27 @@ class Waiters:
 
     def delete(self, name: str) -> None:
         """Ends all waits, present and future, with StoreNotFoundError: the store ``name`` was deleted."""
-        self._deleted_name = name
+        self._gone = StoreNotFoundError(name=name)
         self.wake()
+
+    def send_away(self, name: str) -> None:
+        """Ends all waits, present and future, with StoreMovedError: the store ``name`` moves to another server."""
+        self._gone = StoreMovedError(name=name)
+        self.wake()
+
+    def call_back(self) -> None:
+        """Ends ``send_away``: the store stays."""
+        self._gone = None
 
     @property
     def is_deleted(self) -> bool:
-        """Whether ``delete`` was called."""
-        return self._deleted_name is not None
+        """Whether nothing more is committed to the store: ``delete`` or ``send_away`` was called."""
+        return self._gone is not None
 
     def check_present(self) -> None:
-        """Raises StoreNotFoundError after ``delete``."""
-        if self._deleted_name is not None:
-            raise StoreNotFoundError(name=self._deleted_name)
+        """Raises StoreNotFoundError after ``delete``, and StoreMovedError after ``send_away``."""
+        if self._gone is not None:
+            raise type(self._gone)(**self._gone.fields)
 
     @property
     def num_waiting(self) -> int:

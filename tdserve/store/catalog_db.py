@@ -27,7 +27,7 @@ from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
 
-Table = Literal["stores", "specs", "states", "packed", "requests", "pending", "draws"]
+Table = Literal["stores", "specs", "states", "packed", "requests", "pending", "draws", "arriving"]
 
 TABLES: tuple[Table, ...] = get_args(Table)
 

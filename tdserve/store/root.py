@@ -35,7 +35,7 @@ _RUN_FILE = "run.json"
 _RUN_BYTES = 128
 """Size of the run file, for the same reason as ``_HOLDER_BYTES``."""
 _MAX_SHOWN_NAME = 60
-_SUBFOLDERS = ("catalog", "requests", "sessions", "stores")
+_SUBFOLDERS = ("arriving", "catalog", "requests", "sessions", "stores")
 
 
 class Root:
@@ -213,6 +213,25 @@ class Root:
             InvalidRequestError: The name is invalid.
         """
         return self.path / "stores" / check_store_name(name)
+
+    def arriving_folder(self, move: str) -> Path:
+        """Returns the folder of the files of a store that comes from another server, until it is visible.
+
+        Raises:
+            InvalidRequestError: It is no id of a move.
+        """
+        return self.path / "arriving" / check_store_name(move)
+
+    def list_arriving(self) -> list[Path]:
+        """Returns the folders of all stores that come from other servers."""
+        return list((self.path / "arriving").iterdir())
+
+    def take_arrived(self, name: str, move: str) -> None:
+        """Moves the files of a store that has come to where it has them. It is safe to repeat."""
+        arrived, folder = self.arriving_folder(move), self.store_folder(name)
+        if arrived.exists():
+            with convert_os_errors(folder):
+                arrived.rename(folder)
 
     def move_to_trash(self, name: str, uid: str) -> None:
         """Moves a store's folder away, so that the name is free at once and a crash leaves no incomplete store."""

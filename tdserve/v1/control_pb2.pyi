@@ -26,7 +26,7 @@ STORE_KIND_KEYED: StoreKind
 STORE_KIND_PLACEMENT: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "part", "channel_lost", "answered", "channel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "part", "channel_lost", "answered", "channel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class ClientMessage(_message.Message):
     DELETE_STORE_FIELD_NUMBER: _ClassVar[int]
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     END_FILLING_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
@@ -87,11 +88,12 @@ class ClientMessage(_message.Message):
     delete_store: DeleteStoreRequest
     catalog: CatalogRequest
     end_filling: EndFillingRequest
+    move: MoveRequest
     part: MessagePart
     channel_lost: ChannelLost
     answered: Answered
     channel: int
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., move: _Optional[_Union[MoveRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
 
 class Answered(_message.Message):
     __slots__ = ("below", "but_for")
@@ -756,7 +758,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "num_epochs")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "num_epochs", "moved")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -775,6 +777,7 @@ class Done(_message.Message):
     LEAST_MASS_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -793,7 +796,102 @@ class Done(_message.Message):
     least_mass: float
     priorities: bytes
     num_epochs: int
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ...) -> None: ...
+    moved: MoveAnswer
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("store", "uid", "move", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "place", "timeout_s")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    LIST_FILES_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    UNSEAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    SHOW_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    uid: str
+    move: str
+    list_files: bool
+    read: FileBlocks
+    seal: bool
+    unseal: bool
+    release: Released
+    receive: FileSizes
+    write: FileBlocks
+    complete: MovedStore
+    show: bool
+    place: str
+    timeout_s: float
+    def __init__(self, store: _Optional[str] = ..., uid: _Optional[str] = ..., move: _Optional[str] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., seal: bool = ..., unseal: bool = ..., release: _Optional[_Union[Released, _Mapping]] = ..., receive: _Optional[_Union[FileSizes, _Mapping]] = ..., write: _Optional[_Union[FileBlocks, _Mapping]] = ..., complete: _Optional[_Union[MovedStore, _Mapping]] = ..., show: bool = ..., place: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("server", "move")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    move: str
+    def __init__(self, server: _Optional[int] = ..., move: _Optional[str] = ...) -> None: ...
+
+class MoveAnswer(_message.Message):
+    __slots__ = ("files", "blocks", "store", "uid")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    files: FileSizes
+    blocks: FileBlocks
+    store: MovedStore
+    uid: str
+    def __init__(self, files: _Optional[_Union[FileSizes, _Mapping]] = ..., blocks: _Optional[_Union[FileBlocks, _Mapping]] = ..., store: _Optional[_Union[MovedStore, _Mapping]] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class FileSizes(_message.Message):
+    __slots__ = ("paths", "nbytes")
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedScalarFieldContainer[bytes]
+    nbytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, paths: _Optional[_Iterable[bytes]] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FileBlocks(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[FileBlock]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[FileBlock, _Mapping]]] = ...) -> None: ...
+
+class FileBlock(_message.Message):
+    __slots__ = ("path", "offset", "nbytes", "digest", "content")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    path: bytes
+    offset: int
+    nbytes: int
+    digest: bytes
+    content: bytes
+    def __init__(self, path: _Optional[bytes] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class MovedStore(_message.Message):
+    __slots__ = ("record", "state", "specs", "orders", "draws")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    state: bytes
+    specs: _containers.RepeatedCompositeFieldContainer[_spec_pb2.Spec]
+    orders: _containers.RepeatedScalarFieldContainer[str]
+    draws: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., state: _Optional[bytes] = ..., specs: _Optional[_Iterable[_Union[_spec_pb2.Spec, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., draws: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CatalogRequest(_message.Message):
     __slots__ = ("describe_store", "list_stores", "list_keys")

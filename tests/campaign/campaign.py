@@ -9,6 +9,7 @@ which is the point.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -38,6 +39,10 @@ from tests.processes import (
 )
 
 VICTIMS = ("control", "worker", "fork server", "client", "server")
+"""What is killed. With three servers a process that moves stores between them is killed too."""
+
+MOVER = "mover"
+
 TRANSPORTS = ("gloo", "shm", "gloo", "shm")
 """Transports of the clients that work at the same time."""
 
@@ -65,6 +70,8 @@ class Campaign:
         ]
         self._clients: list[subprocess.Popen[str]] = []
         self._num_clients = 0
+        self._mover: subprocess.Popen[str] | None = None
+        self._victims = (*VICTIMS, MOVER) if num_servers > 2 else VICTIMS
         self.kills: Counter[str] = Counter()
 
     def run(self, num_kills: int) -> Report:
@@ -78,21 +85,25 @@ class Campaign:
                 client.memmap(make_slots(0, NUM_SLOTS), SLOTS)
                 client.memmap(TensorDict({"x": torch.zeros(3)}, [3]), KEYS)
             self._clients = [self._start_client(place) for place in range(len(TRANSPORTS))]
+            if MOVER in self._victims:
+                self._mover = self._start_mover()
             self._await_progress()
             for number in range(num_kills):
-                if number % len(VICTIMS) == 0:
-                    order = self._random.sample(VICTIMS, len(VICTIMS))
-                self._kill(order[number % len(VICTIMS)])
+                if number % len(self._victims) == 0:
+                    order = self._random.sample(self._victims, len(self._victims))
+                self._kill(order[number % len(self._victims)])
                 self._await_progress()
-            for process in self._clients:
+            for process in self._list_processes():
                 process.communicate(timeout=RECOVERY_S)
             for server in self._servers:
                 server.shutdown()
                 server.start()
             with tdserve.connect(self._address, transport=check_transport(self._random.choice(TRANSPORTS))) as client:
-                return check(client, self._histories)
+                report = check(client, self._histories)
+                report.counts.update(self._count_moves())
+                return report
         finally:
-            for process in self._clients:
+            for process in self._list_processes():
                 _end(process)
             for server in self._servers:
                 server.shutdown()
@@ -107,13 +118,23 @@ class Campaign:
         self._num_clients += 1
         transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
         arguments = [self._address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.lent.program", "tests.campaign.client", *map(str, arguments)],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        return _start("tests.campaign.client", *arguments)
+
+    def _start_mover(self) -> subprocess.Popen[str]:
+        return _start("tests.campaign.mover", self._address, self._moves, self.kills[MOVER])
+
+    @property
+    def _moves(self) -> Path:
+        return self._histories / "moves.txt"
+
+    def _count_moves(self) -> Counter[str]:
+        if self._mover is None:
+            return Counter()
+        moves = [json.loads(line) for line in self._moves.read_text().splitlines()]
+        return Counter(f"moves: {each['outcome'].partition(':')[0] or 'already there'}" for each in moves)
+
+    def _list_processes(self) -> list[subprocess.Popen[str]]:
+        return [*self._clients, *([] if self._mover is None else [self._mover])]
 
     def _kill(self, victim: str) -> None:
         self.kills[victim] += 1
@@ -122,6 +143,11 @@ class Campaign:
             os.kill(copy_for(self._clients[place].pid), signal.SIGKILL)
             _end(self._clients[place])
             self._clients[place] = self._start_client(place)
+            return
+        if victim == MOVER and self._mover is not None:
+            os.kill(copy_for(self._mover.pid), signal.SIGKILL)
+            _end(self._mover)
+            self._mover = self._start_mover()
             return
         server = self._random.choice(self._servers)
         find = {"worker": workers_of, "fork server": fork_servers_of}.get(victim)
@@ -165,6 +191,17 @@ class Campaign:
                 "produce",
             )
         )
+
+
+def _start(module: str, *arguments: object) -> subprocess.Popen[str]:
+    """Starts a process that ends when its standard input closes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.lent.program", module, *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _end(process: subprocess.Popen[str]) -> None:

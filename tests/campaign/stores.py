@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 import tdserve
+from tdserve.client.cluster.cluster_client import ClusterClient
 
 TABLES = ("claimed", "asked", "chats")
 """A plain ring that local clients fill by claims, one for which every extend is requested, and one with values."""
@@ -19,8 +22,19 @@ KEYS = "keys"
 """Name of the store whose keys change by whole tensordicts."""
 
 QUEUE = "jobs"
+WEIGHTS = "weights"
 BODY = 24
 """Numbers in a row's body, all computed from the row's identity, so that a torn row shows."""
+
+
+def choose_shards(client: tdserve.Client) -> Any:
+    """Returns on how many servers tables and the queue are: of three, on two, so that parts can move to the third."""
+    return 2 if isinstance(client, ClusterClient) and len(client.members) > 2 else "all"
+
+
+def list_movable() -> list[str]:
+    """Returns the stores, and parts of shared ones, that a server can hand over to another."""
+    return [WEIGHTS, SLOTS, KEYS, *(f"{name}#{shard}" for name in (*TABLES, QUEUE) for shard in range(2))]
 
 
 def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
@@ -32,7 +46,7 @@ def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
             like=like[name],
             capacity=CAPACITY,
             sampler=tdserve.Prioritized() if name == "asked" else None,
-            shards="all",
+            shards=choose_shards(client),
             exists_ok=True,
         )
         for name in TABLES
@@ -42,7 +56,7 @@ def open_tables(client: tdserve.Client) -> dict[str, tdserve.ReplayHandle]:
 def open_queue(client: tdserve.Client) -> tdserve.QueueHandle:
     """Opens the queue; the first client creates it."""
     like = TensorDict({"job": torch.tensor(0)}, [])
-    return client.create_queue(QUEUE, like=like, max_size=6_000, shards="all", exists_ok=True)
+    return client.create_queue(QUEUE, like=like, max_size=6_000, shards=choose_shards(client), exists_ok=True)
 
 
 def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:

@@ -11,9 +11,9 @@ from tests.campaign.campaign import VICTIMS, Campaign
 pytestmark = pytest.mark.integration
 
 
-def check_campaign(folder: Path, num_kills: int, seed: int) -> None:
+def check_campaign(folder: Path, num_kills: int, seed: int, num_servers: int = 1) -> None:
     """Runs one; fails with what was lost, doubled or torn."""
-    campaign = Campaign(folder, seed=seed)
+    campaign = Campaign(folder, seed=seed, num_servers=num_servers)
     report = campaign.run(num_kills)
     assert campaign.kills.total() == num_kills
     assert report.faults == []
@@ -38,3 +38,11 @@ def test_campaign_when_one_of_each_kind_is_killed_then_nothing_acknowledged_is_l
 @pytest.mark.timeout(7200)
 def test_campaign_when_two_hundred_are_killed_then_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     check_campaign(tmp_path, 200, seed=1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_campaign_when_three_servers_are_killed_while_stores_move_then_nothing_acknowledged_is_lost(
+    tmp_path: Path,
+) -> None:
+    check_campaign(tmp_path, 60, seed=2, num_servers=3)

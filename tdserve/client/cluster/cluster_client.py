@@ -7,7 +7,9 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
+from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.part_creation import delete_parts
@@ -15,6 +17,7 @@ from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_shar
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, move_store
 from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -308,6 +311,66 @@ class ClusterClient:
             except WrongStateError as error:  # it was not returned by that client
                 failure = error
         raise failure
+
+    # ------------------------------------------------------------ places
+
+    def find_server(self, name: str) -> int:
+        """Returns the number of the server that has a store, or will have it; of a shared one, its record."""
+        return self.directory.find(name).server
+
+    def rebalance(
+        self,
+        name: str,
+        server: int | None = None,
+        *,
+        timeout_s: float = REBALANCE_TIMEOUT_S,
+        on_progress: OnProgress = lambda _: None,
+    ) -> int:
+        """Moves a store, or a part of a shared one (``"name#2"``), to another server, while others use it.
+
+        All of it moves: row numbers, generations, versions, counters, kept draws. Its files are copied while it serves.
+        Then its clients wait for the time that the last changes take, about a second per gigabyte of the store, and go
+        on at the other server; to what they have under way the move is what a restart of the server is. A record of
+        where it is stays behind. Moves of one store are made one at a time. Threads: safe.
+
+        Args:
+            server: Number of the server; None: the one that the name's hash chooses, as for a new store.
+            timeout_s: For all of it. Nothing has moved when it is over.
+            on_progress: Called after each request, with the bytes looked at and copied.
+
+        Returns:
+            The number of the server that has it now; nothing is done if it was there.
+
+        Raises:
+            NotSupportedError: It cannot move: an adopted store, one of a table and its policy.
+            StoreExistsError: The other server has a store of this name.
+            DeadlineExceededError: A client has begun to write and did not end in time; nothing was moved.
+        """
+        return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
+
+    def plan_drain(self, server: int) -> list[tuple[str, int]]:
+        """Returns the stores, and parts of shared ones, of a server, each with the server that would have it if this
+        one did not exist. Records of where stores are stay."""
+        client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
+        kinds = {name: client.describe(name).kind for name in client.stores()}
+        stores = [name for name, kind in kinds.items() if kind != "placement"]
+        return [(name, choose_refuge(self.directory, name, server)) for name in stores]
+
+    def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
+        """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.
+
+        New stores still come to it: its number stays one of the cluster's.
+
+        Args:
+            timeout_s: For each store.
+
+        Returns:
+            Names of the stores that have moved.
+        """
+        planned = self.plan_drain(server)
+        for name, target in planned:
+            self.rebalance(name, target, timeout_s=timeout_s)
+        return [name for name, _ in planned]
 
     # ------------------------------------------------------------ figures
 

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreMovedError
 from tdserve.client.client import Client
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
@@ -54,9 +56,25 @@ class ClusterServers:
         self.address = membership.text
         self.timeout_s = check_wait_s(recipe.of_client.timeout_s)
         self.numpy = recipe.of_client.numpy
-        self.members = Members(membership, lambda address: recipe.make_client(address, membership.token))
-        self.directory = Directory(self.members)
+        self.members = Members(membership, self._make_client)
+        self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
         self._executor: ThreadPoolExecutor | None = None
+
+    def _make_client(self, address: str) -> Client:
+        client = self.recipe.make_client(address, self.members.membership.token)
+        client.find_moved = self.find_moved
+        client.catalog.find_moved = lambda error, deadline: self.find_moved(error, deadline).catalog
+        return client
+
+    def find_moved(self, error: StoreMovedError, deadline: Deadline) -> Client:
+        """Finds the client of the server that has a store now which another one has refused with this error.
+
+        Raises:
+            StoreMovedError: The move has not ended in time.
+            ConnectError: A server that knows where it is does not answer.
+        """
+        self.directory.forget(error.name)
+        return self.members.get(self.directory.find(error.name, deadline).server)
 
     @property
     def is_closed(self) -> bool:

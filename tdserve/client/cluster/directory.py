@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
-from tdserve.base.errors import StoreNotFoundError, WrongStateError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreMovedError, StoreNotFoundError, WrongStateError
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
@@ -30,27 +35,57 @@ class Place(NamedTuple):
     placement: PlacementRecord | None = None
 
 
-class Directory:
-    """The places of stores, as one client knows them. Threads: safe."""
+LOOK_AGAIN_S = 0.02
+"""Pause before it is asked again where a store is that is being moved."""
 
-    def __init__(self, members: Members) -> None:
+
+_Answer = StoreDescription | StoreMovedError | None
+
+
+class Directory:
+    """The places of stores, as one client knows them. Threads: safe.
+
+    Args:
+        members: The servers.
+        begin_wait: Returns the deadline of a wait for a store that is being moved.
+    """
+
+    def __init__(self, members: Members, begin_wait: Callable[[], Deadline]) -> None:
         self._members = members
+        self._begin_wait = begin_wait
         self._lock = Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._missed: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def num_servers(self) -> int:
+        """Number of servers, alive or not."""
+        return len(self._members)
 
     def get_owner(self, name: str) -> int:
         """Returns the server that decides whether a store of this name may be created."""
         return choose_owner(name, len(self._members))
 
-    def find(self, name: str) -> Place:
+    def find(self, name: str, deadline: Deadline | None = None) -> Place:
         """Returns the place of a store; of one that does not exist, where it will be created.
+
+        Args:
+            deadline: Of the wait for one that is being moved; None: the client's default.
 
         Raises:
             ConnectError: The owner does not answer, and no other server has it.
+            StoreMovedError: It is still being moved.
         """
         known = self._places.get(name)
-        return known if known is not None else self._search(name)
+        while known is None:
+            try:
+                known = self._search(name)
+            except StoreMovedError:
+                deadline = deadline or self._begin_wait()
+                if deadline.expired:
+                    raise
+                time.sleep(LOOK_AGAIN_S)
+        return known
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> tuple[StoreDescription, Place]:
         """Describes a store, or the record that its owner has of it; waits for one that does not exist yet.
@@ -64,7 +99,7 @@ class Directory:
         except StoreNotFoundError:
             self.forget(name)
             raise
-        place = self._follow(name, place.server, found)
+        place = self._remember(name, place.server, found)
         return found, place
 
     def forget(self, name: str) -> None:
@@ -91,23 +126,56 @@ class Directory:
                 _drop_oldest(self._missed)
         return Place(owner)
 
-    def _ask(self, servers: list[int], name: str) -> tuple[dict[int, StoreDescription | None], bool]:
+    def _ask(self, servers: list[int], name: str) -> tuple[dict[int, _Answer], bool]:
         calls = {server: partial(self._ask_server, server, name) for server in servers}
         found, lost = self._members.ask_all(calls, reach_s=REACH_S)
         return found, bool(lost)
 
-    def _ask_server(self, server: int, name: str) -> StoreDescription | None:
-        return self._members.get(server).catalog.find(name)
+    def _ask_server(self, server: int, name: str) -> _Answer:
+        try:
+            return self._members.get(server).catalog.find(name)
+        except StoreMovedError as error:
+            if error.server is None:
+                raise
+            return error
 
-    def _follow(self, name: str, server: int, found: StoreDescription) -> Place:
+    def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError) -> Place:
+        """Returns where a store is, by what a server has answered: it, or to which server it has moved."""
+        for _ in range(len(self._members) + 1):
+            if not isinstance(found, StoreMovedError):
+                return self._remember(name, server, found)
+            moved = found
+            self._check_server(name, moved.server)
+            asked, lost = self._ask([moved.server], name)
+            if lost:
+                return Place(moved.server)
+            answer = asked[moved.server]
+            if not isinstance(answer, StoreDescription):
+                self._show(name, moved)
+                answer = self._ask_server(moved.server, name)
+            if answer is None:  # it was deleted there
+                request_step(self._members.get(server), name, place="")
+                return Place(self.get_owner(name))
+            server, found = moved.server, answer
+        raise StoreMovedError(name=name)  # it has moved on faster than it was followed
+
+    def _show(self, name: str, moved: StoreMovedError) -> None:
+        """Makes the server to which a store has moved show it, if whoever has moved it did not come so far."""
+        with suppress(StoreNotFoundError):
+            request_step(self._members.get(moved.server), name, move=moved.move, show=True)
+
+    def _check_server(self, name: str, server: int) -> None:
+        if server >= len(self._members):
+            state = f"{name!r} is on server {server} of more than the {len(self._members)} given here"
+            raise WrongStateError(state=state, event="finding it")
+
+    def _remember(self, name: str, server: int, found: StoreDescription) -> Place:
         """Remembers where a store is, by what a server has said about it."""
         place = Place(server)
         if found.kind == "placement":
             placement = PlacementRecord.from_json(found.settings)
             for shard_server in placement.servers:
-                if shard_server >= len(self._members):
-                    state = f"{name!r} is on server {shard_server} of more than the {len(self._members)} given here"
-                    raise WrongStateError(state=state, event="finding it")
+                self._check_server(name, shard_server)
             place = Place(server, placement)
         with self._lock:
             self._places[name] = place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from tdserve.base.errors import StoreExistsError, TDServeError
@@ -16,22 +17,31 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
+def record_placement(
+    cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool
+) -> PlacementRecord:
     """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
     record waits for parts that do not exist yet.
+
+    Returns:
+        The record; of a store that exists, with the servers to which its parts have moved.
 
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
         ConnectError: The owner, or the server of a shard, does not answer. Nothing was created.
     """
     _check_answers(cluster.members, placement)
+    cluster.directory.forget(name)
     place = cluster.directory.find(name)
+    if exists_ok and place.placement is not None and place.placement.num_shards == placement.num_shards:
+        placement = replace(placement, servers=place.placement.servers)
     client = cluster.members.get(place.server)
     empty = capture({}, store=name)
     request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
     request.settings = placement.to_json()
     create_store(client, request, empty.spec)
     cluster.directory.forget(name)
+    return placement
 
 
 def create_parts(
@@ -51,7 +61,7 @@ def create_parts(
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile; then the store lacks a part until it is created again with ``exists_ok``, or deleted.
     """
-    record_placement(cluster, name, placement, exists_ok=exists_ok)
+    placement = record_placement(cluster, name, placement, exists_ok=exists_ok)
 
     def create(shard: int, server: int) -> None:
         create_part(shard, cluster.members.get(server))

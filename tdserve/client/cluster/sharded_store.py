@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, StoreNotFoundError, TransportError
+from tdserve.base.errors import ConnectError, StoreMovedError, StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.session.by_address import get_process_client
@@ -77,7 +78,11 @@ class ShardedStore:
         kept = self._handles.get(shard)
         if kept is not None and kept[0] is client:
             return kept[1]
-        found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
+        try:
+            found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
+        except StoreMovedError:  # or is being moved
+            self._find_part(shard)
+            return self.get_part(shard, timeout_s)
         if found is None:
             if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
                 raise StoreNotFoundError(name=self.name)
@@ -85,6 +90,22 @@ class ShardedStore:
         handle = client.open_handle(found)
         self._handles[shard] = (client, handle)
         return handle
+
+    def _find_part(self, shard: int) -> None:
+        """Finds the server to which a part has moved."""
+        directory, part = self._cluster.directory, name_part(self.name, shard)
+        directory.forget(part)
+        servers = list(self.placement.servers)
+        servers[shard] = directory.find(part).server
+        self.placement = replace(self.placement, servers=tuple(servers))
+
+    def _read_placement(self) -> None:
+        """Reads where the parts are: one may have moved before its server was lost."""
+        self._cluster.directory.forget(self.name)
+        with suppress(TransportError):
+            placement = self._cluster.directory.find(self.name).placement
+            if placement is not None and placement.num_shards == self.num_shards:
+                self.placement = placement
 
     def list_live(self) -> list[int]:
         """Returns the shards whose servers answered when they were last asked."""
@@ -153,6 +174,8 @@ class ShardedStore:
 
     def _note_left_out(self) -> None:
         lost = set(self._cluster.members.lost)
+        if not lost.isdisjoint(self.placement.servers) and not self._left_out:
+            self._read_placement()
         left_out = frozenset(shard for shard, server in enumerate(self.placement.servers) if server in lost)
         if left_out - self._left_out:
             _log.warning("store %r goes on without shards %s, until their servers answer", self.name, sorted(left_out))

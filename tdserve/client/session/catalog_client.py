@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     ForkedClientError,
     InvalidRequestError,
+    StoreMovedError,
     StoreNotCreatedError,
     StoreNotFoundError,
     TDServeError,
@@ -49,12 +50,19 @@ class Once(Enum):
 ONCE: Final = Once.ONCE
 
 
+FindMoved = Callable[[StoreMovedError, Deadline], "CatalogClient"]
+"""Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
+
 AskSession = Callable[[str, Any, float], Any]
 """A method of the server, its request, and the seconds that it may take, to its response, or None."""
 
 
 def _ask_no_session(method: str, request: object, timeout_s: float) -> None:
     return None
+
+
+def _find_no_server(error: StoreMovedError, deadline: Deadline) -> CatalogClient:
+    raise error
 
 
 class CatalogClient:
@@ -75,6 +83,7 @@ class CatalogClient:
         missing_names: Warnings and errors about stores that do not exist.
         requests: Numbers of the client's requests.
         ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
+        find_moved: Finds the client to which calls about a store that has moved go on.
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
@@ -88,6 +97,7 @@ class CatalogClient:
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
         self.ask_session: AskSession = _ask_no_session
+        self.find_moved: FindMoved = _find_no_server
 
     @property
     def is_inherited(self) -> bool:
@@ -224,6 +234,9 @@ class CatalogClient:
             return self._ask(method, request, timeout_s=timeout_s)
         except StoreNotFoundError as error:
             raise self.missing_names.explain(error, timeout_s) from None
+        except StoreMovedError as error:  # or is being moved
+            deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+            return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         self.check_usable()

@@ -73,6 +73,7 @@ class Session:
         device_failure: Why the attempt to open a channel from device to device failed.
         local: Its local end, if the client reads and writes the server's files itself.
         why_not_local: Why it has none, if the client asked for one; else "".
+        requests: Numbers of its client's requests.
         groups: Receives the events of groups.
         relays: Passes versions on to other clients.
         known_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
@@ -104,7 +105,7 @@ class Session:
         self.address = connection.address
         self.known_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
-        self._requests = requests
+        self.requests = requests
         self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self._give_up)
         self._open = OpenRequests(greeting)
@@ -175,7 +176,7 @@ class Session:
         pending = Pending(on_answer, on_silence=on_silence, on_permit=on_permit, on_announced=on_announced)
         pending.content_channel = content_channel
         self._open.add(request, pending, free)
-        message = control_pb2.ClientMessage(request=request, answered=self._requests.report_with(request), **body)
+        message = control_pb2.ClientMessage(request=request, answered=self.requests.report_with(request), **body)
         if content_channel is not None:
             message.channel = content_channel.number
         try:

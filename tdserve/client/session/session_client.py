@@ -19,6 +19,7 @@ from tdserve.base.errors import (
     ConnectError,
     InvalidRequestError,
     ServerBusyError,
+    StoreMovedError,
     TDServeError,
     TransferAbortedError,
     TransportError,
@@ -90,6 +91,14 @@ class Recipe:
         )
 
 
+FindMoved = Callable[[StoreMovedError, Deadline], "SessionClient"]
+"""Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
+
+
+def _find_no_server(error: StoreMovedError, deadline: Deadline) -> SessionClient:
+    raise error
+
+
 class SessionClient:
     """A client with sessions: numbered requests that are retried over new sessions until their deadline.
 
@@ -100,6 +109,7 @@ class SessionClient:
         known_stores: Stores that were read by name.
         step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.
+        find_moved: Finds the client to which calls about a store that has moved go on.
     """
 
     def __init__(
@@ -128,6 +138,7 @@ class SessionClient:
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
         self.step_counts = StepCounts()
+        self.find_moved: FindMoved = _find_no_server
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None
@@ -186,6 +197,19 @@ class SessionClient:
             TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: The server's answer.
         """
+        try:
+            return self._call_here(attempt, deadline, request)
+        except StoreMovedError as error:
+            if not _has_moved(error):
+                raise
+            # It was refused for good: no earlier attempt has carried it out either.
+            elsewhere = self.find_moved(error, deadline)
+            moved = None if request is None else elsewhere.requests.begin_write(deadline)
+            return elsewhere.call(attempt, deadline, request=moved)
+
+    def _call_here(
+        self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, request: int | None
+    ) -> _Result:
         take_number = self.requests.take_number if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
@@ -208,8 +232,8 @@ class SessionClient:
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
-                except ServerBusyError:
-                    if _is_over(deadline, backoff_s) or _is_cancelled():
+                except (ServerBusyError, StoreMovedError) as error:
+                    if _has_moved(error) or _is_over(deadline, backoff_s) or _is_cancelled():
                         raise
                     self.requests.report_again()
                 except TDServeError as error:
@@ -409,6 +433,11 @@ class SessionClient:
         for sender in list(self.senders):
             with suppress(TDServeError):
                 sender.close(deadline)
+
+
+def _has_moved(error: TDServeError) -> bool:
+    """Returns whether another server has the store of a request; while it is being moved, this one is asked again."""
+    return isinstance(error, StoreMovedError) and error.server is not None
 
 
 def _has_to_wait(request: Any) -> bool:

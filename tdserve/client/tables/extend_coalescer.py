@@ -236,7 +236,9 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
                 message.keys.extend(content_pb2.Path(parts=path) for path in paths)
             nonlocal is_first
             if claim_request is not None:
-                claim_request.session, message.wished_claim = session, claim_request.num_rows
+                # A session of another client, to whose server the table has moved, numbers its requests otherwise.
+                is_own = session.requests is self._client.requests
+                claim_request.session, message.wished_claim = session, claim_request.num_rows if is_own else 0
             elif is_first and not session.mover.takes_claims:
                 message.wished_claim = self._claim_policy.compute_wish(request.num_rows)
             is_first = False

@@ -14,6 +14,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     ServerBusyError,
+    StoreMovedError,
     TDServeError,
     TransferAbortedError,
     TransportError,
@@ -99,12 +100,12 @@ def write(
         except TDServeError as error:
             pending.withdraw()
             if pending.has_failed:
-                sent.mark_refused(client.requests.newest)
+                sent.mark_refused(session.requests.newest)
             else:  # the peer may still read posted content: it must not see the caller's next one
                 sent.give_up(error)
             raise
         if is_retry:  # the server may answer before all was sent, as to the first attempt
-            sent.mark_refused(client.requests.newest)
+            sent.mark_refused(session.requests.newest)
         else:
             sent.mark_taken(request)
         return done
@@ -306,7 +307,7 @@ class _EarlyWrite:
         except TDServeError as error:
             sent.mark_refused(requests.newest)
             session.forget(request)
-            if isinstance(error, (TransportError, ServerBusyError)):
+            if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
                 self._retry()
                 return
             self.future.set_exception(error)

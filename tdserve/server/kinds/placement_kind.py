@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path as FilePath
 
 from tdserve.base.errors import InvalidSpecError
@@ -12,8 +13,29 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.structure.tree import Spec
+from tdserve.structure.tree import Node, Spec
 from tdserve.v1 import control_pb2
+
+_EMPTY = Spec(Node((), None, None, None, ()))
+
+
+def make_placement(name: str, placement: PlacementRecord) -> tuple[StoreRecord, Spec]:
+    """Returns the record of where a store is, as a store's, and its structure, which is empty."""
+    record = StoreRecord(
+        name=name, kind="placement", uid="", fingerprint=_EMPTY.fingerprint, num_rows=1, settings=placement.to_json()
+    )
+    return record, _EMPTY
+
+
+def read_placement(record: StoreRecord) -> PlacementRecord | None:
+    """Returns where a store is, if this record says that."""
+    return PlacementRecord.from_json(record.settings) if record.kind == PlacementKind.name else None
+
+
+def find_forward(record: StoreRecord) -> PlacementRecord | None:
+    """Returns which server has a store that has moved, if this record is of one."""
+    placement = read_placement(record)
+    return placement if placement is not None and placement.is_moved else None
 
 
 class PlacementKind(StoreKind):
@@ -24,10 +46,7 @@ class PlacementKind(StoreKind):
     def make_record(self, asked: control_pb2.CreateStoreRequest, spec: Spec, stores: KindStores) -> StoreRecord:
         if spec.root.entries:
             raise InvalidSpecError(store=asked.name, reason="a record of a placement has no content")
-        settings = PlacementRecord.from_json(asked.settings).to_json()
-        return StoreRecord(
-            name=asked.name, kind=self.name, uid="", fingerprint=spec.fingerprint, num_rows=1, settings=settings
-        )
+        return make_placement(asked.name, PlacementRecord.from_json(asked.settings))[0]
 
     def may_be_packed(self, record: StoreRecord, spec: Spec) -> bool:
         """Returns True: nobody uses its files."""
@@ -37,6 +56,9 @@ class PlacementKind(StoreKind):
         folder, spec = stores.root.store_folder(record.name), stores.specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, spec, folder, generations=generations)
+
+    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
+        return "it has parts on several servers, each of which moves by its own name"
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
         """Repairs nothing: all of it is in the catalog."""

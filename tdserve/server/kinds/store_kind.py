@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol
 
@@ -101,6 +101,28 @@ class StoreKind(ABC):
         """Returns two functions: one restores a store's rules, in any thread, the other opens it with them.
         Raises CorruptDataError."""
         return lambda: None, lambda _: self.open(record, stores)
+
+    # ------------------------------------------------------------ moving
+
+    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
+        """Returns why a store cannot move to another server; "" if it can.
+
+        Args:
+            records: Those of all stores of this server.
+        """
+        return f"its tensors lie in {record.adopted}" if record.adopted else ""
+
+    def get_state(self, store: OpenedStore) -> dict[str, Any]:
+        """Returns what the rules of a store need after a restart, or on another server."""
+        return {}
+
+    def rename_orders(self, state: dict[str, Any], names: Mapping[tuple[bytes, str], str]) -> dict[str, Any]:
+        """Returns the state with other names of the orders of keys; see ``Specs.learn``.
+
+        Args:
+            names: By fingerprint and earlier name.
+        """
+        return state
 
     # ------------------------------------------------------------ description
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -115,6 +116,13 @@ class TableKind(StoreKind):
             return store
 
         return make, finish
+
+    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
+        policy = Settings.from_json(record.settings).policy
+        return f"it follows the versions of {policy!r} on this server" if policy else ""
+
+    def get_state(self, store: OpenedStore) -> dict[str, Any]:
+        return store.get_table_state()
 
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)

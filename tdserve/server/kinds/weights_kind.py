@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
+from typing import Any
 
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.settings import Settings
 from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.opened_store import OpenedStore
@@ -40,6 +43,19 @@ class WeightsKind(StoreKind):
         store = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
         store.hold_newest()
         return store
+
+    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
+        tables = (each for each in records if each.capacity and record.name in each.settings)
+        followers = (each.name for each in tables if Settings.from_json(each.settings).policy == record.name)
+        return next((f"table {name!r} of this server follows its versions" for name in followers), "")
+
+    def get_state(self, store: OpenedStore) -> dict[str, Any]:
+        return store.get_versions().get_state()
+
+    def rename_orders(self, state: dict[str, Any], names: Mapping[tuple[bytes, str], str]) -> dict[str, Any]:
+        versions = Versions.restore(state)
+        versions.rename_orders(names)
+        return versions.get_state()
 
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)

@@ -132,7 +132,6 @@ class KeyedEntries:
             store.waiters.wake()
         self._record(client_id, request, worked.answer)
         state.recorded[client_id + request.to_bytes(REQUEST_BYTES, "big")] = None
-        store.check_present()
         return None if worked.is_mailed else control_pb2.Done.FromString(worked.answer)
 
     def _record(self, client_id: bytes, request: int, answer: bytes) -> None:

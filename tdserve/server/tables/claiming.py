@@ -108,7 +108,14 @@ class Claiming:
 
     def _may_be_claimed(self, store: OpenedStore) -> bool:
         record = store.record
-        if store.is_outdated or store.spec.values or store.group_keys or store.lost or record.read_only:
+        if (
+            store.is_outdated
+            or store.is_leaving
+            or store.spec.values
+            or store.group_keys
+            or store.lost
+            or record.read_only
+        ):
             return False
         # With "disk" its writes are answered one by one.
         return has_fences() and store.get_table().settings.is_plain_ring and record.durability != "disk"

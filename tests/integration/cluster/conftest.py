@@ -45,6 +45,14 @@ def remote_client(address: str) -> Iterator[tdserve.ClusterClient]:
         yield made
 
 
+@pytest.fixture(params=["shm", "gloo"])
+def user(request: pytest.FixtureRequest, address: str) -> Iterator[tdserve.ClusterClient]:
+    """A client of all servers over either transport."""
+    with tdserve.connect(address, transport=request.param) as made:
+        assert isinstance(made, tdserve.ClusterClient)
+        yield made
+
+
 @pytest.fixture
 def name(address: str) -> Iterator[str]:
     """The name of a store that is deleted afterwards."""

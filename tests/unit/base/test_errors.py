@@ -167,6 +167,7 @@ def test_retryable_when_listed_then_is_only_what_may_succeed_unchanged() -> None
         "ConnectError",
         "DeadlineExceededError",
         "PeerLostError",
+        "StoreMovedError",
         "StoreNotCreatedError",
         "TransferAbortedError",
         "TransportError",

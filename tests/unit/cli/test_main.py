@@ -14,8 +14,23 @@ from tdserve.cli.main import cli, main
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("serve", "health", "ls", "info", "keys", "head", "tail", "versions", "get", "put", "rm", "adopt", "import"),
-    *("stats", "sessions", "top", "config", "bench", "demo", "guide", "completion", "version"),
+    *(
+        "serve",
+        "health",
+        "ls",
+        "info",
+        "keys",
+        "head",
+        "tail",
+        "versions",
+        "get",
+        "put",
+        "rebalance",
+        "rm",
+        "adopt",
+        "import",
+    ),
+    *("rebalance", "stats", "sessions", "top", "config", "bench", "demo", "guide", "completion", "version"),
 )
 
 

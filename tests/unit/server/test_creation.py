@@ -137,8 +137,8 @@ def test_abandon_when_the_session_ends_then_only_its_loading_stores_go(world: Wo
     run(begin(world.creation, "half", 3))
     run(begin(world.creation, "other", 4))
     run(world.creation.abandon(3))
-    assert world.stores.list_loading(3) == []
-    assert [store.name for store in world.stores.list_loading(4)] == ["other"]
+    assert world.stores.loading.list_of(3) == []
+    assert [store.name for store in world.stores.loading.list_of(4)] == ["other"]
     run(world.creation.create(make_request(name="half")))
 
 
@@ -173,7 +173,7 @@ def test_begin_filling_when_an_ended_session_still_fills_the_store_then_waits_un
         return made
 
     made = run(scenario())
-    assert world.stores.list_loading(4) == [made]
+    assert world.stores.loading.list_of(4) == [made]
 
 
 class Recorder:
@@ -191,9 +191,9 @@ class Recorder:
 def test_hidden_store_when_its_session_ends_the_filling_then_visible_from_then_on(world: World, run: Loop) -> None:
     record = Recorder(world)
     run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
-    store = world.stores.find_hidden("x", 3)
+    store = world.stores.loading.find_hidden("x", 3)
     assert store is not None
-    assert (world.stores.find("x"), world.stores.find_hidden("x", 4)) == (None, None)
+    assert (world.stores.find("x"), world.stores.loading.find_hidden("x", 4)) == (None, None)
     for session, identity in ((4, store.identity), (3, "another")):
         with pytest.raises(StoreNotFoundError):
             run(world.creation.end_filling(session, make_end(identity), record))
@@ -205,7 +205,7 @@ def test_hidden_store_when_its_session_ends_the_filling_then_visible_from_then_o
     run(world.creation.end_filling(3, make_end(store.identity), record))
     assert record.num_recorded == 1
     assert world.stores.find("x") is store
-    assert world.stores.list_loading(3) == []
+    assert world.stores.loading.list_of(3) == []
     with pytest.raises(StoreNotFoundError):
         run(world.creation.end_filling(3, make_end(store.identity), record))
     world.reopen()
@@ -215,7 +215,7 @@ def test_hidden_store_when_its_session_ends_the_filling_then_visible_from_then_o
 def test_hidden_store_when_given_up_or_abandoned_or_after_a_restart_then_gone(world: World, run: Loop) -> None:
     def hide() -> str:
         run(world.creation.begin_hidden(3, make_request(is_hidden=True)))
-        store = world.stores.find_hidden("x", 3)
+        store = world.stores.loading.find_hidden("x", 3)
         assert store is not None
         return store.identity
 

@@ -54,14 +54,14 @@ def test_create_when_the_disk_is_too_small_then_nothing_stays(world: World, run:
 def test_find_when_loading_then_hidden_but_its_session_has_it(world: World, run: Loop) -> None:
     store = run(world.stores.create(replace(RECORD, loading=True), SPEC, owner_session=3))
     assert world.stores.find("x") is None
-    assert world.stores.get_loading("x", 3) is store
-    assert world.stores.list_loading(3) == [store]
+    assert world.stores.loading.get("x", 3) is store
+    assert world.stores.loading.list_of(3) == [store]
     with pytest.raises(StoreNotFoundError):
-        world.stores.get_loading("x", 4)
+        world.stores.loading.get("x", 4)
     with world.db.begin_transaction() as txn:
         world.stores.publish_loaded(store, txn)
     assert world.stores.find("x") is store
-    assert world.stores.list_loading(3) == []
+    assert world.stores.loading.list_of(3) == []
 
 
 def test_restore_when_restarted_then_stores_are_back_and_half_made_ones_gone(world: World, run: Loop) -> None:

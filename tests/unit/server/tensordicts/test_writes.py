@@ -168,12 +168,12 @@ def test_create_when_asked_anew_while_a_first_attempt_fills_then_the_next_waits_
 ) -> None:
     async def scenario() -> None:
         filling = asyncio.ensure_future(world.writes.create(world.session(5), 1, creating(LONG)))
-        while not world.stores.is_being_filled("y", 5):  # noqa: ASYNC110 (a thread makes its files)
+        while not world.stores.loading.is_being_filled("y", 5):  # noqa: ASYNC110 (a thread makes its files)
             await asyncio.sleep(0)
         with pytest.raises(StoreExistsError):
             await world.writes.create(world.session(5), 2, creating(TD))
         assert filling.done()
-        assert not world.stores.is_being_filled("y", 5)
+        assert not world.stores.loading.is_being_filled("y", 5)
         await filling
 
     run(scenario())

@@ -1,0 +1,27 @@
+"""The steps of moves, as requests to one server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.client.client import Client
+from tdserve.client.session.session import Session
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.v1 import control_pb2
+
+
+def request_step(client: Client, name: str, *, deadline: Deadline | None = None, **step: Any) -> control_pb2.MoveAnswer:
+    """Asks a server for one step of the move of a store (``MoveRequest``); it is safe to repeat.
+
+    Args:
+        deadline: None: the client's default.
+        **step: The step, and which move or incarnation it is of.
+    """
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.MoveAnswer:
+        asked = control_pb2.MoveRequest(store=name, timeout_s=deadline.remaining_s or 0.0, **step)
+        pending = session.send(request, move=asked)
+        return pending.wait(compute_answer_timeout_s(deadline), f"a step of the move of {name!r}").done.moved
+
+    return client.call(attempt, deadline or client.deadline(None))

@@ -1,0 +1,204 @@
+"""Moves a store from one server of a cluster to another, while others use it.
+
+Its files are copied while it serves, and again what has changed meanwhile. Then it is sealed: its clients wait, and
+what is left is copied, with all that is on record of it. Once the source releases it, the target has it. A crash of
+anybody before that leaves the store where it is, and one after it is finished by whoever asks next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, TDServeError, WrongStateError
+from tdserve.base.ids import make_uid
+from tdserve.base.integers import check_integer
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.directory import Directory
+from tdserve.client.cluster.move_steps import request_step
+from tdserve.rules.placement import PlacementRecord, find_whole, order_servers
+from tdserve.store.moved_files import MAX_BLOCK_BYTES, Digest, compute_digest
+from tdserve.v1 import control_pb2
+
+REBALANCE_TIMEOUT_S = 3600.0
+"""Default timeout of a move: that of a large store takes minutes."""
+
+MAX_PASSES = 3
+"""Passes over the files while the store serves: a store that is written to all the time changes in every one."""
+
+SMALL_BYTES = 32 << 20
+"""So much change since the last pass is copied within a tenth of a second or so: the store is sealed then."""
+
+BLOCKS_PER_REQUEST = 32
+"""Digests of so many blocks take the source some 30 ms."""
+
+SEAL_TIMEOUT_S = 10.0
+"""Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
+
+Blocks = list[control_pb2.FileBlock]
+
+
+class MoveProgress(NamedTuple):
+    """How far a move has come.
+
+    Attributes:
+        nbytes: Bytes that were looked at in this pass.
+        total_nbytes: Bytes of all files.
+        copied_nbytes: Bytes that were copied in all passes.
+        is_sealed: Whether clients wait.
+    """
+
+    nbytes: int
+    total_nbytes: int
+    copied_nbytes: int
+    is_sealed: bool
+
+
+OnProgress = Callable[[MoveProgress], None]
+
+
+def move_store(
+    servers: ClusterServers, name: str, target: int | None, *, on_progress: OnProgress, deadline: Deadline
+) -> int:
+    """Moves a store, or a part of one; does nothing if it is there.
+
+    Args:
+        target: Number of the server; None: the one that the name's hash chooses.
+
+    Returns:
+        The server that has it now.
+
+    Raises:
+        StoreNotFoundError: There is no such store.
+        NotSupportedError, StoreExistsError, CapacityError: It cannot move there. Nothing was changed.
+        DeadlineExceededError: A client's writes did not end in time. Nothing was changed.
+        ConnectError, PeerLostError: A server was lost. The store is where it was, or there.
+    """
+    members, directory = servers.members, servers.directory
+    directory.forget(name)
+    place = directory.find(name, deadline)
+    target = directory.get_owner(name) if target is None else target
+    check_integer("server", target, 0, maximum=len(members) - 1)
+    if place.placement is not None:
+        parts = f"{name}#0 to {name}#{place.placement.num_shards - 1}"
+        raise InvalidRequestError(argument="name", reason=f"{name!r} has parts on several servers; move {parts}")
+    if place.server == target:
+        return target
+    whole = find_whole(name)
+    record = None if whole is None else directory.find(whole, deadline).placement
+    if record is not None and target in record.servers:
+        raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
+    move = _Copying(servers, name, place.server, target, on_progress, deadline).run()
+    if whole is not None and record is not None:
+        moved = record.replace_server(place.server, target)
+        request_step(members.get(directory.find(whole).server), whole, place=moved.to_json(), deadline=deadline)
+        directory.forget(whole)
+    owner = directory.get_owner(name)
+    if whole is None and owner not in (place.server, target):
+        forward = PlacementRecord.make_forward(target, move)
+        request_step(members.get(owner), name, place=forward.to_json(), deadline=deadline)
+    directory.forget(name)
+    return target
+
+
+def choose_refuge(directory: Directory, name: str, drained: int) -> int:
+    """Returns the server that gets a store of a server that is drained: the one that would have it if that did not
+    exist; for a part, one that has no other part.
+
+    Raises:
+        WrongStateError: All servers have a part.
+    """
+    whole = find_whole(name)
+    record = None if whole is None else directory.find(whole).placement
+    taken = {drained, *(() if record is None else record.servers)}
+    for server in order_servers(name, directory.num_servers):
+        if server not in taken:
+            return server
+    raise WrongStateError(state=f"every server has a part of {whole!r}", event=f"moving {name!r}")
+
+
+@dataclass
+class _Copying:
+    servers: ClusterServers
+    name: str
+    source: int
+    target: int
+    on_progress: OnProgress
+    deadline: Deadline
+    copied_nbytes: int = 0
+    digests: dict[tuple[bytes, int], Digest] = field(default_factory=dict)
+    known: dict[tuple[bytes, int], Digest] = field(default_factory=dict)
+
+    def run(self) -> str:
+        """Moves the store; returns the id of the move."""
+        at_source = partial(request_step, self.servers.members.get(self.source), self.name)
+        at_target = partial(request_step, self.servers.members.get(self.target), self.name)
+        move = make_uid()
+        for _ in range(MAX_PASSES):
+            listed = at_source(list_files=True, deadline=self.deadline)
+            source = partial(at_source, uid=listed.uid, deadline=self.deadline)
+            target = partial(at_target, move=move, deadline=self.deadline)
+            target(receive=listed.files)
+            if self._copy(source, target, listed.files) <= SMALL_BYTES:
+                break
+        seal_s = min(SEAL_TIMEOUT_S, self.deadline.remaining_s or SEAL_TIMEOUT_S)
+        sealed = at_source(uid=listed.uid, seal=True, deadline=Deadline.after(seal_s))
+        try:
+            target(receive=sealed.files)
+            self._copy(source, target, sealed.files, is_sealed=True)
+            target(complete=sealed.store)
+        except BaseException:
+            with suppress(TDServeError):  # a session that is lost unseals it, too
+                source(unseal=True)
+            raise
+        source(release=control_pb2.Released(server=self.target, move=move))
+        target(show=True)
+        return move
+
+    def _copy(
+        self,
+        source: Callable[..., control_pb2.MoveAnswer],
+        target: Callable[..., control_pb2.MoveAnswer],
+        files: control_pb2.FileSizes,
+        *,
+        is_sealed: bool = False,
+    ) -> int:
+        """Copies the blocks that have changed since the last pass; returns their bytes."""
+        total_nbytes, seen_nbytes, before = sum(files.nbytes), 0, self.copied_nbytes
+        self.known, self.digests = self.digests, {}  # a block that this pass lacks may be zero if it comes again
+        for asked in self._iter_requests(files):
+            while asked:
+                if self.deadline.expired:
+                    what = f"the move of {self.name!r} to server {self.target}"
+                    raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
+                answer = source(read=control_pb2.FileBlocks(blocks=asked)).blocks.blocks
+                written = list(self._take(asked, answer))
+                if written:
+                    target(write=control_pb2.FileBlocks(blocks=written))
+                seen_nbytes += sum(block.nbytes for block in asked[: len(answer)])
+                asked = asked[len(answer) :]
+                self.on_progress(MoveProgress(seen_nbytes, total_nbytes, self.copied_nbytes, is_sealed))
+        return self.copied_nbytes - before
+
+    def _iter_requests(self, files: control_pb2.FileSizes) -> Iterator[Blocks]:
+        blocks: Blocks = []
+        for path, nbytes in zip(files.paths, files.nbytes, strict=True):
+            for offset in range(0, nbytes, MAX_BLOCK_BYTES):
+                size = min(MAX_BLOCK_BYTES, nbytes - offset)
+                known = self.known.get((path, offset), compute_digest(bytes(size)))  # new files are zero
+                blocks.append(control_pb2.FileBlock(path=path, offset=offset, nbytes=size, digest=known))
+                if len(blocks) == BLOCKS_PER_REQUEST:
+                    yield blocks
+                    blocks = []
+        yield blocks
+
+    def _take(self, asked: Blocks, answer: Iterable[control_pb2.FileBlock]) -> Iterator[control_pb2.FileBlock]:
+        for block, found in zip(asked, answer, strict=False):
+            if found.HasField("content"):
+                self.copied_nbytes += block.nbytes
+                yield control_pb2.FileBlock(path=block.path, offset=block.offset, content=found.content)
+            self.digests[block.path, block.offset] = found.digest

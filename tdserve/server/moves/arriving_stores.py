@@ -1,0 +1,141 @@
+"""Stores that come from another server: their files are written where nobody looks, and become a store in the end.
+
+From ``complete`` on a record in the catalog keeps what has come, also over a restart, since the other server may have
+released the store by now. Whoever finds it released has it shown. Each attempt to move a store is a move of its own: of
+one that was given up nothing is ever shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.base.ids import check_store_name
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.kept_draw import KeptDraw
+from tdserve.server.creation import Creation
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.placement_kind import find_forward
+from tdserve.server.recovery.draw_records import save_draw
+from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
+from tdserve.store import moved_files
+from tdserve.structure import codec
+from tdserve.v1 import control_pb2
+
+
+class ArrivingStores:
+    """The stores that come to a server.
+
+    Args:
+        stores: All stores of the server.
+        creation: Deletes the records of where stores were that come back.
+        syncing: Syncs them.
+    """
+
+    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing) -> None:
+        self._stores = stores
+        self._creation = creation
+        self._syncing = syncing
+
+    def restore(self) -> None:
+        """Finishes what a restart has interrupted, and removes files that are not all there."""
+        root, db, kept = self._stores.root, self._stores.db, set()
+        for key, content in db.scan("arriving"):
+            record, move = _read_record(content), key.decode()
+            if self._stores.catalog.find_name(record.uid) is None:
+                kept.add(move)
+                continue
+            if not root.store_folder(record.name).exists():
+                root.take_arrived(record.name, move)
+            db.delete("arriving", key)
+        for folder in root.list_arriving():
+            if folder.name not in kept:
+                moved_files.remove(folder)
+
+    async def receive(self, name: str, move: str, sizes: control_pb2.FileSizes) -> None:
+        """Makes the files of a store, or changes them so that there are just these.
+
+        Raises:
+            StoreExistsError: A store of this server has the name.
+            CapacityError: There is no room. Some files may stay, until another attempt or a restart.
+        """
+        self._check_free(name)
+        for other, content in self._stores.db.scan("arriving"):  # left by a move that was given up
+            if _read_record(content).name == name:
+                self._stores.db.delete("arriving", other)
+                await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(other.decode()))
+        folder = self._stores.root.arriving_folder(move)
+        files = dict(zip(sizes.paths, sizes.nbytes, strict=True))
+        await asyncio.to_thread(moved_files.set_files, folder, files)
+
+    def _check_free(self, name: str) -> None:
+        known = self._stores.catalog.find(check_store_name(name))
+        if known is not None and find_forward(known) is None:
+            raise StoreExistsError(name=name)
+
+    async def write(self, move: str, blocks: Sequence[control_pb2.FileBlock]) -> None:
+        """Writes blocks into the files of a store. Errors as of ``receive``."""
+        folder = self._stores.root.arriving_folder(move)
+        given = [moved_files.Block(each.path, each.offset, len(each.content), content=each.content) for each in blocks]
+        await asyncio.to_thread(moved_files.write_blocks, folder, given)
+
+    async def complete(self, name: str, move: str, moved: control_pb2.MovedStore) -> None:
+        """Keeps a store whose files are all here, until it is shown or comes anew."""
+        record = StoreRecord.from_bytes(moved.record)
+        folder = self._stores.root.arriving_folder(move)
+        if record.name != name or not folder.is_dir():
+            raise InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
+        self._check_free(name)
+        await asyncio.to_thread(moved_files.sync_files, folder)
+        self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
+        await asyncio.to_thread(self._stores.db.sync)
+
+    async def show(self, name: str, move: str) -> None:
+        """Makes a store visible that another server has released by this very move.
+
+        Raises:
+            StoreNotFoundError: It has neither come by this move nor is it here.
+        """
+        if (content := self._stores.db.get("arriving", move.encode())) is not None:
+            if self._stores.catalog.find(name) is not None:
+                self._check_free(name)
+                await self._creation.delete(name)  # the record of where it was
+            if self._stores.catalog.find(name) is None:  # else another request was quicker
+                self._show(move, control_pb2.MovedStore.FromString(content))
+        record = self._stores.catalog.get(name)
+        if find_forward(record) is not None:
+            raise StoreNotFoundError(name=name)
+        if record.durability == "disk":
+            await self._syncing.wait_synced(record.uid)
+
+    def _show(self, move: str, moved: control_pb2.MovedStore) -> None:
+        record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
+        specs = [(codec.decode(spec), order) for spec, order in zip(moved.specs, moved.orders, strict=True)]
+        for spec, _ in specs:
+            self._stores.specs.learn(spec)
+        # Once more: learning one may have begun to forget those that no store has yet.
+        names = {(spec.fingerprint, order): self._stores.specs.learn(spec) for spec, order in specs}
+        if record.fingerprint:
+            record = replace(record, order=names[record.fingerprint, record.order])
+        state = KINDS[record.kind].rename_orders(state, names) if state else state
+
+        stores = self._stores
+        stores.catalog.check_free(record.name)
+        with stores.db.begin_transaction() as txn:
+            txn.put("stores", record.name.encode(), record.to_bytes())
+            if state:
+                txn.put("states", record.uid.encode(), json.dumps(state).encode())
+            for draw in moved.draws:
+                save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
+        stores.root.take_arrived(record.name, move)  # from now on, also after a restart
+        stores.catalog.add(record)
+        stores.announce(record.name)
+        stores.db.delete("arriving", move.encode())
+
+
+def _read_record(content: bytes) -> StoreRecord:
+    return StoreRecord.from_bytes(control_pb2.MovedStore.FromString(content).record)

@@ -1,0 +1,178 @@
+"""Stores that leave for another server: their files are read, they are sealed, and released once they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    NotSupportedError,
+    StoreNotFoundError,
+    WrongStateError,
+)
+from tdserve.rules.placement import PlacementRecord
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.placement_kind import find_forward, make_placement
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.stores import Stores
+from tdserve.store import moved_files
+from tdserve.structure import codec
+from tdserve.v1 import control_pb2
+
+POLL_S = 0.005
+"""Pause between two looks at what a store that is being sealed still waits for."""
+
+MAX_CONTENT_BYTES = 1 << 20
+"""Most bytes of one answer: the event loop handles it at once."""
+
+
+class LeavingStores:
+    """The stores of a server that leave it.
+
+    Args:
+        stores: All stores of the server.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+
+    def restore(self) -> None:
+        """Removes what a crash has left of stores that have moved."""
+        root = self._stores.root
+        for record in self._stores.catalog:
+            if record.packed and find_forward(record) is not None and root.store_folder(record.name).exists():
+                root.move_to_trash(record.name, record.uid)
+                root.empty_trash(record.uid)
+
+    def find(self, name: str, uid: str = "") -> OpenedStore:
+        """Returns a store that may move.
+
+        Args:
+            uid: Its incarnation; "" for any.
+
+        Raises:
+            StoreNotFoundError: There is none, or another incarnation.
+            NotSupportedError: It cannot move, for the reason given.
+        """
+        store = self._stores.get(name)
+        if uid not in ("", store.record.uid):
+            raise StoreNotFoundError(name=name)
+        reason = KINDS[store.record.kind].find_obstacle(store.record, self._stores.catalog)
+        if reason:
+            raise NotSupportedError(feature=f"moving store {name!r} to another server", reason=reason)
+        return store
+
+    async def list_files(self, store: OpenedStore) -> control_pb2.FileSizes:
+        """Returns the files that move, with their sizes."""
+        sizes = await asyncio.to_thread(moved_files.list_files, store.folder)
+        return control_pb2.FileSizes(paths=sizes.keys(), nbytes=sizes.values())
+
+    async def read(self, store: OpenedStore, asked: Iterable[control_pb2.FileBlock]) -> control_pb2.FileBlocks:
+        """Returns the digests of the first of some blocks, and the content of those that have changed."""
+        wanted = [moved_files.Block(each.path, each.offset, each.nbytes, each.digest) for each in asked]
+        found = await asyncio.to_thread(moved_files.read_blocks, store.folder, wanted, max_bytes=MAX_CONTENT_BYTES)
+        blocks = control_pb2.FileBlocks()
+        for digest, content in found:
+            blocks.blocks.add(digest=digest, content=content)
+        return blocks
+
+    async def seal(self, store: OpenedStore, session: int, deadline: Deadline) -> control_pb2.MoveAnswer:
+        """Lets nobody but this session use a store any more, waits for what is under way, and returns all that the
+        other server needs. The store serves again after ``unseal``, or when the session ends.
+
+        Raises:
+            StoreMovedError: Another session has sealed it.
+            DeadlineExceededError: A client is still writing, or was stopped while it did. The store serves again.
+        """
+        name, table = store.name, store.table
+        self._stores.seals.seal(name, session)
+        try:
+            # Claims first: what their writers have filled is acknowledged, and must be committed.
+            store.is_leaving = True
+            if table is not None:
+                store.catch_up()
+                table.take_back_claims()
+                await _wait(lambda: not table.claims, deadline, f"writers that fill rows of {name!r} by themselves")
+            store.waiters.send_away(name)
+            await _wait(lambda: self._stores.seals.is_idle(name), deadline, f"requests under way for {name!r}")
+            await _wait(lambda: _is_at_rest(store), deadline, f"rows of {name!r} that a client has begun to write")
+            files = await self.list_files(store)
+            return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=self._describe(store))
+        except BaseException:
+            self.unseal(name)
+            raise
+
+    def unseal(self, name: str) -> None:
+        """Lets a store serve again. Does nothing if it is not sealed."""
+        if not self._stores.seals.find_session(name):
+            return
+        self._stores.seals.unseal(name)
+        store = self._stores.find_used(name)
+        if store is not None:
+            store.is_leaving = False
+            store.waiters.call_back()
+
+    def on_session_ended(self, session: int) -> None:
+        """Lets the stores serve again that a session had sealed."""
+        for name in self._stores.seals.list_of(session):
+            self.unseal(name)
+
+    def _describe(self, store: OpenedStore) -> control_pb2.MovedStore:
+        record, kind = store.record, KINDS[store.record.kind]
+        state = kind.get_state(store)
+        moved = control_pb2.MovedStore(record=record.to_bytes(), state=json.dumps(state).encode() if state else b"")
+        named = {(record.fingerprint, record.order)} if record.fingerprint else set()
+        for fingerprint, order in sorted(named | (store.versions.structures if store.versions else set())):
+            moved.specs.append(codec.encode(self._stores.specs.get(fingerprint, order)))
+            moved.orders.append(order)
+        moved.draws.extend(draw for _, draw in self._stores.db.scan("draws", record.uid.encode()))
+        return moved
+
+    async def release(self, name: str, uid: str, session: int, released: control_pb2.Released) -> None:
+        """Leaves a sealed store to another server, which has all of it; only a record of where it is stays here.
+
+        Raises:
+            WrongStateError: This session has not sealed it (any more). Nothing was changed.
+        """
+        record = self._stores.catalog.get(name)
+        forward = find_forward(record)
+        if forward is not None and forward.move == released.move:
+            return  # a retry
+        if record.uid != uid or self._stores.seals.find_session(name) != session:
+            raise WrongStateError(state=f"store {name!r} was not sealed by this session", event="releasing it")
+        store = self._stores.get(name)
+        await self._hand_over(store, PlacementRecord.make_forward(released.server, released.move))
+        self._stores.seals.unseal(name)
+        await asyncio.to_thread(self._stores.db.sync)
+
+    async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:
+        """Replaces a store by the record of where it is now."""
+        stores = self._stores
+        record, spec = make_placement(store.name, forward)
+        packed = replace(record.begin_incarnation(0), packed=True, order=stores.specs.learn(spec))
+        with stores.db.begin_transaction(frees_room=True) as txn:
+            stores.forget_rules(store.record, txn)
+            stores.packed.put(packed, None, txn)
+        stores.opened.pop(store.name)
+        if store.generations is not None:
+            store.generations.mark_deleted()
+        stores.root.move_to_trash(store.name, store.record.uid)
+        stores.catalog.remove(store.name)
+        stores.catalog.add(packed)
+        await stores.free(store.record.uid)
+
+
+def _is_at_rest(store: OpenedStore) -> bool:
+    """Returns whether nobody can still write into a store's files."""
+    return not (store.writes or store.lost or (store.table is not None and store.table.ring.num_reserved))
+
+
+async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:
+    while not is_over():
+        if deadline.expired:
+            raise DeadlineExceededError(what=f"the end of {what}", timeout_s=deadline.timeout_s)
+        await asyncio.sleep(POLL_S)

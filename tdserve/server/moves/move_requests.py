@@ -1,0 +1,96 @@
+"""Serves the steps of moves, which a client takes at the server that has a store and at the one that gets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import RemoteProtocolError
+from tdserve.rules.placement import PlacementRecord
+from tdserve.server import inline_tasks
+from tdserve.server.creation import Creation
+from tdserve.server.kinds.placement_kind import make_placement, read_placement
+from tdserve.server.moves.arriving_stores import ArrivingStores
+from tdserve.server.moves.leaving_stores import LeavingStores
+from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.server.syncing import Syncing
+from tdserve.v1 import control_pb2
+
+
+class MoveRequests:
+    """The steps of moves. Each is safe to repeat.
+
+    Args:
+        stores: All stores of the server.
+        creation: Deletes records of where stores are.
+        syncing: Syncs stores that have come.
+
+    Attributes:
+        leaving: Stores that leave this server.
+        arriving: Stores that come to it.
+    """
+
+    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing) -> None:
+        self._stores = stores
+        self._creation = creation
+        self.leaving = LeavingStores(stores)
+        self.arriving = ArrivingStores(stores, creation, syncing)
+
+    def restore(self) -> None:
+        """Finishes or removes what a restart has interrupted. Call it before clients are served."""
+        self.leaving.restore()
+        self.arriving.restore()
+
+    async def serve(self, session: ClientSession, request: int, asked: control_pb2.MoveRequest) -> control_pb2.Done:
+        """Takes one step; errors as of the methods of ``LeavingStores`` and ``ArrivingStores``."""
+        await inline_tasks.ensure_task()
+        step = asked.WhichOneof("step")
+        if step in ("list_files", "read", "seal"):
+            return control_pb2.Done(moved=await self._read(session, step, asked))
+        if step == "unseal":
+            self.leaving.unseal(asked.store)
+        elif step == "release":
+            await self.leaving.release(asked.store, asked.uid, session.number, asked.release)
+        elif step == "receive":
+            await self.arriving.receive(asked.store, asked.move, asked.receive)
+        elif step == "write":
+            await self.arriving.write(asked.move, asked.write.blocks)
+        elif step == "complete":
+            await self.arriving.complete(asked.store, asked.move, asked.complete)
+        elif step == "show":
+            await self.arriving.show(asked.store, asked.move)
+        elif step == "place":
+            await self.place(asked.store, asked.place)
+        else:
+            raise RemoteProtocolError(expected="a step of a move", received=step or "an empty message")
+        return control_pb2.Done(moved=control_pb2.MoveAnswer())
+
+    async def _read(self, session: ClientSession, step: str, asked: control_pb2.MoveRequest) -> control_pb2.MoveAnswer:
+        await self._stores.open_apart(asked.store)
+        store = self.leaving.find(asked.store, asked.uid)
+        if step == "list_files":
+            return control_pb2.MoveAnswer(files=await self.leaving.list_files(store), uid=store.record.uid)
+        if step == "read":
+            return control_pb2.MoveAnswer(blocks=await self.leaving.read(store, asked.read.blocks))
+        return await self.leaving.seal(store, session.number, Deadline.after(asked.timeout_s))
+
+    async def place(self, name: str, settings: str) -> None:
+        """Records where a store is, in the place of an earlier record of that; "" deletes the record. Raises
+        StoreExistsError if a store has the name."""
+        stores, known = self._stores, self._stores.catalog.find(name)
+        if not settings:
+            if known is not None and read_placement(known) is not None:
+                await self._creation.delete(name)
+            return
+        record, spec = make_placement(name, PlacementRecord.from_json(settings))
+        if known is None or known.kind != record.kind:
+            made = stores.make_packed(record, spec)
+            with stores.db.begin_transaction() as txn:
+                stores.pack(made, None, txn)
+            return
+        placed = replace(known, settings=record.settings)
+        stores.db.put("stores", name.encode(), placed.to_bytes())
+        stores.catalog.replace(placed)
+        if (opened := stores.opened.get(name)) is not None:
+            opened.record = placed

@@ -1,0 +1,63 @@
+"""Stores that serve nobody, because they move to another server or have done so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tdserve.base.errors import StoreMovedError
+from tdserve.rules.catalog import Catalog
+from tdserve.server.kinds.placement_kind import find_forward
+
+
+class Seals:
+    """Which stores are sealed, and how many requests are still under way for each store.
+
+    Args:
+        catalog: All stores of the server.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._sealed: dict[str, int] = {}
+        self._num_requests: Counter[str] = Counter()
+
+    def seal(self, name: str, session: int) -> None:
+        """Refuses all further requests for a store, until ``unseal``. Raises StoreMovedError if it is sealed."""
+        if self.find_session(name) not in (0, session):
+            raise StoreMovedError(name=name)
+        self._sealed[name] = session
+
+    def unseal(self, name: str) -> None:
+        """Ends ``seal``, if the store is sealed."""
+        self._sealed.pop(name, None)
+
+    def find_session(self, name: str) -> int:
+        """Returns the session that has sealed a store; 0 if it serves everybody."""
+        return self._sealed.get(name, 0)
+
+    def list_of(self, session: int) -> list[str]:
+        """Returns the names of the stores that a session has sealed."""
+        return [name for name, sealer in self._sealed.items() if sealer == session]
+
+    def check_here(self, name: str) -> None:
+        """Raises StoreMovedError if a store is sealed, or another server has it."""
+        if name in self._sealed:
+            raise StoreMovedError(name=name)
+        record = self._catalog.find(name)
+        if record is not None and (placement := find_forward(record)) is not None:
+            raise StoreMovedError(name=name, server=placement.servers[0], move=placement.move)
+
+    def begin(self, name: str) -> None:
+        """Counts a request for a store. Raises what ``check_here`` does; then it does not count."""
+        self.check_here(name)
+        self._num_requests[name] += 1
+
+    def end(self, name: str) -> None:
+        """Ends ``begin``."""
+        self._num_requests[name] -= 1
+        if not self._num_requests[name]:
+            del self._num_requests[name]
+
+    def is_idle(self, name: str) -> bool:
+        """Returns whether no request for a store is under way."""
+        return name not in self._num_requests

@@ -1,0 +1,175 @@
+"""The files of a store that moves to another server, read and written in blocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from tdserve.base.errors import InvalidRequestError
+from tdserve.store import value_copy, version_marks, watermark
+from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
+from tdserve.store.environments import LOCK_FILE
+from tdserve.store.faults import convert_os_errors
+from tdserve.store.files import sync_file
+from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
+
+MAX_BLOCK_BYTES = 1 << 20
+"""Most bytes of one block: both servers' event loops handle the message that brings it at once."""
+
+DIGEST_BYTES = 16
+
+MAX_PATH_BYTES = 4096
+
+STAGING_FOLDER = "staging"
+"""Name of the folder of content that waits to be copied in."""
+
+_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, watermark.FILE_NAME)
+"""What lies in a store's folder and concerns this server's processes, or its disk, alone."""
+
+Digest = bytes
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a file.
+
+    Attributes:
+        path: Of the file, below the store's folder.
+        offset: Of its first byte.
+        nbytes: Its size.
+        digest: Of the content that is known elsewhere; empty for none.
+        content: To be written.
+    """
+
+    path: bytes
+    offset: int
+    nbytes: int
+    digest: Digest = b""
+    content: bytes = b""
+
+
+def compute_digest(content: bytes) -> Digest:
+    """Returns what identifies the content of a block."""
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def list_files(folder: Path) -> dict[bytes, int]:
+    """Returns the sizes of the files that move, by their paths below the store's folder.
+
+    A file that vanishes meanwhile may be missing.
+    """
+    found = {}
+    with convert_os_errors(folder):
+        for path in _walk(folder):
+            try:
+                found[os.fsencode(path.relative_to(folder))] = path.stat().st_size
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        if Path(parent) == folder:
+            folders[:] = [name for name in folders if not (name in _STAY or name.startswith(ALTERING_PREFIX))]
+            names = [name for name in names if name not in _STAY]
+        yield from (Path(parent, name) for name in names if name not in (LOCK_FILE, version_marks.FILE_NAME))
+
+
+def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> list[tuple[Digest, bytes | None]]:
+    """Reads blocks of files, which others may be changing.
+
+    Args:
+        folder: Folder of the store.
+        wanted: The blocks. The content of one that still has the digest is not returned.
+        max_bytes: Content from which on no more blocks are read.
+
+    Returns:
+        The digest and the content of each of the first blocks; what a file lacks is zero.
+    """
+    found: list[tuple[Digest, bytes | None]] = []
+    num_bytes = 0
+    for block in wanted:
+        with convert_os_errors(folder):
+            content = _read(_find(folder, block), block)
+        digest = compute_digest(content)
+        found.append((digest, None if digest == block.digest else content))
+        num_bytes += 0 if digest == block.digest else len(content)
+        if num_bytes >= max_bytes:
+            break
+    return found
+
+
+def _read(path: Path, block: Block) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # of a version that is retired now
+        return bytes(block.nbytes)
+    try:
+        return os.pread(fd, block.nbytes, block.offset).ljust(block.nbytes, b"\0")
+    finally:
+        os.close(fd)
+
+
+def set_files(folder: Path, sizes: dict[bytes, int]) -> None:
+    """Makes a folder have just these files; kept bytes stay, and new ones are zero.
+
+    Raises:
+        CapacityError: There is no room for them.
+        InvalidRequestError: A path leads out of the folder.
+    """
+    paths = {_find(folder, Block(path, 0, 0)): nbytes for path, nbytes in sizes.items()}
+    with convert_os_errors(folder, asked=sum(sizes.values())):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in set(_walk(folder)) - paths.keys():
+            path.unlink()
+        for path, nbytes in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                if os.fstat(fd).st_size != nbytes:
+                    os.ftruncate(fd, nbytes)
+                    if nbytes:  # a sparse mapping on a full disk would end the process that writes it
+                        os.posix_fallocate(fd, 0, nbytes)
+            finally:
+                os.close(fd)
+
+
+def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
+    """Writes blocks into files that ``set_files`` has made. Errors as of ``set_files``."""
+    for block in blocks:
+        path = _find(folder, block)
+        with convert_os_errors(path, asked=len(block.content)):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if block.offset + len(block.content) > os.fstat(fd).st_size:
+                    raise InvalidRequestError(argument="block", reason=f"{path.name} ends before {block.offset}")
+                os.pwrite(fd, block.content, block.offset)
+            finally:
+                os.close(fd)
+
+
+def sync_files(folder: Path) -> None:
+    """Syncs all files and folders to the disk."""
+    for parent, _, names in os.walk(folder):
+        for path in (*(Path(parent, name) for name in names), Path(parent)):
+            sync_file(path)
+    sync_file(folder.parent)
+
+
+def remove(folder: Path) -> None:
+    """Removes what has come of a store."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find(folder: Path, block: Block) -> Path:
+    """Returns the path of a block's file. Raises InvalidRequestError if it is none below the folder."""
+    parts = block.path.split(b"/")
+    is_valid = 0 < len(block.path) <= MAX_PATH_BYTES and not any(part in (b"", b".", b"..") for part in parts)
+    if not is_valid or b"\0" in block.path or not 0 <= block.nbytes <= MAX_BLOCK_BYTES:
+        raise InvalidRequestError(argument="path", reason=f"{block.path[:80]!r} is no file of a store")
+    return folder / os.fsdecode(block.path)

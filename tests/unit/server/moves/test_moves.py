@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreExistsError, StoreMovedError
+from tdserve.rules.placement import PlacementRecord
+from tdserve.server.moves.arriving_stores import ArrivingStores
+from tdserve.server.moves.leaving_stores import LeavingStores
+from tdserve.server.opened_store import OpenedStore
+from tdserve.v1 import control_pb2
+from tests.unit.server.replaying import create
+from tests.unit.server.test_creation import REPLAY, make_request
+from tests.unit.server.world import Loop, World
+
+SESSION, OTHER = 3, 4
+MOVE = f"{7:032x}"
+
+
+def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
+    run(world.creation.create(make_request(name=name, kind=REPLAY, capacity=10)))
+    return world.stores.get(name)
+
+
+def seal(world: World, run: Loop, store: OpenedStore, timeout_s: float = 5.0) -> control_pb2.MoveAnswer:
+    return run(LeavingStores(world.stores).seal(store, SESSION, Deadline.after(timeout_s)))
+
+
+def make_arriving(world: World) -> ArrivingStores:
+    return ArrivingStores(world.stores, world.creation, world.services.syncing)
+
+
+def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dict[bytes, bytes]) -> None:
+    """Takes the steps of a move at the target, but for the last."""
+    arriving = make_arriving(world)
+    run(arriving.receive("x", MOVE, sealed.files))
+    for path, content in contents.items():
+        run(arriving.write(MOVE, [control_pb2.FileBlock(path=path, content=content)]))
+    run(arriving.complete("x", MOVE, sealed.store))
+
+
+def release(world: World, run: Loop, uid: str) -> None:
+    released = control_pb2.Released(server=1, move=MOVE)
+    run(LeavingStores(world.stores).release("x", uid, SESSION, released))
+
+
+def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    seal(world, run, store)
+    with pytest.raises(StoreMovedError, match="is moving"):
+        world.stores.seals.begin("x")
+    with pytest.raises(StoreMovedError):
+        store.check_present()
+    with pytest.raises(StoreMovedError):
+        world.stores.seals.seal("x", OTHER)
+    LeavingStores(world.stores).on_session_ended(OTHER)
+    assert world.stores.seals.find_session("x") == SESSION
+    LeavingStores(world.stores).on_session_ended(SESSION)
+    world.stores.seals.begin("x")
+    store.check_present()
+
+
+def test_seal_when_a_request_does_not_end_then_the_store_serves_again(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    world.stores.seals.begin("x")
+    with pytest.raises(DeadlineExceededError, match="under way"):
+        seal(world, run, store, timeout_s=0.05)
+    world.stores.seals.end("x")
+    world.stores.seals.begin("x")
+    store.check_present()
+
+
+def test_release_when_made_then_a_record_of_the_place_is_left(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    seal(world, run, store)
+    release(world, run, store.record.uid)
+    release(world, run, store.record.uid)  # a retry
+    with pytest.raises(StoreMovedError, match="server 1"):
+        world.stores.seals.check_here("x")
+    assert not store.folder.exists()
+    world.reopen()
+    with pytest.raises(StoreMovedError, match="server 1"):
+        world.stores.seals.check_here("x")
+
+
+def test_store_when_it_comes_back_then_as_it_was(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    uid, sealed = store.record.uid, seal(world, run, store)
+    contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
+    with pytest.raises(StoreExistsError):  # it has not been released
+        bring(world, run, sealed, contents)
+    release(world, run, uid)
+    bring(world, run, sealed, contents)
+    world.reopen()
+    make_arriving(world).restore()  # what has come stays
+    run(make_arriving(world).show("x", MOVE))
+    run(make_arriving(world).show("x", MOVE))  # a retry
+    assert world.stores.get("x").record.uid == uid
+    world.reopen()
+    make_arriving(world).restore()
+    assert world.stores.get("x").record.uid == uid
+
+
+def test_show_when_a_crash_comes_before_the_files_have_their_place_then_the_restart_moves_them(
+    world: World, run: Loop
+) -> None:
+    store = make_table(world, run)
+    uid, sealed = store.record.uid, seal(world, run, store)
+    contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
+    release(world, run, uid)
+    bring(world, run, sealed, contents)
+    run(world.creation.delete("x"))
+    with world.db.begin_transaction() as txn:  # as far as the crash lets it come
+        txn.put("stores", b"x", sealed.store.record)
+        txn.put("states", uid.encode(), sealed.store.state)
+    world.reopen()
+    make_arriving(world).restore()
+    assert world.stores.get("x").record.uid == uid
+    assert world.root.list_arriving() == []
+
+
+def test_restart_when_files_came_in_part_then_they_are_removed(world: World, run: Loop) -> None:
+    sizes = control_pb2.FileSizes(paths=[b"rows/a"], nbytes=[10])
+    run(make_arriving(world).receive("x", MOVE, sizes))
+    (folder,) = world.root.list_arriving()
+    assert (folder / "rows/a").stat().st_size == 10
+    make_arriving(world).restore()
+    assert world.root.list_arriving() == []
+
+
+def test_find_when_a_table_follows_a_policy_then_neither_may_move(world: World, run: Loop) -> None:
+    run(world.creation.create(make_request(name="p", kind=control_pb2.STORE_KIND_WEIGHTS)))
+    assert LeavingStores(world.stores).find("p").name == "p"
+    create(world, run, policy="p")
+    for name in ("r", "p"):
+        with pytest.raises(NotSupportedError, match="follows"):
+            LeavingStores(world.stores).find(name)
+
+
+def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:
+    placement = PlacementRecord("replay", (0, 1))
+    request = control_pb2.MoveRequest(store="x", place=placement.to_json())
+    run(world.services.moves.place(request.store, request.place))
+    with pytest.raises(NotSupportedError, match="parts"):
+        LeavingStores(world.stores).find("x")
+    run(world.services.moves.place("x", PlacementRecord("replay", (2, 1)).to_json()))
+    record = world.stores.catalog.get("x")
+    assert PlacementRecord.from_json(record.settings).servers == (2, 1)
+    run(world.services.moves.place("x", ""))
+    assert "x" not in world.stores.catalog
