@@ -45,7 +45,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "verl": ("examples",),
     "ray": ("ray_data", "ray", "examples"),
     **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports", "exports")),
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("observer",)),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "jinja2", "markdown_it"), ("observer",)),
     "matplotlib": ("examples",),
     "torchrl": ("client", "bench", "torchrl", "examples"),
     **dict.fromkeys(("rich", "click"), ("cli", "examples", "bench", "aio", "torchrl")),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client
     from tdserve.client.cluster.cluster_client import ClusterClient
     from tdserve.client.kv.keyed_handle import KeyedHandle
+    from tdserve.client.session.description import StoreDescription
 
 
 @click.command()
@@ -57,6 +58,15 @@ def read_first_rows(client: Client | ClusterClient, name: str, num_rows: int) ->
     if described.capacity or described.batch_size:
         return client[name][0:num_rows]
     return client[name][...]
+
+
+def compute_row_nbytes(described: StoreDescription) -> int:
+    """Returns about how many bytes ``read_first_rows`` reads for each row; 0 if that cannot be known beforehand."""
+    if described.kind == "keyed":
+        return 0
+    has_rows = described.capacity or (described.batch_size and described.kind != "weights")
+    num_rows = max(described.capacity or described.num_rows, 1) if has_rows else 1
+    return described.nbytes // num_rows
 
 
 def _read_first_entries(kv: KeyedHandle, num_entries: int) -> Any:

@@ -18,11 +18,13 @@ from typing import Any
 
 import uvicorn
 
+import tdserve
 from tdserve.base.errors import TDServeError
 from tdserve.base.logs import start_logging
 from tdserve.base.machine import die_with_parent
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
+from tdserve.observer.pages.row_preview import RowPreviews
 from tdserve.observer.snapshots import Snapshots
 
 NICENESS = 5
@@ -31,6 +33,9 @@ NICENESS = 5
 MAX_CONNECTIONS = 64
 """Most connections at a time; those beyond it are answered 503."""
 
+PREVIEW_TIMEOUT_S = 10.0
+"""Longest wait for rows, by the first of which this process imports torch."""
+
 QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
 """Loggers that repeat what the control process logs, or what anybody with a socket can cause."""
 
@@ -38,7 +43,10 @@ QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
 async def serve(settings: dict[str, Any]) -> None:
     """Serves until standard input ends."""
     with CatalogClient(settings["address"], token=settings["token"]) as client:
-        app = make_app(Snapshots(client), token=settings["token"], hosts=settings["hosts"])
+        previews = RowPreviews(
+            lambda: tdserve.connect(settings["address"], token=settings["token"], timeout_s=PREVIEW_TIMEOUT_S)
+        )
+        app = make_app(Snapshots(client), token=settings["token"], hosts=settings["hosts"], previews=previews)
         config = uvicorn.Config(
             app,
             access_log=False,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tdserve.base.errors import TDServeError
+from tdserve.client.session.description import StoreDescription
 from tdserve.v1 import control_pb2
 
 FRESH_S = 1.0
@@ -33,6 +34,8 @@ class Asker(Protocol):
     ) -> control_pb2.ObserveResponse: ...
 
     def stores(self, prefix: str = "") -> list[str]: ...
+
+    def find(self, name: str, *, timeout_s: float | None = None) -> StoreDescription | None: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class Snapshots:
         wanted = list(names)
         found = await self.ask(lambda: self._client.observe(names=wanted, timeout_s=ASK_TIMEOUT_S))
         return list(found.stores)
+
+    async def describe_store(self, name: str) -> StoreDescription | None:
+        """Describes a store with its structure; None if there is none. Raises TDServeError."""
+        return await self.ask(lambda: self._client.find(name, timeout_s=ASK_TIMEOUT_S))
 
     async def list_names(self) -> list[str]:
         """Returns the names of all stores, sorted. Raises TDServeError if the server does not answer."""

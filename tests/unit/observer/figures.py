@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from tdserve.base.call_times import NUM_BUCKETS
 from tdserve.base.errors import ConnectError
+from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.observer.app import make_app
 from tdserve.observer.snapshots import Snapshots
 from tdserve.v1 import control_pb2
@@ -32,6 +33,12 @@ class RecordedServer:
 
     def stores(self, prefix: str = "") -> list[str]:
         return self.names
+
+    def find(self, name: str, *, timeout_s: float | None = None) -> StoreDescription | None:
+        if self.figures is None:
+            raise ConnectError(address="here", reason="it is gone")
+        described = [store.description for store in self.figures.stores if store.description.name == name]
+        return from_message(described[0]) if described else None
 
 
 class Answer(NamedTuple):

@@ -1,0 +1,1 @@
+"""The observer's pages for people: readable without scripts; nothing of a store is markup."""

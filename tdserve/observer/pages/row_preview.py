@@ -1,0 +1,201 @@
+"""The first rows of a store as numbers, histograms, pictures, text and chats. Read by a client when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tdserve.base.errors import TDServeError, TooLargeError
+from tdserve.cli.head import Column, compute_row_nbytes, iter_columns, read_first_rows
+from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
+
+MAX_ROWS = 8
+
+MAX_NBYTES = 32 << 20
+"""Most content that is read for a page, as far as it is known beforehand."""
+
+MAX_LEAVES = 64
+
+MAX_TEXT = 2_000
+"""Characters of a text or message."""
+
+MAX_MESSAGES = 30
+"""Messages of a chat."""
+
+MAX_IMAGES = 512
+"""Images that are kept for the browsers that are about to ask for them."""
+
+MAX_IMAGE_SIDE = 512
+
+MAX_PRIORITIES = 4_096
+"""Rows whose priorities a histogram shows."""
+
+NUM_BARS = 32
+
+OpenClient = Callable[[], AbstractContextManager[Any]]
+
+
+class RowPreviews:
+    """Reads rows, one page at a time.
+
+    Args:
+        open_client: Opens a client of the server; it is closed after each page, so that no session stays.
+    """
+
+    def __init__(self, open_client: OpenClient) -> None:
+        self._open_client = open_client
+        self._turn = asyncio.Lock()
+        self._images: OrderedDict[str, bytes] = OrderedDict()
+
+    async def read(self, name: str) -> dict[str, Any]:
+        """Returns what a page shows of a store. Raises TDServeError if it cannot be read."""
+        async with self._turn:
+            return await asyncio.to_thread(self._read, name)
+
+    def find_image(self, number: str) -> bytes | None:
+        """Returns an image that a page shows, if it is still there."""
+        return self._images.get(number)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        with self._open_client() as client:
+            described = client.describe(name)
+            num_rows = _choose_num_rows(described)
+            columns = list(iter_columns(read_first_rows(client, name, num_rows)))
+            priorities = None
+            if described.capacity and "prioritized" in described.settings:
+                priorities = _read_priorities(client, name, described.num_rows)
+        shown = [self._describe(column) for column in columns[:MAX_LEAVES]]
+        return {"leaves": shown, "num_more": max(len(columns) - MAX_LEAVES, 0), "priorities": priorities}
+
+    def _describe(self, column: Column) -> dict[str, Any]:
+        path = column.path[0] if len(column.path) == 1 else column.path
+        rows = [column.value[row] for row in range(len(column.value))] if column.is_per_row else [column.value]
+        arrays = [array for row in rows[:MAX_ROWS] if (array := to_array(row)) is not None]
+        return {
+            "key": format_key(path),
+            "type": escape_unprintable(column.type),
+            "cells": [self._show(row) for row in rows[:MAX_ROWS]],
+            "histogram": make_histogram(arrays),
+        }
+
+    def _show(self, value: Any) -> dict[str, Any]:
+        array = to_array(value)
+        pixels = None if array is None else find_pixels(array)
+        if pixels is not None:
+            number = secrets.token_urlsafe(12)
+            self._images[number] = encode_png(pixels)
+            while len(self._images) > MAX_IMAGES:
+                self._images.popitem(last=False)
+            return {"image": number, "height": pixels.shape[0], "width": pixels.shape[1]}
+        chat = find_chat(value)
+        if chat is not None:
+            return {"chat": chat}
+        if isinstance(value, str):
+            return {"text": shorten(value)}
+        return {"cell": format_cell(value)}
+
+
+def _choose_num_rows(described: Any) -> int:
+    """Returns how many rows are read. Raises TooLargeError if even one is too much."""
+    row_nbytes = compute_row_nbytes(described)
+    if row_nbytes > MAX_NBYTES:
+        raise TooLargeError(what=f"a preview of {described.name!r}", asked=int(row_nbytes), free=MAX_NBYTES)
+    return int(max(min(MAX_ROWS, MAX_NBYTES // max(row_nbytes, 1)), 1))
+
+
+def _read_priorities(client: Any, name: str, num_rows: int) -> dict[str, Any] | None:
+    with suppress(TDServeError):
+        found = client[name].get_priorities(np.arange(min(num_rows, MAX_PRIORITIES)))
+        return make_histogram([np.asarray(found)])
+    return None  # the first rows are not all live
+
+
+def to_array(value: Any) -> NDArray[Any] | None:
+    """Returns the numbers of a tensor; None for anything else, or kinds of numbers that NumPy does not have."""
+    if not hasattr(value, "detach"):
+        return None
+    try:
+        found: NDArray[Any] = value.detach().cpu().numpy()
+    except (TypeError, RuntimeError):
+        return None
+    return found
+
+
+def find_pixels(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """Returns an image as height, width and 1 or 3 channels; None if an array does not look like one."""
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        return None
+    if array.ndim == 2:
+        array = array[..., None]
+    elif array.shape[-1] not in (1, 3, 4):
+        if array.shape[0] > 4:
+            return None
+        array = array.transpose(1, 2, 0)  # channels first, or some frames of one channel
+        array = array if array.shape[-1] in (1, 3) else array[..., -1:]
+    height, width, channels = array.shape
+    if min(height, width) < 8:
+        return None
+    step = -(-max(height, width) // MAX_IMAGE_SIDE)
+    shown: NDArray[np.uint8] = np.ascontiguousarray(array[::step, ::step, : 3 if channels >= 3 else 1])
+    return shown
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Returns an image as PNG (RFC 2083), without filters."""
+    height, width, channels = pixels.shape
+
+    def make_chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    lines = np.zeros((height, 1 + width * channels), np.uint8)
+    lines[:, 1:] = pixels.reshape(height, -1)
+    body = zlib.compress(lines.tobytes(), 6)
+    return b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", header) + make_chunk(b"IDAT", body) + make_chunk(b"IEND", b"")
+
+
+def find_chat(value: Any) -> list[tuple[str, str]] | None:
+    """Returns role and content of the messages of a chat; None if a value is none."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    if not all(isinstance(each, dict) and "role" in each and "content" in each for each in value):
+        return None
+    return [(shorten(str(each["role"]), 40), shorten(str(each["content"]))) for each in value[:MAX_MESSAGES]]
+
+
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """Returns a text that can be shown: of limited length, with its lines, without other controls."""
+    shown = "\n".join(escape_long(line) for line in text[:limit].split("\n"))
+    return shown if len(text) <= limit else f"{shown}… ({len(text):,} characters)"
+
+
+def make_histogram(arrays: Sequence[NDArray[Any]]) -> dict[str, Any] | None:
+    """Returns the bars of a histogram of numbers; None of fewer than nine, or of what are no numbers."""
+    numeric = [array for array in arrays if array.dtype.kind in "biuf"]
+    values = np.concatenate([array.reshape(-1).astype(np.float64) for array in numeric]) if numeric else np.empty(0)
+    finite = values[np.isfinite(values)]
+    if len(finite) < 9:
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    if not np.isfinite(high - low) or high == low:
+        return None
+    counts, _ = np.histogram(finite, bins=NUM_BARS, range=(low, high))
+    bars = [{"x": number, "height": round(40 * num / max(counts.max(), 1), 2)} for number, num in enumerate(counts)]
+    return {
+        "bars": bars,
+        "low": f"{low:.4g}",
+        "high": f"{high:.4g}",
+        "mean": f"{finite.mean():.4g}",
+        "num": f"{len(values):,}",
+        "num_odd": len(values) - len(finite),
+        "width": NUM_BARS,
+    }

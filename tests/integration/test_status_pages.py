@@ -1,0 +1,123 @@
+"""The observer's pages beside a real server, by HTTP and in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+import tdserve
+from tests.integration.test_observer import fetch, find_status, find_url
+
+pytestmark = pytest.mark.integration
+
+EVIL = "<img src=x onerror=document.title='pwned'>"
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The observer of a server whose stores somebody else has named."""
+    with tdserve.Server(tmp_path_factory.mktemp("shown"), metrics_port=0) as server, server.client() as client:
+        fill(client)
+        yield find_url(server)
+
+
+def fill(client: tdserve.Client) -> None:
+    """Makes stores of all kinds."""
+    chat = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": "two\nlines"}]
+    row = TensorDict({"frame": torch.zeros(16, 16, 3, dtype=torch.uint8), "chat": NonTensorData(chat)}, [])
+    client.create_replay(EVIL, row, 100, sampler=tdserve.Prioritized(alpha=1.0, beta=0.5)).extend(
+        TensorDict.lazy_stack([row.clone() for _ in range(20)]), priority=torch.arange(20.0)
+    )
+    client.init_remote(TensorDict({EVIL: torch.arange(30.0), "text": NonTensorData(EVIL)}, []), "settings")
+    client.init_remote(TensorDict({"big": torch.zeros(9 << 20)}, []), "large")
+    client.publish("policy", TensorDict({"w": torch.zeros(3)}, []))
+    assert client.latest("policy") is not None
+    client.create_kv("cache").put("k", torch.ones(2))
+
+
+def read_text(url: str) -> str:
+    """Returns what a page shows."""
+    page = fetch(url).decode()
+    assert EVIL not in page
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def test_pages_when_a_store_is_evil_then_shown_as_text(url: str) -> None:
+    assert EVIL in read_text(f"{url}/stores")
+    shown = read_text(f"{url}/store?name={quote(EVIL)}")
+    assert "Capacity 100" in shown
+    assert "frame uint8 [16, 16, 3]" in shown
+    assert "sampler prioritized alpha 1.0" in shown
+
+
+def test_rows_when_shown_then_as_pictures_chats_and_histograms_and_not_counted(url: str) -> None:
+    page = fetch(f"{url}/rows?name={quote(EVIL)}").decode()
+    assert EVIL not in page
+    images = re.findall(r'<img src="(/image\?id=[^"]+)"', page)
+    assert len(images) == 8
+    assert fetch(url + images[0])[:4] == b"\x89PNG"
+    assert page.count("<dt>assistant</dt><dd>two\nlines</dd>") == 8
+    assert 'aria-label="Priorities: from 0 to 19, mean 9.5"' in page
+    assert "Rows out 0" in read_text(f"{url}/store?name={quote(EVIL)}")
+
+
+@pytest.mark.parametrize("name", ["settings", "policy", "cache"])
+def test_rows_when_of_other_kinds_then_shown(url: str, name: str) -> None:
+    assert "First rows" in read_text(f"{url}/rows?name={name}")
+
+
+@pytest.mark.parametrize("name", ["large", "nothing", ""])
+def test_rows_when_too_large_or_absent_then_the_page_has_the_reason(url: str, name: str) -> None:
+    assert find_status(f"{url}/rows?name={name}") == 404
+
+
+def test_sessions_when_shown_then_each_client_and_the_readers_of_weights(url: str) -> None:
+    assert "shm" in read_text(f"{url}/sessions")
+    assert "Version 1, published" in read_text(f"{url}/weights")
+
+
+@pytest.mark.full
+def test_stores_when_there_are_5000_then_a_page_within_300_ms(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root", metrics_port=0) as server, server.client() as client:
+        for number in range(5_000):
+            client.init_remote(TensorDict({"x": torch.zeros(())}, []), f"store-{number:05}")
+        url = find_url(server)
+        for page in ("/", "/stores", "/stores?page=50", "/stores?filter=4999", "/sessions"):
+            fetch(f"{url}{page}")
+            begun_s = time.monotonic()
+            fetch(f"{url}{page}")
+            assert time.monotonic() - begun_s < 0.3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("/", "Overview"),
+        ("/stores", "Stores"),
+        (f"/rows?name={quote(EVIL)}", f"Rows of {EVIL}"),
+        (f"/store?name={quote(EVIL)}", EVIL),
+    ],
+)
+def test_browser_when_it_shows_a_page_then_charts_are_there_and_nothing_of_a_store_runs(
+    url: str, page: str, title: str, tmp_path: Path
+) -> None:
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", url + page]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    shown = unescape(re.findall(r"<title>(.*?)</title>", done.stdout)[0])
+    assert shown == f"{title} \N{EN DASH} tdserve"
+    assert "Content Security Policy" not in done.stderr
+    assert done.stdout.count('<figure class="chart">') == (8 if page == "/" else 0)
