@@ -1,4 +1,5 @@
-"""Settings, and the reasons for their defaults. Only this module reads the environment, when called, not at import."""
+"""Settings, and the reasons for their defaults. Only this module reads the environment, and logs one
+variable, when called, not at import."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.adoptions import split_adoption
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import to_integer
-from tdserve.base.logs import LEVELS
+from tdserve.base.logs import LEVELS, LOG_FORMATS
 from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX
 
 TransportName = Literal["auto", "shm", "nccl", "gloo"]
@@ -97,6 +98,7 @@ class ServerConfig:
             it is refused and retried until its deadline. Content in stores is on disk and not counted.
         log_level: Lowest level that the server logs to standard error: ``"info"`` includes starts, stops and
             recoveries, ``"warning"`` only what needs attention.
+        log_format: ``"human"`` or ``"json"``: how each line looks.
         umask: Permissions that new files below the root do not get. ``None``: only the server's user may write,
             whatever the shell's umask; ``0o002`` lets local clients of its group write in place too.
         adoptable: Absolute folders; any client may have memory-mapped tensordicts below them adopted as stores. Local
@@ -123,6 +125,7 @@ class ServerConfig:
     inline_bytes: int = DEFAULT_INLINE_BYTES
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES
     log_level: str = "info"
+    log_format: str = "human"
     umask: int | None = None
     adoptable: tuple[str, ...] = ()
     adopt: tuple[str, ...] = ()
@@ -154,6 +157,9 @@ class ServerConfig:
         if self.log_level not in LEVELS:
             reason = f"it must be one of {', '.join(LEVELS)}, got {self.log_level!r}"
             raise InvalidRequestError(argument="log_level", reason=reason)
+        if self.log_format not in LOG_FORMATS:
+            reason = f"it must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}"
+            raise InvalidRequestError(argument="log_format", reason=reason)
         if self.umask is not None:
             _check_int("umask", self.umask, low=0, high=0o777)
         for folder in self.adoptable:

@@ -65,6 +65,7 @@ class TDServeError(Exception):
         code: gRPC status name of this class.
         retryable: Whether repeating the same call may succeed.
         fields: The offending values, by name; also readable as attributes.
+        request_id: Of the request that a server has answered so: its log has the same id. "" for any other error.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -77,6 +78,7 @@ class TDServeError(Exception):
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         self.fields: dict[str, Field] = {**self.defaults, **fields}
+        self.request_id = ""
         super().__init__(self._message())
 
     def _message(self) -> str:
@@ -89,11 +91,19 @@ class TDServeError(Exception):
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.fields))
+        return (_rebuild, (type(self), self.fields, self.request_id))
+
+    def note_request(self, request_id: str) -> None:
+        """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""
+        self.request_id = request_id
+        if request_id and self.code == "INTERNAL":
+            self.args = (f"{self._message()} (request {request_id} in the server's log)",)
 
 
-def _rebuild(cls: type[TDServeError], fields: dict[str, Field]) -> TDServeError:
-    return cls(**fields)
+def _rebuild(cls: type[TDServeError], fields: dict[str, Field], request_id: str) -> TDServeError:
+    error = cls(**fields)
+    error.note_request(request_id)
+    return error
 
 
 class RequestError(TDServeError):

@@ -170,6 +170,7 @@ SERVER_OPTIONS = (
         "LEVEL",
         "Lowest level to log: debug, info, warning, error; by default info.",
     ),
+    ServerOption("log_format", "--log-format", str, "FORMAT", "Form of log lines: human or json; by default human."),
     ServerOption(
         "umask",
         "--umask",

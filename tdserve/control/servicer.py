@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tdserve.base.addresses import join_address
 from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
-from tdserve.base.logs import SparseLog
+from tdserve.base.logs import SparseLog, name_request
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from tdserve.control.parts import MAX_RECEIVED_BYTES
@@ -91,10 +92,15 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
     try:
         return await handler
     except TDServeError as error:
-        await abort(context, error)
+        request_id = f"call-{secrets.token_hex(4)}"
+        level = logging.DEBUG if error.retryable else logging.INFO
+        _log.log(level, "a call has failed: %s: %s", error.code, error, extra=name_request(request_id))
+        await abort(context, error, request_id=request_id)
     except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-        _log.exception("a handler failed")
-        await abort(context, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
+        request_id = f"call-{secrets.token_hex(4)}"
+        _log.exception("a handler failed", extra=name_request(request_id))
+        failure = LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
+        await abort(context, failure, request_id=request_id)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

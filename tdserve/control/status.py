@@ -21,13 +21,16 @@ from tdserve.v1 import control_pb2
 
 NOBODY_THERE = "is a server running there? (tdserve serve ROOT)"
 
+MAX_REQUEST_ID = 64
+"""Longest id of a request that a client repeats."""
+
 ERROR_METADATA_KEY = "tdserve-failure-bin"
 """Trailing metadata that carries the Failure message of a unary call."""
 
 
 def encode_failure(error: TDServeError) -> control_pb2.Failure:
     """Returns the message of an error; ``decode_failure`` returns an equal error."""
-    failure = control_pb2.Failure(error=type(error).__name__)
+    failure = control_pb2.Failure(error=type(error).__name__, request_id=error.request_id)
     for name, value in error.fields.items():
         failure.fields[name].CopyFrom(_encode_field(value))
     return failure
@@ -39,7 +42,10 @@ def decode_failure(failure: control_pb2.Failure) -> TDServeError:
     if cls is None:
         return RemoteProtocolError(expected="an error of tdserve", received=failure.error[:200])
     fields = {name: _decode_field(value) for name, value in failure.fields.items()}
-    return cls(**{name: value for name, value in fields.items() if name in cls.defaults})
+    error = cls(**{name: value for name, value in fields.items() if name in cls.defaults})
+    if failure.request_id.isprintable():
+        error.note_request(failure.request_id[:MAX_REQUEST_ID])
+    return error
 
 
 def _encode_field(value: Field) -> control_pb2.FailureField:
@@ -63,8 +69,9 @@ def _decode_field(value: control_pb2.FailureField) -> Field:
     return None
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TDServeError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TDServeError, *, request_id: str = "") -> NoReturn:
     """Ends a unary call with an error; does not return."""
+    error.note_request(request_id)
     metadata = ((ERROR_METADATA_KEY, encode_failure(error).SerializeToString()),)
     code = getattr(grpc.StatusCode, error.code)
     await context.abort(code, str(error)[:1000], metadata)

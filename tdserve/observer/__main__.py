@@ -20,7 +20,7 @@ import uvicorn
 
 import tdserve
 from tdserve.base.errors import TDServeError
-from tdserve.base.logs import start_logging
+from tdserve.base.logs import read_log_format, start_logging
 from tdserve.base.machine import die_with_parent
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
@@ -85,7 +85,7 @@ def main() -> int:
     if not line:  # the control process is gone already
         return 0
     settings = json.loads(line)
-    start_logging(settings["log_level"], process="tdserve observer")
+    start_logging(settings["log_level"], process="tdserve observer", form=read_log_format())
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     gc.freeze()

@@ -176,7 +176,7 @@ class Requests:
             failure = TransferAbortedError(transfer=request, reason="it was cancelled")
             await session.fail(request, failure)
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-            failure = to_error(fault)
+            failure = to_error(fault, session.make_request_id(request))
             await session.fail(request, failure)
         finally:
             if kind == "sample" and request in session.cancelled_requests:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
 from tdserve.base.config import ServerConfig, join_local_address, read_token
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.base.logs import start_logging
+from tdserve.base.logs import pass_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.control.servicer import ControlServer
 from tdserve.server.control_process import ControlProcess
@@ -45,7 +45,8 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
         RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
     """
     config.validate()
-    start_logging(config.log_level, process="tdserve")
+    start_logging(config.log_level, process="tdserve", form=config.log_format)
+    pass_log_format(config.log_format)
     if config.interface is not None:
         find_interface_address(config.interface)
     _schedule_in_batches()

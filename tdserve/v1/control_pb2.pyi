@@ -922,7 +922,7 @@ class TableCounts(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., inserts: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("error", "fields")
+    __slots__ = ("error", "fields", "request_id")
     class FieldsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -932,9 +932,11 @@ class Failure(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FailureField, _Mapping]] = ...) -> None: ...
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     error: str
     fields: _containers.MessageMap[str, FailureField]
-    def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, FailureField]] = ...) -> None: ...
+    request_id: str
+    def __init__(self, error: _Optional[str] = ..., fields: _Optional[_Mapping[str, FailureField]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class FailureField(_message.Message):
     __slots__ = ("none", "boolean", "integer", "real", "text")

@@ -14,7 +14,7 @@ import torch
 
 from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
-from tdserve.base.logs import start_logging
+from tdserve.base.logs import read_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> None:
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_logging("warning", process=f"tdserve worker {number}")
+    start_logging("warning", process=f"tdserve worker {number}", form=read_log_format())
     raise_descriptor_limit()
     keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

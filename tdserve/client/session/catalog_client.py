@@ -352,6 +352,7 @@ class MissingNames:
         if type(error) is DeadlineExceededError and timeout_s is not None:
             whole = DeadlineExceededError(what=error.what, timeout_s=timeout_s)
             whole.__suppress_context__ = True
+            whole.note_request(error.request_id)
             return whole
         if not isinstance(error, (StoreNotCreatedError, StoreNotFoundError)) or error.near:
             return error
@@ -363,6 +364,7 @@ class MissingNames:
         if isinstance(error, StoreNotCreatedError):
             explained = StoreNotCreatedError(what=error.what, timeout_s=timeout_s, name=error.name, near=shown)
         explained.__suppress_context__ = True
+        explained.note_request(error.request_id)
         return explained
 
     @contextmanager

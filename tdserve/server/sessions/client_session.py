@@ -16,6 +16,7 @@ from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
 from tdserve.base.ids import make_secret
+from tdserve.base.logs import name_request
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
@@ -375,7 +376,14 @@ class ClientSession:
     async def fail(self, request: int, error: TDServeError) -> None:
         """Sends the answer that a request was refused or has failed. Never by mail: that channel may have failed
         itself."""
+        error.note_request(self.make_request_id(request))
+        level = logging.DEBUG if error.retryable else logging.INFO
+        _log.log(level, "a request has failed: %s: %s", error.code, error, extra=name_request(error.request_id))
         await self.connection.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
+
+    def make_request_id(self, request: int) -> str:
+        """Returns the id of a request in the log, which a client's error repeats."""
+        return f"{self.number}-{request}"
 
     @contextmanager
     def send_refusal(self) -> Iterator[None]:
@@ -442,11 +450,11 @@ class ClientSession:
             _log.error("request %s failed", task.get_name(), exc_info=task.exception())
 
 
-def to_error(fault: Exception) -> TDServeError:
+def to_error(fault: Exception, request_id: str) -> TDServeError:
     """Returns the error to send to a client for a fault: tdserve's own unchanged, any other logged and wrapped."""
     if isinstance(fault, TDServeError):
         return fault
-    _log.exception("a request failed", exc_info=fault)
+    _log.exception("a request failed", exc_info=fault, extra=name_request(request_id))
     return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
 
 

@@ -30,6 +30,7 @@ sync_interval_s = 0
 inline_bytes = 10
 memory_limit_bytes = "512M"
 log_level = "debug"
+log_format = "json"
 umask = 0o002
 adopt = ["old=new:ro", "/x=y"]
 adoptable = ["."]
@@ -64,6 +65,7 @@ def test_file_when_it_has_every_option_then_every_field_has_it(path: Path) -> No
         inline_bytes=10,
         memory_limit_bytes=512 << 20,
         log_level="debug",
+        log_format="json",
         umask=0o002,
         adopt=(f"{folder}/old=new:ro", "/x=y"),
         adoptable=(folder,),

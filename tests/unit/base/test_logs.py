@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
@@ -7,7 +8,8 @@ import sys
 
 import pytest
 
-from tdserve.base.logs import SparseLog
+from tdserve.base import logs
+from tdserve.base.logs import BURST, MAX_LINE, SparseLog, start_logging
 
 CODE = """
 import logging
@@ -44,3 +46,67 @@ def test_sparse_log_when_much_is_warned_of_then_one_line_and_how_many_were_left_
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "first"
     assert re.fullmatch(r"again \(\d+ more like it before\)", second)
+
+
+HOSTILE = """
+import logging, sys
+from tdserve.base.logs import start_logging, name_request
+start_logging("debug", process="tdserve", form={form!r})
+log = logging.getLogger("tdserve.server")
+log.warning("store %r, %s", "a", "<script>\\x1b[2J\\n2026-01-01 ERROR tdserve: forged\\x9b\\u202e\\ud800")
+log.info("%s", "x" * 1_000_000)
+try:
+    int("secret value")
+except ValueError:
+    log.exception("a request failed", extra=name_request("3-17\\n"))
+for number in range(1000):
+    log.info("again %d", number)
+"""
+
+
+def logged_hostile(form: str) -> list[str]:
+    """What a process writes that logs what strangers send."""
+    command = [sys.executable, "-c", HOSTILE.format(form=form)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    return done.stderr.decode().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_line_when_strangers_have_a_part_in_it_then_one_printable_short_line(form: str) -> None:
+    lines = logged_hostile(form)
+    assert len(lines) == 3 + BURST
+    assert all(line.isprintable() and len(line) < 3 * MAX_LINE for line in lines)
+    assert "<script>\\" in lines[0]
+    assert "1000000 characters" in lines[1]
+    assert "secret value" not in "".join(lines)
+    assert "ValueError at <string>" in lines[2]
+
+
+def test_json_lines_when_read_then_have_stable_fields() -> None:
+    first, _, failed, *again = [json.loads(line) for line in logged_hostile("json")]
+    assert first.keys() == {"time", "level", "process", "pid", "logger", "message"}
+    assert (first["level"], first["process"], first["logger"]) == ("warning", "tdserve", "tdserve.server")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first["time"])
+    assert failed.keys() == {*first, "request_id", "error", "exception"}
+    assert (failed["request_id"], failed["error"]) == ("3-17\\n", "ValueError")
+    assert [line["message"] for line in again] == [f"again {number}" for number in range(BURST)]
+
+
+def test_repetition_when_an_interval_has_passed_then_the_next_line_has_how_many_were_left_out(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logs, "INTERVAL_S", 0.2)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    level = root.level
+    start_logging("info", process="tdserve")
+    num_logged = 0
+    shown = ""
+    while "left out" not in shown:
+        logging.getLogger("tdserve.server").info("again %d", num_logged)
+        num_logged += 1
+        shown += capfd.readouterr().err
+    root.setLevel(level)
+    lines = shown.splitlines()
+    assert len(lines) == BURST + 1
+    assert lines[-1].endswith(f"again {num_logged - 1} ({num_logged - 1 - BURST} more like it were left out before)")

@@ -232,8 +232,8 @@ def test_finish_when_something_does_not_end_then_false(world: World, run: Loop) 
 
 def test_as_error_when_it_is_no_error_of_ours_then_a_local_one() -> None:
     ours = StoreNotFoundError(name="x")
-    assert to_error(ours) is ours
-    fault = to_error(ZeroDivisionError("by zero"))
+    assert to_error(ours, "1-2") is ours
+    fault = to_error(ZeroDivisionError("by zero"), "1-2")
     assert isinstance(fault, LocalProtocolError)
     assert fault.reason == "ZeroDivisionError: by zero"
 

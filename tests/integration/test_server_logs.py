@@ -1,0 +1,158 @@
+"""The log of a real server: its lines, and the ids by which a client's error is found there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.logs import BURST
+from tdserve.server.server_process import READY_PREFIX
+from tests.processes import REPOSITORY, wait_for
+from tests.roots import make_quick_root
+
+pytestmark = pytest.mark.integration
+
+SECRET = "a value that no log may have"
+NASTY = "<script>\x9b2J\u202eevil"
+
+
+class LoggedServer:
+    """A server whose log goes into a file.
+
+    Args:
+        root: Its root.
+        path: Of the log.
+        options: Of ``tdserve serve``.
+    """
+
+    def __init__(self, root: str, path: Path, *options: str) -> None:
+        self._path = path
+        command = [sys.executable, "-m", "tdserve", "serve", root, "--port", "0", *options]
+        with path.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().removeprefix(READY_PREFIX).strip()
+
+    def lines(self) -> list[str]:
+        """All lines until now."""
+        return self._path.read_text().splitlines()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines until now, as JSON."""
+        return [json.loads(line) for line in self.lines()]
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout=60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert code == 0
+
+
+@contextmanager
+def run_server(path: Path, *options: str) -> Iterator[LoggedServer]:
+    """Runs a server."""
+    with make_quick_root() as root:
+        server = LoggedServer(str(root), path, *options)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def rows(num_rows: int) -> TensorDict:
+    """Some rows."""
+    return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+
+
+def find_entry(server: LoggedServer, request_id: str) -> dict[str, Any]:
+    """The line of a request."""
+    return wait_for(
+        lambda: next((each for each in server.entries() if each.get("request_id") == request_id), None),
+        f"a line of request {request_id}",
+    )
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_traceback(
+    tmp_path: Path, transport: Any
+) -> None:
+    with run_server(tmp_path / "log", "--log-format", "json") as server:
+        with tdserve.connect(server.address, transport=transport) as client:
+            table = client.create_replay("table", like=rows(1)[0], capacity=10)
+            table.extend(rows(3))
+            with pytest.raises(tdserve.SelectionError) as failed:
+                table.delete([7])
+            with pytest.raises(tdserve.StoreNotFoundError) as missing:
+                client.catalog.describe_existing("nothing", client.deadline(5.0))
+        session, calling = failed.value.request_id, missing.value.request_id
+        assert re.fullmatch(r"\d+-\d+", session)
+        assert calling
+        assert pickle.loads(pickle.dumps(failed.value)).request_id == session
+        entry = find_entry(server, session)
+        assert (entry["level"], entry["process"]) == ("info", "tdserve")
+        assert "OUT_OF_RANGE" in entry["message"]
+        assert "there is no store 'nothing'" in find_entry(server, calling)["message"]
+        assert all("exception" not in each for each in server.entries())
+
+
+def test_lines_when_from_any_process_then_json_of_the_same_fields(tmp_path: Path) -> None:
+    with run_server(tmp_path / "log", "--log-format", "json") as server:
+        with tdserve.connect(server.address) as client:
+            pid = client.stats()["workers"][0]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: any("died after" in each["message"] for each in server.entries()), "a line about a death")
+        fields = {"time", "level", "process", "pid", "logger", "message"}
+        assert all(fields <= each.keys() for each in server.entries())
+        assert server.entries()[0]["pid"] == server.process.pid
+
+
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_lines_when_names_and_values_are_nasty_then_printable_and_without_values(tmp_path: Path, form: str) -> None:
+    with run_server(tmp_path / "log", "--log-format", form, "--log-level", "debug") as server:
+        with tdserve.connect(server.address, timeout_s=5.0) as client:
+            client.init_remote(TensorDict({"text": SECRET, "x": torch.arange(3)}, [3]), NASTY)
+            for wrong in (
+                lambda: client.create_replay(NASTY, like=rows(1)[0], capacity=3),
+                lambda: client[NASTY + "?"],
+                lambda: client.delete("x" * 100 + "\x9b"),
+                lambda: client.version(NASTY, 3, timeout_s=0),
+                lambda: client.kv(NASTY, timeout_s=0).get(SECRET),
+            ):
+                with pytest.raises(tdserve.TDServeError):
+                    wrong()
+        wait_for(lambda: any("has failed" in line for line in server.lines()), "a line about a failure")
+    text = (tmp_path / "log").read_text()
+    assert SECRET not in text
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "\\x9b" in text
+    if form == "human":
+        assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ tdserve", line) for line in text.splitlines())
+
+
+def test_lines_when_a_caller_fails_again_and_again_then_few(tmp_path: Path) -> None:
+    num_calls = 40 * BURST
+    with run_server(tmp_path / "log", "--log-format", "json") as server:
+        with tdserve.connect(server.address) as client:
+            table = client.create_replay("table", like=rows(1)[0], capacity=10)
+            table.extend(rows(3))
+            for _ in range(num_calls):
+                with pytest.raises(tdserve.SelectionError):
+                    table.delete([7])
+        failures = [each for each in server.entries() if "request_id" in each]
+        assert BURST <= len(failures) < num_calls / 4
