@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread, current_thread
 from typing import Any
@@ -145,11 +146,13 @@ class ControlConnection:
         token: Bearer token, sent with every call.
 
     Attributes:
-        address: As given.
+        address: As given, or as ``find_address`` has last returned it.
+        find_address: Returns where the server is now; asked while it does not answer. It may raise ConnectError.
     """
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self.address = address
+        self.find_address: Callable[[], str] = lambda: address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = Lock()
         self._closed = Event()
@@ -176,10 +179,15 @@ class ControlConnection:
         Raises:
             ConnectError: The name did not resolve in time.
         """
+        before = self.address
+        if self._resolved:  # it was reached before, and may be elsewhere by now
+            with suppress(ConnectError):
+                self.address = self.find_address()
         found = resolve(self.address, timeout_s=timeout_s, given_up=self._closed, on_unknown=self._on_unknown)
         self._why_unknown = ""
         with self._lock:
-            if self._resolved and self._resolved != found and not self._closed.is_set():
+            is_elsewhere = self.address != before or (self._resolved and self._resolved != found)
+            if is_elsewhere and not self._closed.is_set():
                 self._open_channel()  # the old one ends with the last call that uses it
             self._resolved = found
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TypeVar
@@ -87,24 +86,16 @@ class Members:
         """
         self._begin_anew_after_fork()
         client = self._clients.get(server)
-        if client is not None and not (server in self._lost and self._has_moved(server, client)):
+        if client is not None:
             return client
         address = self.membership.find(server)
         with self._lock:
             if self.is_closed:
                 raise ClosedError(what=f"the client of {self.membership.text}")
-            client = self._clients.get(server)
-            if client is None or client.address != address:
-                self._clients[server] = self._make_client(address)
-        if client is not None and client is not self._clients[server]:
-            client.close()
-        return self._clients[server]
-
-    def _has_moved(self, server: int, client: Client) -> bool:
-        try:
-            return self.membership.find(server) != client.address
-        except ConnectError:
-            return False
+            if server not in self._clients:
+                client = self._clients[server] = self._make_client(address)
+                client.catalog.connection.find_address = partial(self.membership.find, server)
+            return self._clients[server]
 
     def wait_for_any(self, timeout_s: float) -> None:
         """Waits until a server listens.
@@ -138,9 +129,6 @@ class Members:
                 return server in self._lost
         answers = self._answers(server)
         if answers:
-            if server in self._clients:
-                with suppress(ConnectError):  # it is lost again
-                    self.get(server)  # looks its address up: the client would keep one that a server has left
             with self._lock:
                 self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)

@@ -87,17 +87,21 @@ class CatalogClient:
     """
 
     def __init__(self, address: str, *, token: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        self.address = _check_address(address)
         self.timeout_s = check_wait_s(DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
         self.token = _check_token(token)
         self._pid = os.getpid()
         self.is_closed = False
         self.missing_names = MissingNames(self._find_names_around)
-        self.connection = ControlConnection(address, token=token)
+        self.connection = ControlConnection(_check_address(address), token=token)
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
         self.ask_session: AskSession = _ask_no_session
         self.find_moved: FindMoved = _find_no_server
+
+    @property
+    def address(self) -> str:
+        """Of the server, as it was last found."""
+        return self.connection.address
 
     @property
     def is_inherited(self) -> bool:

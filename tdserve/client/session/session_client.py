@@ -128,7 +128,6 @@ class SessionClient:
         self._gpu = find_gpu(device, transport=chosen)
         self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
         self.catalog.ask_session = self._ask_session
-        self.address = self.catalog.address
         self.requests = self.catalog.requests
         self.transport = chosen
         self.allow_pickle = allow_pickle
@@ -143,6 +142,11 @@ class SessionClient:
         self._opening: Opening | None = None
         self._session: Session | None = None
         self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the server, as it was last found."""
+        return self.catalog.address
 
     @property
     def timeout_s(self) -> float:
