@@ -48,6 +48,11 @@ def decode_failure(failure: control_pb2.Failure) -> TDServeError:
     return error
 
 
+def get_code(failure: control_pb2.Failure) -> str:
+    """Returns the code of the error of a message, without building it."""
+    return list_error_classes().get(failure.error, RemoteProtocolError).code
+
+
 def _encode_field(value: Field) -> control_pb2.FailureField:
     if value is None:
         return control_pb2.FailureField(none=True)

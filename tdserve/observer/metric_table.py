@@ -41,7 +41,7 @@ METRICS = (
     Metric(
         "tdserve_request_duration_seconds",
         "histogram",
-        "Time of calls, with their waits; of clients, with their retries",
+        "Time of calls with their waits; of clients, until the content has arrived",
         ("side", "call"),
     ),
     Metric("tdserve_request_memory_bytes", "gauge", "Content that the control process holds for requests"),

@@ -43,6 +43,9 @@ SETTLE_AFTER_S = 1.0
 HELLO_TIMEOUT_S = 10.0
 """Limit for the first message of a session; clients send it together with the call."""
 
+_NOTICES = ("claimed", "group_notice", "relay_report", "client_report")
+"""Kinds of messages that have no answer."""
+
 _log = logging.getLogger("tdserve.server")
 
 _Run = Callable[[Coroutine[Any, Any, None], int], None]
@@ -268,12 +271,8 @@ class ControlProcess:
         elif kind == "channel_lost":
             lost = message.channel_lost
             session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
-        elif kind == "claimed":
-            self._services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
-        elif kind == "group_notice":
-            self._services.groups.on_notice(session, message.group_notice)
-        elif kind == "relay_report":
-            self._services.relays.on_report(session, message.relay_report)
+        elif kind in _NOTICES:
+            self._take_notice(session, kind, message)
         elif kind == "part":
             whole = self._incoming.add(session, message.part)
             if whole is not None:
@@ -283,6 +282,18 @@ class ControlProcess:
         else:
             ahead = self._incoming.take_lists(session)
             run(self._services.requests.serve(session, message, ahead), message.request)
+
+    def _take_notice(self, session: ClientSession, kind: str | None, message: control_pb2.ClientMessage) -> None:
+        """Handles a message that has no answer, and that is handled even while the server is shutting down."""
+        services = self._services
+        if kind == "claimed":
+            services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
+        elif kind == "group_notice":
+            services.groups.on_notice(session, message.group_notice)
+        elif kind == "relay_report":
+            services.relays.on_report(session, message.relay_report)
+        else:
+            services.client_reports.add(session, message.client_report)
 
     async def _refuse(self, session: ClientSession, request: int) -> None:
         await session.fail(request, self._make_draining_error())

@@ -101,7 +101,10 @@ class Observation:
             workers=map(_describe_worker, self._workers),
             transports=services.traffic.list_stats(),
             processes=self._list_processes(),
-            calls=_list_calls("control", services.requests.call_times),
+            calls=[
+                *_list_calls("control", services.requests.call_times),
+                *_list_calls("client", services.client_reports.call_times),
+            ],
             sessions=map(_observe_session, shown),
             num_observer_restarts=self._observer.num_restarts if self._observer is not None else 0,
         )
@@ -230,6 +233,7 @@ def _observe_session(session: ClientSession) -> control_pb2.SessionFigures:
         num_requests=session.num_requests,
         num_errors=session.num_errors,
         num_under_way=len(session.requests),
+        degraded=session.degraded,
     )
 
 

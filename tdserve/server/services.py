@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tdserve.base.config import VALUES_WORKER, ServerConfig
 from tdserve.server.admission_budget import AdmissionBudget
@@ -17,6 +17,7 @@ from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.requests import Requests
+from tdserve.server.sessions.client_reports import ClientReports
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.store_requests import StoreRequests
 from tdserve.server.stores import Stores
@@ -70,6 +71,7 @@ class Services:
     syncing: Syncing
     moves: MoveRequests
     requests: Requests
+    client_reports: ClientReports = field(default_factory=ClientReports)
 
 
 def assemble(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -204,3 +205,25 @@ def test_packages_when_missing_then_one_line_has_the_command_that_installs_them(
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("uvicorn is not installed: pip install 'tdserve[observe]'")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_calls_when_a_client_makes_some_then_what_it_has_observed_is_shown(
+    fresh_server: FreshServer, transport: Any
+) -> None:
+    server = fresh_server(metrics_port=0)
+    url = find_url(server)
+    series = "tdserve_request_duration_seconds_count[('call', '{}'), ('side', 'client')]"
+    with server.client(transport=transport) as client:
+        table = client.create_replay("t", ROW, 100)
+        for _ in range(20):  # most of them by a claim, of which control learns later
+            table.extend(ROW.expand(5))
+
+        def look() -> dict[str, float] | None:
+            table.sample(4)  # without a request, but the one that reports when it is time
+            found = scrape(url)
+            return found if series.format("sample") in found else None
+
+        found = wait_for(look, "a scrape of what the client has observed")
+        assert found[series.format("extend")] == 20
+        assert found[series.format("create_store")] == 1

@@ -179,6 +179,10 @@ class ShardedStore:
         left_out = frozenset(shard for shard, server in enumerate(self.placement.servers) if server in lost)
         if left_out - self._left_out:
             _log.warning("store %r goes on without shards %s, until their servers answer", self.name, sorted(left_out))
+        if bool(left_out) != self.is_degraded:
+            for server, client in self._cluster.members.used.items():
+                if server not in lost:
+                    client.observed_calls.note_degraded(self.name, bool(left_out))
         self._left_out = left_out
 
     def ask_any(self, call: Callable[[Client, str], _Result]) -> _Result:

@@ -59,12 +59,13 @@ class OpenRequests:
         with self._lock:
             return self._pending.pop(request, None) is pending
 
-    def forget(self, request: int) -> None:
-        """Forgets a request that is answered, or whose answer does not matter any more."""
+    def forget(self, request: int) -> Pending | None:
+        """Forgets a request that is answered, or whose answer does not matter any more; returns it if it was there."""
         with self._lock:
             pending = self._pending.pop(request, None)
         if pending is None or pending.has_ended:
             self._free(request)
+        return pending
 
     def on_handled(self, message: control_pb2.ServerMessage) -> None:
         """Frees what a forgotten request has spooled, if this message finishes it."""

@@ -15,7 +15,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransferAbortedError
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
-from tdserve.control.status import decode_failure
+from tdserve.control.status import decode_failure, get_code
 from tdserve.transport.channel import Channel, Work
 from tdserve.v1 import control_pb2
 
@@ -94,6 +94,9 @@ class Pending:
         is_mailed: Whether the request was sent over the control channel.
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
+        call: Kind of the request; "" if it is not counted.
+        begun_s: When it was sent, as of ``time.perf_counter``.
+        code: Code of the error that was its answer, "" if none was.
     """
 
     def __init__(
@@ -116,11 +119,17 @@ class Pending:
         self.is_mailed = False
         self.content_channel: ContentChannel | None = None
         self.announced: Announced | None = None
+        self.call = self.code = ""
+        self.begun_s = 0.0
         self._on_announced = on_announced
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""
         self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
+        if isinstance(answer, TDServeError):
+            self.code = answer.code
+        elif answer.HasField("failure"):
+            self.code = get_code(answer.failure)
         if self._on_announced is not None and isinstance(answer, control_pb2.ServerMessage) and not self.has_ended:
             self.announced = self._on_announced(self, answer.accepted)
         (self._take_callback() or self._answers.put)(answer)
@@ -200,7 +209,7 @@ class Pending:
                     on_slow(end_s - time.monotonic())
                 elif remaining_s <= poll_s:
                     if is_owed:
-                        self.is_given_up = True
+                        self.is_given_up, self.code = True, DeadlineExceededError.code
                         self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,7 @@ from tdserve.client.session.content_channel import ContentChannel, ContentChanne
 from tdserve.client.session.group_inbox import GroupInbox
 from tdserve.client.session.hello import make_hello
 from tdserve.client.session.network_interface import find_content_address, make_channel_error
+from tdserve.client.session.observed_calls import ObservedCalls
 from tdserve.client.session.open_requests import OpenRequests
 from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pending
 from tdserve.client.session.request_numbers import RequestNumbers
@@ -64,6 +66,7 @@ class Session:
         timeout_s: For Hello and Welcome.
         root: Path of the server's root folder in this process, if it differs from the server's.
         gpu: GPU of the client, for content by NCCL.
+        observed_calls: Counts its calls; by default they are its own.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
@@ -96,6 +99,7 @@ class Session:
         timeout_s: float,
         root: str | None = None,
         gpu: Gpu = NO_GPU,
+        observed_calls: ObservedCalls | None = None,
     ) -> None:
         self.device = self.why_not_channel = self.device_failure = ""
         self.channel_transport = BASE_TRANSPORT
@@ -106,6 +110,7 @@ class Session:
         self.known_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = CONNECT_TIMEOUT_S
         self.requests = requests
+        self._observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self._give_up)
         self._open = OpenRequests(greeting)
@@ -175,6 +180,7 @@ class Session:
         on_silence = partial(self._stop_waiting, request, body)
         pending = Pending(on_answer, on_silence=on_silence, on_permit=on_permit, on_announced=on_announced)
         pending.content_channel = content_channel
+        pending.call, pending.begun_s = next(iter(body), ""), time.perf_counter()
         self._open.add(request, pending, free)
         message = control_pb2.ClientMessage(request=request, answered=self.requests.report_with(request), **body)
         if content_channel is not None:
@@ -207,9 +213,22 @@ class Session:
 
         The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
-        self._open.forget(request)
+        pending = self._open.forget(request)
         if self._control_channel is not None:
             self._control_channel.forget(request)
+        if pending is not None and pending.call:
+            self.count_call(pending.call, pending.begun_s, pending.code)
+
+    def count_call(self, call: str, begun_s: float, code: str = "") -> None:
+        """Counts a call that ends now, and reports if that is due; arguments as of ``ObservedCalls.count``."""
+        if self._observed_calls.count(call, begun_s, code):
+            self.report_calls()
+
+    def report_calls(self) -> None:
+        """Reports the calls that were counted since the last report."""
+        report = self._observed_calls.take_report()
+        if report is not None:
+            self.notify(control_pb2.ClientMessage(client_report=report))
 
     def disown(self, request: int, *, is_sent: bool) -> None:
         """Abandons a request with an early return whose caller was interrupted: it is not retried.

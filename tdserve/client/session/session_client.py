@@ -30,6 +30,7 @@ from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
+from tdserve.client.session.observed_calls import ObservedCalls
 from tdserve.client.session.reach import get_reach
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
@@ -105,6 +106,7 @@ class SessionClient:
     Attributes:
         catalog: For calls that need no session.
         requests: Numbers of its requests.
+        observed_calls: Counts them.
         senders: Of open writers on this client, which closes them before it ends.
         known_stores: Stores that were read by name.
         step_counts: Steps that its data-parallel readers have had.
@@ -129,6 +131,7 @@ class SessionClient:
         self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
         self.catalog.ask_session = self._ask_session
         self.requests = self.catalog.requests
+        self.observed_calls = ObservedCalls()
         self.transport = chosen
         self.allow_pickle = allow_pickle
         self.numpy = numpy
@@ -255,6 +258,12 @@ class SessionClient:
         finally:
             if request is not None:
                 self.requests.end(request)
+
+    def count_call(self, call: str, begun_s: float) -> None:
+        """Counts a call that was made without a request, and ends now; arguments as of ``ObservedCalls.count``."""
+        session = self._session
+        if session is not None:
+            session.count_call(call, begun_s)
 
     def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
         """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""
@@ -391,6 +400,7 @@ class SessionClient:
             gpu=self._gpu,
             requests=self.requests,
             timeout_s=deadline.remaining_s or 0.0,
+            observed_calls=self.observed_calls,
         )
         session.mover = self.make_mover(session)
         self._session = session
@@ -412,6 +422,7 @@ class SessionClient:
         session, self._session = self._session, None
         if session is not None and is_own:
             session.end_overwrites()
+            session.report_calls()
             session.groups.leave_all(session.flush)
         self.catalog.close()
         if not is_own:

@@ -6,6 +6,7 @@ keeps its own future and its own row numbers; readers see them all at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -163,11 +164,18 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
 
     def claim(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
-        return None if self.is_waiting else self._claim_policy.extend(captured)
+        return None if self.is_waiting else self._extend_claimed(captured)
+
+    def _extend_claimed(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
+        begun_s = time.perf_counter()
+        found = self._claim_policy.extend(captured)
+        if isinstance(found, torch.Tensor):
+            self._client.count_call("extend", begun_s)
+        return found
 
     def _claim(self, part: ExtendPart) -> bool:
         """Returns whether a part need not be sent: it is stored, or another thread retries it."""
-        found = self._claim_policy.extend(part.captured) if part.is_plain else None
+        found = self._extend_claimed(part.captured) if part.is_plain else None
         if isinstance(found, torch.Tensor):
             part.future.set_result(found)
         elif found is not None:

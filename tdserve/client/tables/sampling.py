@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -394,9 +395,12 @@ def _draw_without_request(client: SessionClient, query: Query, num_rows: int) ->
     mover = client.mover
     if mover is None or not mover.draws_rows:
         return None
+    begun_s = time.perf_counter()
     with suppress(TDServeError):
         content = _draw_here(mover, query, num_rows)
-        return None if content is None else Sampled(content, query)
+        if content is not None:
+            client.count_call("sample", begun_s)
+            return Sampled(content, query)
     return None
 
 

@@ -81,6 +81,7 @@ class ClientSession:
         held_nbytes: Memory of the session's requests under way.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
         begun_s: When it began, as of ``time.monotonic``.
+        degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
         num_requests, num_errors: Requests that have ended, and those of them that have failed.
         known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
     """
@@ -116,6 +117,7 @@ class ClientSession:
         self.held_nbytes = 0
         self.begun_s = time.monotonic()
         self.num_requests = self.num_errors = 0
+        self.degraded: tuple[str, ...] = ()
         self._num_refusing = 0
         self._num_entries = 0
         self._has_refused = asyncio.Event()

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import ConnectError, DeadlineExceededError
+from tdserve.client.session.catalog_client import CatalogClient
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing, Writer
 from tests.processes import wait_for
@@ -50,6 +51,12 @@ def fill_each(table: tdserve.ShardedReplayHandle | tdserve.ShardedQueueHandle) -
     return writers
 
 
+def list_degraded(crashing: Crashing) -> list[str]:
+    """Returns the stores that clients of a server report as degraded."""
+    with CatalogClient(crashing.server.address) as asking:
+        return [name for session in asking.observe(max_sessions=100).sessions for name in session.degraded]
+
+
 def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is_back(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -63,6 +70,7 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     assert table.info()["degraded"] == [1]
     assert len(table) == 20
     assert client.stats()["lost"] == [lost]
+    assert list_degraded(crashing[table.placement.servers[0]]) == [table.name]
     written = table.extend(rows(5, 100), writer=writers[1])  # of the writer that has lost its shard
     assert set((written // table.part_capacity).tolist()) & {0, 2}
     assert set(table.sample(200)["number"].tolist()) <= others | set(range(100, 105))
@@ -71,6 +79,8 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     assert set(table[:]["number"].tolist()) == {*range(30), *range(100, 105)}
     wait_for(lambda: set(table.sample(100)["number"].tolist()) & set(range(10, 20)), "a sample of the shard")
     assert not table.is_degraded
+    assert len(table) == 35  # its calls bring the report
+    assert list_degraded(crashing[table.placement.servers[0]]) == []
 
 
 def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_created(
