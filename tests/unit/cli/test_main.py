@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import list_error_classes
+from tdserve.cli.exit_codes import EXIT_CODES, FAILED, INTERRUPTED
 from tdserve.cli.lasting import is_lasting
 from tdserve.cli.main import cli, main
 
@@ -98,3 +101,20 @@ def test_output_when_its_reader_went_away_then_no_traceback() -> None:
     with open(writer, "w") as output:
         done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_guide_when_it_lists_commands_and_exit_codes_then_all_there_are() -> None:
+    page = (ROOT / "tdserve/guide/command-line.md").read_text()
+    table = page.partition("| command | does |")[2].partition("\n\n")[0]
+    named = {
+        name.split()[0] for row in table.splitlines()[2:] for name in re.findall(r"`([\w -]+)`", row.split("|")[1])
+    }
+    assert named == {*cli.commands}
+    codes = page.partition("| code | meaning |")[2].partition("\n\n")[0]
+    listed = {int(code) for row in codes.splitlines()[2:] for code in row.split("|")[1].split(",")}
+    assert listed == {0, 2, 143, FAILED, INTERRUPTED, *EXIT_CODES.values()}
+
+
+def test_exit_codes_when_there_is_a_code_of_errors_then_it_is_known_or_any_other() -> None:
+    codes = {error.code for error in list_error_classes().values()}
+    assert codes - {*EXIT_CODES} == {"INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED", "ABORTED"}
