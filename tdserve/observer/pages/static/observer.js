@@ -9,16 +9,17 @@
     const units = ["", "k", "M", "G", "T"];
     let unit = 0;
     while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-    return (value >= 100 || value === 0 ? value.toFixed(0) : value.toPrecision(2)) + units[unit];
+    return (value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(2)) + (unit ? " " + units[unit] : "");
   };
+  const joinUnit = (text, unit) => text.includes(" ") ? text + unit : `${text} ${unit}`;
   const charts = [
     ["requests", "Requests/s", true, shorten],
     ["rows_in", "Rows in/s", true, shorten],
     ["rows_out", "Rows out/s", true, shorten],
-    ["bytes_in", "In", true, (value) => shorten(value) + "B/s"],
-    ["bytes_out", "Out", true, (value) => shorten(value) + "B/s"],
+    ["bytes_in", "Content in", true, (value) => joinUnit(shorten(value), "B/s")],
+    ["bytes_out", "Content out", true, (value) => joinUnit(shorten(value), "B/s")],
     ["cpu_s", "Cores busy", true, (value) => value.toFixed(2)],
-    ["memory", "Memory", false, (value) => shorten(value) + "B"],
+    ["memory", "Memory", false, (value) => joinUnit(shorten(value), "B")],
     ["sessions", "Sessions", false, shorten],
   ].map(([name, title, isRate, format]) => {
     const figure = document.createElement("figure"), caption = document.createElement("figcaption");
@@ -40,10 +41,10 @@
   const draw = (chart, point) => {
     chart.points.push(point);
     if (chart.points.length > MAX_POINTS) chart.points.shift();
-    const most = Math.max(...chart.points, 1e-9), step = WIDTH / (MAX_POINTS - 1);
+    const most = Math.max(...chart.points), step = WIDTH / (MAX_POINTS - 1);
     const first = MAX_POINTS - chart.points.length;
     const path = chart.points.map((each, number) =>
-      `${number ? "L" : "M"}${((first + number) * step).toFixed(1)} ${(HEIGHT - 2 - each / most * (HEIGHT - 6)).toFixed(1)}`);
+      `${number ? "L" : "M"}${((first + number) * step).toFixed(1)} ${(HEIGHT - 2 - each / (most || 1) * (HEIGHT - 6)).toFixed(1)}`);
     chart.line.setAttribute("d", path.join(""));
     chart.value.textContent = `${chart.format(point)} (most ${chart.format(most)})`;
   };
