@@ -1,4 +1,4 @@
-"""The CPU that processes spend, and what a call costs of it."""
+"""The CPU and the memory that processes take, and what a call costs of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tdserve.bench.measure import Pacing, Round, Task
 
@@ -22,6 +23,19 @@ def read_cpu_s(processes: Processes) -> dict[str, float]:
     Each process has a clock of that, whose number the kernel derives from the process id. /proc has only hundredths.
     """
     return {part: sum(time.clock_gettime(~pid << 3 | 2) for pid in pids) for part, pids in processes.items()}
+
+
+def read_mib(processes: Processes) -> dict[str, float]:
+    """Returns, as details of a round, the memory of processes without the files that they have mapped, by part."""
+    return {f"{part} MiB": sum(map(_read_anonymous_mib, pids)) for part, pids in processes.items()}
+
+
+def _read_anonymous_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "RssAnon":
+            return int(value.split()[0]) / 1024
+    return 0.0
 
 
 def name_cpu(cpu_us: Mapping[str, float]) -> dict[str, float]:

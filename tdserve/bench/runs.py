@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.bench.bench_options import MIB, WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.cost_report import show_costs
 from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import make_fresh_memcpy, make_memcpy
@@ -69,6 +70,7 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
                 num_failed += 1
                 console.print(f"{name} failed: {type(error).__name__}: {error}", style="bold red", markup=False)
             show_figures(console, found, title=name, is_judged=not options.quick)
+            show_costs(console, found)
             figures += found
     seconds = time.monotonic() - started
     show_summary(console, figures, is_judged=not options.quick, seconds=seconds)

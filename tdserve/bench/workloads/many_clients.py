@@ -7,14 +7,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe, open_children
-from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s
+from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
@@ -36,6 +36,9 @@ ROLES = {
     "sample and extend": ("samples", "extends"),
 }
 """The names of the figures, and what the clients do in turn."""
+
+NUM_ROWS = {"samples": SAMPLE_ROWS, "extends": EXTEND_ROWS}
+"""Rows of a call."""
 
 LEAST_CPU_US = 10.0
 """A process that spends less on a call limits nothing: control has no part in most samples, over shm no worker has."""
@@ -123,7 +126,15 @@ def run_together(clients: Mapping[Child, str], servers: Processes, pacing: Pacin
         "workers": len(servers["workers"]),
         "cores": len(os.sched_getaffinity(0)),
     }
-    return Round(op_s, elapsed_s, details={**rates, **describe_cpu(cpu_us, available)})
+    nbytes = sum(num * NUM_ROWS[role] for role, num in num_calls.items()) * find_row_nbytes()
+    moved = {"MB/s": nbytes / 1e6 / elapsed_s}
+    return Round(op_s, elapsed_s, details={**rates, **moved, **describe_cpu(cpu_us, available), **read_mib(processes)})
+
+
+@cache
+def find_row_nbytes() -> int:
+    """Returns the bytes of a row."""
+    return make_transitions(2).row_nbytes
 
 
 def describe_cpu(cpu_us: Mapping[str, float], available: Mapping[str, int]) -> dict[str, float]:

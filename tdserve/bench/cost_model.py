@@ -1,0 +1,181 @@
+"""A model of what calls cost, fitted to measured figures: which part of a server limits 1, 10 and 1,000 machines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from tdserve.bench.figures import Figure
+
+PARTS = ("control", "workers", "client")
+
+MACHINES = (1, 10, 1000)
+
+WIRE_BYTES_PER_S = 1.25e9
+"""Of each machine: 10 Gbit/s."""
+
+WORKERS_OF_MACHINE, CORES_OF_MACHINE = 4, 16
+
+_NAME = re.compile(r"(?P<call>.+), (?P<clients>\d+) clients?(?:, (?P<shards>\d+) shards?)?")
+
+LEAST_S = 1e-6
+"""Seconds of CPU below which a part has none in a call."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured figure.
+
+    Attributes:
+        calls_per_s: Of all clients.
+        cpu_s: Of a call, by part.
+        mib: Memory by part, of all its processes.
+        nbytes: Content of a call.
+        wait_s: Median time of a call.
+    """
+
+    num_clients: int
+    num_shards: int
+    calls_per_s: float
+    cpu_s: Mapping[str, float]
+    mib: Mapping[str, float]
+    nbytes: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class CallModel:
+    """What one kind of call costs.
+
+    Attributes:
+        call: Its name.
+        fixed_s, per_shard_s: Seconds of CPU of a call, by part: those that it costs anyway, and for each shard.
+        nbytes: Content of a call.
+        delay_s: Time of a call in which nothing works on it.
+        session_mib: Memory that a session costs, by part.
+        shard_mib: Memory of a server, by part.
+        errors: By number of clients and shards: calculated by measured calls/s, less 1.
+    """
+
+    call: str
+    fixed_s: Mapping[str, float]
+    per_shard_s: Mapping[str, float]
+    nbytes: float
+    delay_s: float
+    session_mib: Mapping[str, float]
+    shard_mib: Mapping[str, float]
+    errors: Mapping[tuple[int, int], float]
+
+    def compute_cpu_s(self, part: str, num_shards: int) -> float:
+        """Returns the CPU of a call at one part, of all its processes."""
+        return max(self.fixed_s[part] + self.per_shard_s[part] * num_shards, 0.0)
+
+    def find_limits(self, num_machines: int, *, num_shards: int) -> dict[str, float]:
+        """Returns the calls/s that each part of all machines suffices for, the least first.
+
+        Each machine has one server; clients have machines of their own, of as many cores.
+
+        Args:
+            num_shards: Machines that share a table.
+        """
+        control_s, workers_s, client_s = (self.compute_cpu_s(part, num_shards) for part in PARTS)
+        demands = {
+            "control": control_s,
+            "workers": workers_s / WORKERS_OF_MACHINE,
+            "cores of servers": (control_s + workers_s) / CORES_OF_MACHINE,
+            "wire": self.nbytes / WIRE_BYTES_PER_S,
+            "cores of clients": client_s / CORES_OF_MACHINE,
+        }
+        limits = {name: num_machines / demand for name, demand in demands.items() if demand >= LEAST_S / 100}
+        return dict(sorted(limits.items(), key=lambda item: item[1]))
+
+
+def read_points(figures: Iterable[Figure]) -> dict[str, list[Point]]:
+    """Returns the points of each kind of call among figures of the workloads ``clients`` and ``cluster``."""
+    found: dict[str, list[Point]] = {}
+    for figure in figures:
+        name = _NAME.fullmatch(figure.name)
+        if name is None or figure.unit != "calls/s" or "client CPU" not in figure.details:
+            continue
+        details = figure.details
+        point = Point(
+            int(name["clients"]),
+            int(name["shards"] or 1),
+            figure.median,
+            {part: details.get(f"{part} CPU", 0.0) / 1e6 for part in PARTS},
+            {part: details.get(f"{part} MiB", 0.0) for part in PARTS},
+            details.get("MB/s", 0.0) * 1e6 / figure.median,
+            figure.op_median_ms / 1e3,
+        )
+        found.setdefault(name["call"], []).append(point)
+    return found
+
+
+def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
+    """Fits costs to the points of a kind of call, by least squares.
+
+    Args:
+        num_cores: Of the machine on which everything ran.
+    """
+    shards = np.array([point.num_shards for point in points], np.float64)
+    clients = np.array([point.num_clients for point in points], np.float64)
+    fixed_s, per_shard_s, session_mib, shard_mib = {}, {}, {}, {}
+    for part in PARTS:
+        fixed_s[part], per_shard_s[part] = _fit_line(shards, [point.cpu_s[part] for point in points])
+        columns = np.stack([clients, shards], axis=1)
+        (session, shard), *_ = np.linalg.lstsq(columns, np.array([point.mib[part] for point in points]), rcond=None)
+        session_mib[part], shard_mib[part] = float(session), float(shard)
+    least = min(point.num_clients for point in points)
+    delays_s = [
+        point.wait_s * (least / point.num_clients) - sum(point.cpu_s.values())
+        for point in points
+        if point.num_clients == least
+    ]
+    model = CallModel(
+        call=call,
+        fixed_s=fixed_s,
+        per_shard_s=per_shard_s,
+        nbytes=median(point.nbytes for point in points),
+        delay_s=max(median(delays_s), 0.0),
+        session_mib=session_mib,
+        shard_mib=shard_mib,
+        errors={},
+    )
+    errors = {}
+    for point in points:
+        demand_s = sum(model.compute_cpu_s(part, point.num_shards) for part in PARTS)
+        calculated = compute_rate(point.num_clients, demand_s, num_cores, model.delay_s)
+        errors[point.num_clients, point.num_shards] = calculated / point.calls_per_s - 1
+    return CallModel(**{**model.__dict__, "errors": errors})
+
+
+def _fit_line(x: np.ndarray[tuple[int], np.dtype[np.float64]], y: Sequence[float]) -> tuple[float, float]:
+    """Returns the value at 0 and the slope; the slope is 0 where x does not change."""
+    if np.ptp(x) == 0:
+        return float(np.mean(y)), 0.0
+    slope, fixed = np.polyfit(x, np.array(y), 1)
+    return float(fixed), float(slope)
+
+
+def compute_rate(num_clients: int, demand_s: float, num_cores: int, delay_s: float) -> float:
+    """Returns the calls/s of clients that each wait for their own, by mean value analysis.
+
+    Several cores are one queue that is as many times as fast, and a delay that makes up for it to a call that is alone
+    (Seidmann's approximation).
+
+    Args:
+        demand_s: CPU of a call.
+        num_cores: Cores that share it.
+        delay_s: Time of a call in which nothing works on it.
+    """
+    queue_s, delay_s = demand_s / num_cores, delay_s + demand_s * (num_cores - 1) / num_cores
+    rate = waiting = 0.0
+    for number in range(1, num_clients + 1):
+        residence_s = queue_s * (1 + waiting)
+        rate = number / (delay_s + residence_s)
+        waiting = rate * residence_s
+    return rate
