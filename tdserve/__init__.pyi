@@ -30,6 +30,7 @@ from tdserve.base.errors import (
     SpecMismatchError as SpecMismatchError,
     StepForgottenError as StepForgottenError,
     StoreExistsError as StoreExistsError,
+    StoreMovedError as StoreMovedError,
     StoreNotCreatedError as StoreNotCreatedError,
     StoreNotFoundError as StoreNotFoundError,
     StructureChangedError as StructureChangedError,
@@ -49,6 +50,9 @@ from tdserve.client.client import (
 )
 from tdserve.client.cluster.cluster_client import (
     ClusterClient as ClusterClient,
+)
+from tdserve.client.cluster.sharded_dataset import (
+    ShardedDataset as ShardedDataset,
 )
 from tdserve.client.cluster.sharded_keyed import (
     ShardedKeyedHandle as ShardedKeyedHandle,

@@ -17,7 +17,7 @@ OnShardLoss = Literal["redirect", "wait", "raise"]
 Shards = int | Literal["all"]
 """On how many servers a store is."""
 
-PlacementKind = Literal["replay", "queue", "keyed", "moved"]
+PlacementKind = Literal["replay", "queue", "keyed", "dataset", "moved"]
 """The kind of a store that several servers share; or ``moved``: one server has all of it, but not the one with the
 record."""
 
@@ -112,7 +112,7 @@ class PlacementRecord:
         kind: What its parts are.
         servers: Numbers of the servers, by shard.
         settings: Settings of the whole table, or keyed store, as canonical JSON.
-        capacity: Rows of all parts of a table.
+        capacity: Rows of all parts of a table or a dataset.
         on_shard_loss: What a writer does while its shard does not answer.
         shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
         move: Of a store that has moved: id of the move.
@@ -160,7 +160,7 @@ class PlacementRecord:
 
     @property
     def part_capacity(self) -> int:
-        """Rows of each part of a table."""
+        """Rows of each part of a table or a dataset; the last part of a dataset may have fewer."""
         return -(-self.capacity // self.num_shards)
 
     def to_json(self) -> str:

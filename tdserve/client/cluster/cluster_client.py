@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -13,6 +13,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.part_creation import delete_parts
+from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
 from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
@@ -282,15 +283,66 @@ class ClusterClient:
         """Returns the handle of a keyed store; waits for it. See ``Client.kv``."""
         return self._open_as((KeyedHandle, ShardedKeyedHandle), "keyed store", name, timeout_s)
 
+    # ------------------------------------------------------------ datasets
+
+    def memmap(self, td: Any, name: str, *args: Any, shards: Shards = 1, **options: Any) -> Any:
+        """Creates a store from a tensordict; arguments, results and errors as of ``Client.memmap``.
+
+        Args:
+            shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
+        """
+        servers = choose_servers(name, shards, len(self.members))
+        if len(servers) == 1:
+            return _memmap(self, td, name, *args, **options)
+
+        def create(client: Client, part: str, rows: slice) -> None:
+            client.memmap(td[rows], part, *args, **{**options, "exists_ok": True})
+
+        return self._create_dataset(name, servers, len(td), create, options)
+
+    def memmap_like(
+        self,
+        like: Any,
+        name: str,
+        *args: Any,
+        batch_size: Sequence[int] | int = (),
+        shards: Shards = 1,
+        **options: Any,
+    ) -> Any:
+        """Creates a store of zeros; arguments, results and errors as of ``Client.memmap_like``.
+
+        Args:
+            shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
+        """
+        servers = choose_servers(name, shards, len(self.members))
+        if len(servers) == 1:
+            return _memmap_like(self, like, name, *args, batch_size=batch_size, **options)
+        sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+        if not sizes:
+            raise InvalidRequestError(argument="batch_size", reason="a dataset of several servers has rows")
+
+        def create(client: Client, part: str, rows: slice) -> None:
+            own = [rows.stop - rows.start, *sizes[1:]]
+            client.memmap_like(like, part, *args, batch_size=own, **{**options, "exists_ok": True})
+
+        return self._create_dataset(name, servers, sizes[0], create, options)
+
+    def _create_dataset(
+        self, name: str, servers: tuple[int, ...], num_rows: int, create: CreatePart, options: dict[str, Any]
+    ) -> Any:
+        if options.get("return_early"):
+            raise InvalidRequestError(argument="return_early", reason="several servers create a dataset at once")
+        exists_ok = bool(options.get("exists_ok") or options.get("existsok"))
+        create_sharded_dataset(self.servers, name, servers, num_rows, create, exists_ok=exists_ok)
+        return self._open(name, None)
+
     # ------------------------------------------------------------ stores of one server
 
     init_remote = _at_home(Client.init_remote)
     from_remote_init = _at_home(Client.from_remote_init)
     send = _at_home(Client.send)
     recv = _at_home(Client.recv)
-    memmap = _at_home(Client.memmap)
     memmap_ = _at_home(Client.memmap_)
-    memmap_like = _at_home(Client.memmap_like)
     adopt = _at_home(Client.adopt)
     load_memmap = _at_home(Client.load_memmap)
     load_memmap_ = _at_home(Client.load_memmap_)
@@ -402,12 +454,14 @@ _SHARDED: dict[str, Callable[..., ShardedStore]] = {
     "replay": ShardedReplayHandle,
     "queue": ShardedQueueHandle,
     "keyed": ShardedKeyedHandle,
+    "dataset": ShardedDataset,
 }
 """Makes the handles of stores that several servers share."""
 
 _create_replay = _at_home(Client.create_replay)
 _create_queue = _at_home(Client.create_queue)
 _create_kv = _at_home(Client.create_kv)
+_memmap, _memmap_like = _at_home(Client.memmap), _at_home(Client.memmap_like)
 
 
 def _sum_counts(counts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

@@ -12,9 +12,11 @@ from threading import Event
 from typing import Any
 
 from tdserve.base.errors import ClosedError, ForkedClientError, TDServeError
+from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import Upload, begin
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.epochs import EpochOrder
+from tdserve.rules.replay.epochs import EpochOrder, compute_share
+from tdserve.rules.replay.sampler import make_epoch_order
 
 NUM_THREADS = 2
 """While the rows of one batch arrive, those of the next are gathered."""
@@ -53,6 +55,20 @@ class EpochPlan:
                     yield rows[first : first + self.num_rows]
 
 
+def plan_epoch(
+    total_rows: int, num_rows: int, *, sampler: Any, epoch: int, rank: int, world_size: int, drop_last: bool
+) -> EpochPlan:
+    """Returns the batches of one reader; arguments and errors as of ``StoreHandle.batches``.
+
+    Args:
+        total_rows: Rows of the dataset.
+    """
+    num_rows = check_integer("num_rows", num_rows, 1)
+    order = make_epoch_order(sampler, total_rows, epoch=epoch)
+    share = compute_share(total_rows, rank=rank, world_size=world_size)
+    return EpochPlan(order, share[: total_rows // world_size // num_rows * num_rows] if drop_last else share, num_rows)
+
+
 class EpochBatches:
     """An iterator over the batches of one epoch; a context manager. Threads: one caller at a time.
 
@@ -66,6 +82,7 @@ class EpochBatches:
     def __init__(
         self, name: str, read: Callable[[Any], Any], plan: EpochPlan, *, start: int, prefetch: int, device: Any
     ) -> None:
+        prefetch, start = check_integer("prefetch", prefetch, 1), check_integer("start", start, 0)
         self._what = what = f"the iterator over batches of {name!r}"
         self._pid = os.getpid()
         self._num_batches = max(len(plan) - start, 0)

@@ -8,17 +8,14 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import InvalidRequestError, WrongStateError
-from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import add_index
-from tdserve.client.datasets.epoch_batches import EpochBatches, EpochPlan
+from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.messages.content import INDEX_KEY
-from tdserve.rules.replay.epochs import compute_share
-from tdserve.rules.replay.sampler import make_epoch_order
 from tdserve.structure.tree import Path, Spec
 
 
@@ -229,9 +226,6 @@ class ViewCalls:
             WrongStateError: The store, or view, has no batch dimension.
         """
         check_real("reading a store")
-        num_rows = check_integer("num_rows", num_rows, 1)
-        prefetch = check_integer("prefetch", prefetch, 1)
-        start = check_integer("start", start, 0)
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
@@ -239,16 +233,20 @@ class ViewCalls:
         if with_index and INDEX_KEY in keys:
             reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
             raise InvalidRequestError(argument="with_index", reason=reason)
-        order = make_epoch_order(sampler, batch_size[0], epoch=epoch)
-        share = compute_share(batch_size[0], rank=rank, world_size=world_size)
-        if drop_last:
-            share = share[: batch_size[0] // world_size // num_rows * num_rows]
+        plan = plan_epoch(
+            batch_size[0],
+            num_rows,
+            sampler=sampler,
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
 
         def read(rows: Any) -> Any:
             td = self._read_batch(rows, pad, timeout_s)
             return self._store.hand_over(add_index(td, rows) if with_index else td, numpy, device)
 
-        plan = EpochPlan(order, share, num_rows)
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
 
     def _arrange(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -207,7 +207,7 @@ class SessionClient:
         try:
             return self._call_here(attempt, deadline, request)
         except StoreMovedError as error:
-            if not _has_moved(error):
+            if error.server is None:  # it is still being moved
                 raise
             # It was refused for good: no earlier attempt has carried it out either.
             elsewhere = self.find_moved(error, deadline)
@@ -240,7 +240,7 @@ class SessionClient:
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                 except (ServerBusyError, StoreMovedError) as error:
-                    if _has_moved(error) or _is_over(deadline, backoff_s) or _is_cancelled():
+                    if getattr(error, "server", None) is not None or _is_over(deadline, backoff_s) or _is_cancelled():
                         raise
                     self.requests.report_again()
                 except TDServeError as error:
@@ -448,11 +448,6 @@ class SessionClient:
         for sender in list(self.senders):
             with suppress(TDServeError):
                 sender.close(deadline)
-
-
-def _has_moved(error: TDServeError) -> bool:
-    """Returns whether another server has the store of a request; while it is being moved, this one is asked again."""
-    return isinstance(error, StoreMovedError) and error.server is not None
 
 
 def _has_to_wait(request: Any) -> bool:

@@ -22,6 +22,7 @@ from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros, adopt_
 from tdserve.client.tensordicts.reading import show_content
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.rules.catalog import Durability
+from tdserve.rules.placement import Shards, check_one_shard
 from tdserve.structure.capture import capture
 from tdserve.structure.declaring import Declared
 from tdserve.structure.tree import Path
@@ -177,6 +178,7 @@ class TensorDictClient(SessionClient):
         copy_existing: bool | None = None,
         *,
         batch_size: Sequence[int] | int | None = None,
+        shards: Shards = 1,
         num_threads: int = 0,
         return_early: bool = False,
         share_non_tensor: bool = False,
@@ -193,7 +195,11 @@ class TensorDictClient(SessionClient):
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it.
 
         The handle or view of another store is read, and its content stored.
+
+        Args:
+            shards: 1 or ``"all"``; the client of several servers divides the rows among more.
         """
+        check_one_shard(shards)
         check_no_archive(archive, compression)
         if isinstance(td, TensorDictCalls):
             td = td.to_tensordict(timeout_s=timeout_s)
@@ -269,6 +275,7 @@ class TensorDictClient(SessionClient):
         copy_existing: bool | None = None,
         *,
         batch_size: Sequence[int] | int = (),
+        shards: Shards = 1,
         ragged: Declared = None,
         exists_ok: bool = False,
         existsok: bool = False,
@@ -289,12 +296,14 @@ class TensorDictClient(SessionClient):
             copy_existing: No effect, as in tensordict: no tensor is copied.
             batch_size: Dimensions that precede ``like``'s own; a number is a single one.
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
+            shards: As in ``memmap``.
             exists_ok: True returns an existing store of the same structure.
             share_non_tensor, max_object_bytes, durability: As in ``init_remote``.
 
         Raises:
             StoreExistsError, NotSupportedError, CapacityError: Nothing was created.
         """
+        check_one_shard(shards)
         check_no_archive(archive, None)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
         new = NewZeros(self, name, like, options, batch_size, ragged)

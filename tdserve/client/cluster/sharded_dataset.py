@@ -1,0 +1,225 @@
+"""Datasets that several servers share: each has a block of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.base.integers import check_integer
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.part_creation import create_parts
+from tdserve.client.cluster.sharded_rows import join_rows
+from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.content.devices import resolve_device
+from tdserve.client.datasets.dataset import add_index, iter_rows
+from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
+from tdserve.client.handles.key_paths import to_path
+from tdserve.messages.content import INDEX_KEY
+from tdserve.rules.placement import PlacementRecord, name_part
+from tdserve.structure.array_views import to_arrays
+from tdserve.structure.tree import Path
+
+CreatePart = Callable[[Client, str, slice], Any]
+"""Creates the part of some rows at its server, under a name."""
+
+
+def create_sharded_dataset(
+    cluster: ClusterServers, name: str, servers: tuple[int, ...], num_rows: int, create: CreatePart, *, exists_ok: bool
+) -> None:
+    """Creates a dataset of several servers; see ``ClusterClient.memmap_like``."""
+    num_rows = check_integer("batch_size", num_rows, len(servers))
+    placement = PlacementRecord("dataset", servers, capacity=num_rows)
+
+    def create_part(shard: int, client: Client) -> None:
+        begin = min(shard * placement.part_capacity, num_rows)
+        create(client, name_part(name, shard), slice(begin, min(begin + placement.part_capacity, num_rows)))
+
+    if (placement.num_shards - 1) * placement.part_capacity >= num_rows:
+        raise InvalidRequestError(argument="shards", reason=f"{num_rows} rows are too few for {len(servers)} parts")
+    create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
+
+
+class ShardedDataset(ShardedStore):
+    """A tensordict whose rows several servers share; calls for rows and leaves as of :class:`tdserve.StoreHandle`.
+
+    Row ``number`` is in part ``number // part_rows``. A call reads or writes the rows of one part as of one moment, and
+    those of several at the same time. While a server does not answer, calls that need its rows raise ConnectError.
+
+    Attributes:
+        part_rows: Rows of each part but the last, which may have fewer.
+        spec: Structure of the first part.
+    """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+        self.part_rows = placement.part_capacity
+        self.spec = self._first.spec
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Batch size of the whole."""
+        return torch.Size((len(self), *self.spec.batch_size[1:]))
+
+    shape = batch_size
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return self.placement.capacity
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
+        """Lists the keys; arguments as of ``TensorDict.keys``."""
+        return self.ask_any(lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort))
+
+    def __contains__(self, key: object) -> bool:
+        path = to_path(key)
+        return path is not None and path in {to_path(each) for each in self.keys(include_nested=True)}
+
+    # ------------------------------------------------------------ reading
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a leaf or nested part by its key, or rows: a number, a slice, a mask, or a list of numbers."""
+        if to_path(index) is not None:
+            return self.get(index)
+        found = self._read(index)
+        return to_arrays(found) if self._cluster.numpy else found
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Reads rows in one call to each server, for a ``DataLoader``."""
+        return self._read(list(indices))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields row after row."""
+        return iter_rows(self._read, len(self), self.spec.nbytes * self.num_shards)
+
+    def get(self, key: str | Path, *, timeout_s: float | None = None) -> Any:
+        """Reads a leaf or nested part of all rows."""
+        return self.get_at(key, slice(None), timeout_s=timeout_s)
+
+    def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
+        """Reads a leaf or nested part of some rows."""
+        return self._gather(index, lambda part, rows: part.get_at(key, rows, timeout_s=timeout_s))
+
+    def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
+        """Reads all rows."""
+        return self._gather(slice(None), lambda part, _: part.to_tensordict(timeout_s=timeout_s))
+
+    def batches(
+        self,
+        num_rows: int,
+        *,
+        sampler: Any = None,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        start: int = 0,
+        prefetch: int = 4,
+        with_index: bool = False,
+        device: Any = None,
+    ) -> EpochBatches:
+        """Returns an iterator over a reader's part of an epoch; arguments and errors as of ``StoreHandle.batches``."""
+        plan = plan_epoch(
+            len(self), num_rows, sampler=sampler, epoch=epoch, rank=rank, world_size=world_size, drop_last=drop_last
+        )
+        if with_index and INDEX_KEY in self.keys():
+            reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
+            raise InvalidRequestError(argument="with_index", reason=reason)
+
+        def read(rows: Any) -> Any:
+            found = self._read(rows)
+            found = add_index(found, rows) if with_index else found
+            return to_arrays(found) if self._cluster.numpy and device is None else found
+
+        return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
+
+    def _read(self, index: Any) -> Any:
+        return self._gather(index, lambda part, rows: part[rows])
+
+    def _gather(self, index: Any, read: Callable[[Any, Any], Any]) -> Any:
+        numbers = self._list_numbers(index)
+        is_one = not isinstance(index, slice) and index is not Ellipsis and np.ndim(_to_array(index)) == 0
+        where = self._split(numbers)
+        found = self.ask_each(where, lambda shard, part: read(part, self._to_local(numbers[where[shard]], shard)))
+        if not found:
+            return self.get_part(0)[0:0]
+        shards = sorted(found)
+        rows = join_rows([found[shard] for shard in shards])
+        places = np.concatenate([where[shard] for shard in shards])
+        if np.any(np.diff(places) < 0):
+            rows = rows[torch.from_numpy(np.argsort(places))]
+        return rows[0] if is_one else rows
+
+    # ------------------------------------------------------------ writing
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Replaces rows, by a tensordict of as many or of one; not a whole leaf: see ``set_at_``."""
+        if to_path(index) is not None:
+            raise InvalidRequestError(argument="index", reason=f"set {index!r} by rows: set_at_(key, value, rows)")
+        self._scatter(index, value, lambda part, rows, values: part.__setitem__(rows, values))
+
+    def set_at_(self, key: str | Path, value: Any, index: Any) -> ShardedDataset:
+        """Writes a leaf of some rows; ``value`` has a first dimension of as many rows, or is meant for all of them."""
+        self._scatter(index, value, lambda part, rows, values: part.set_at_(key, values, rows))
+        return self
+
+    def _scatter(self, index: Any, value: Any, write: Callable[[Any, Any, Any], Any]) -> None:
+        numbers = self._list_numbers(index)
+        where = self._split(numbers)
+        size: Sequence[int] = getattr(value, "shape", ())
+        is_each = len(size) > 0 and size[0] == len(numbers) and not np.isscalar(index)
+
+        def act(shard: int, part: Any) -> None:
+            places = where[shard]
+            rows = self._to_local(numbers[places], shard)
+            if np.isscalar(index):
+                rows = int(numbers[0]) - shard * self.part_rows
+            write(part, rows, value[_to_slice(places)] if is_each else value)
+
+        self.ask_each(where, act)
+
+    # ------------------------------------------------------------ numbers
+
+    def _list_numbers(self, index: Any) -> NDArray[np.int64]:
+        """Returns the numbers of the rows that an index selects. Raises SelectionError."""
+        if isinstance(index, tuple):
+            raise InvalidRequestError(argument="index", reason="rows are selected in the first dimension alone")
+        if isinstance(index, slice) or index is Ellipsis:
+            return np.arange(len(self))[slice(None) if index is Ellipsis else index]
+        given = _to_array(index)
+        if given.dtype == np.bool_:
+            if given.shape != (len(self),):
+                reason = f"a mask of shape {list(given.shape)} stands for {len(self)} rows"
+                raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
+            return np.flatnonzero(given)
+        numbers = np.asarray(given, np.int64).reshape(-1)
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
+            reason = f"row numbers go from 0 to {len(self) - 1}"
+            raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
+        return numbers
+
+    def _split(self, numbers: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """Returns the positions of the rows of each part among some row numbers."""
+        shards = numbers // self.part_rows
+        return {int(shard): np.flatnonzero(shards == shard) for shard in np.unique(shards)}
+
+    def _to_local(self, numbers: NDArray[np.int64], shard: int) -> Any:
+        return _to_slice(numbers - shard * self.part_rows)
+
+
+def _to_array(index: Any) -> NDArray[Any]:
+    return np.asarray(index.detach().cpu() if isinstance(index, torch.Tensor) else index)
+
+
+def _to_slice(numbers: NDArray[np.int64]) -> Any:
+    """Returns a slice if the numbers are consecutive: rows of a slice are copied at once."""
+    is_run = (
+        len(numbers) > 0 and int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1 and np.all(np.diff(numbers) == 1)
+    )
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_run else torch.from_numpy(numbers)
