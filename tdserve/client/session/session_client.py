@@ -283,14 +283,14 @@ class SessionClient:
         return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads.
+        """Runs work in one of the client's own threads, also after ``close``: work that finds the client closed fails by
+        itself.
 
         Raises:
             ClosedError: The interpreter is exiting.
         """
         with self._lock:
             if self._executor is None:
-                # Used after close(), too: work that finds the client closed fails by itself.
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             future: AwaitableFuture[_Result] = AwaitableFuture()
             try:
@@ -335,8 +335,7 @@ class SessionClient:
     @property
     def has_channel(self) -> bool:
         """Whether a session's channel is open, or none is needed: then content can be sent without waiting."""
-        mover = self.mover
-        return mover is not None and mover.is_ready
+        return (mover := self.mover) is not None and mover.is_ready
 
     @property
     def is_turning(self) -> bool:
