@@ -55,6 +55,9 @@ _EXPECTING = ("sample", "read")
 _REFUSED = ServerBusyError.code
 """Code of a request that is refused before it has begun, or whose attempt was cancelled."""
 
+_NAMING = ("create_store", "delete_store", "adopt")
+"""Kinds of requests that have the name of a store in ``name``."""
+
 _ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store", "end_filling")
 """Kinds of requests whose retry must change nothing twice."""
 
@@ -245,7 +248,7 @@ class Requests:
             if kind == "move":
                 await self._handle(session, handler, kind, message)
                 return
-            name = name or getattr(asked, "name", "")
+            name = asked.name if kind in _NAMING else name
             self._stores.seals.begin(name)
             try:
                 await self._handle(session, handler, kind, message)
