@@ -283,8 +283,8 @@ class SessionClient:
         return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads, also after ``close``: work that finds the client closed fails by
-        itself.
+        """Runs work in one of the client's own threads, also after ``close``: work that finds the client closed
+        fails by itself.
 
         Raises:
             ClosedError: The interpreter is exiting.
