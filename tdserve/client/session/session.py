@@ -374,6 +374,8 @@ class Session:
 
     def close(self) -> None:
         """Ends the session and everything under way in it; finishes overwrites of a local client first. Idempotent."""
+        if not self.is_lost:
+            self.report_calls()
         self.end_overwrites()
         self._give_up()
 

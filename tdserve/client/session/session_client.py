@@ -261,8 +261,7 @@ class SessionClient:
 
     def count_call(self, call: str, begun_s: float) -> None:
         """Counts a call that was made without a request, and ends now; arguments as of ``ObservedCalls.count``."""
-        session = self._session
-        if session is not None:
+        if (session := self._session) is not None:
             session.count_call(call, begun_s)
 
     def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
@@ -421,7 +420,6 @@ class SessionClient:
         session, self._session = self._session, None
         if session is not None and is_own:
             session.end_overwrites()
-            session.report_calls()
             session.groups.leave_all(session.flush)
         self.catalog.close()
         if not is_own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
@@ -155,6 +156,10 @@ class Settings:
 
     def to_json(self) -> str:
         """Returns the canonical text of these settings; numbers that have their default are left out."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         values: dict[str, Any] = {
             part: {"kind": getattr(self, part).kind, **_get_fields(getattr(self, part))} for part in RULES
         }

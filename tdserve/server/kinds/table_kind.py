@@ -19,7 +19,7 @@ from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
-from tdserve.server.counts import make_counts, num_lost
+from tdserve.server.counts import num_lost
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
@@ -127,10 +127,11 @@ class TableKind(StoreKind):
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)
         describe_policy(stores, store, description)
-        table, counts = store.get_table(), make_counts(store)
-        description.num_rows, description.inserts = counts.rows, counts.inserts
-        description.samples = table.counts.samples
-        description.reserved_rows = table.ring.num_reserved + num_lost(store)
+        table, num_damaged = store.get_table(), num_lost(store)
+        counts = table.counts
+        description.num_rows, description.inserts = counts.num_rows - num_damaged, table.inserts
+        description.samples = counts.samples
+        description.reserved_rows = counts.reserved + num_damaged
         description.num_leased = table.selectors.leases.num_leased
         description.num_incomplete = table.selectors.num_incomplete
         description.num_pinned = len(table.ring.pins)
