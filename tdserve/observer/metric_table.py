@@ -35,7 +35,7 @@ METRICS = (
     Metric(
         "tdserve_requests_total",
         "counter",
-        'Calls by side (control, worker, client), call and code ("OK" or that of the error)',
+        'Calls by side (control, client), call and code ("OK" or that of the error)',
         ("side", "call", "code"),
     ),
     Metric(
