@@ -18,9 +18,10 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.cli.exit_codes import FAILED, NO_ANSWER, REFUSED
 from tdserve.cli.serve import serve
 from tdserve.server.server_process import READY_PREFIX
-from tests.processes import REPOSITORY, alarm, open_files
+from tests.processes import REPOSITORY, alarm, open_files, quiet_port
 
 pytestmark = pytest.mark.integration
 
@@ -51,9 +52,9 @@ def run(*arguments: object, prefix: Sequence[str] = (), **variables: str) -> sub
     )
 
 
-def check_refused(done: subprocess.CompletedProcess[str], *words: object) -> None:
+def check_refused(done: subprocess.CompletedProcess[str], *words: object, code: int = FAILED) -> None:
     """Checks that it failed and printed the reason in one line."""
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == code, done.stderr
     assert done.stderr.startswith("tdserve: ")
     assert done.stderr.count("\n") == 1, done.stderr
     for word in words:
@@ -128,7 +129,8 @@ def test_client_when_its_token_is_not_the_servers_then_refused_by_the_address_it
     guarded: tdserve.Server, command: tuple[str, ...], variables: dict[str, str]
 ) -> None:
     address = guarded.address.replace("127.0.0.1", "localhost")
-    check_refused(run(*command, ADDRESS=address, **variables), address, "token")
+    code = REFUSED if command[0] == "ls" else FAILED
+    check_refused(run(*command, ADDRESS=address, **variables), address, "token", code=code)
 
 
 def test_client_when_the_token_file_is_named_by_a_variable_then_let_in(guarded: tdserve.Server) -> None:
@@ -138,7 +140,7 @@ def test_client_when_the_token_file_is_named_by_a_variable_then_let_in(guarded: 
 
 def test_client_when_the_name_does_not_resolve_then_one_line_names_it() -> None:
     done = run("ls", "--address", "no-such-name.invalid:7707")
-    assert done.returncode == 1
+    assert done.returncode == NO_ANSWER
     lines = done.stderr.splitlines()  # a notice comes first where the resolver takes long
     assert lines[-1].startswith("tdserve: ")
     assert all("'no-such-name.invalid' does not resolve" in line for line in lines)
@@ -161,6 +163,9 @@ SAID: dict[str, str] = {
     "--umask": "027",
     "--sync-interval": "5",
     "--log-level": "warning",
+    "--log-format": "json",
+    "--metrics-port": "PORT",
+    "--metrics-host": "localhost",
     "--adopt": "ADOPTED=adopted:ro",
     "--adoptable": "/var/empty",
 }
@@ -169,10 +174,12 @@ SAID: dict[str, str] = {
 
 def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: Path) -> None:
     options = {option.opts[0]: str(option.name) for option in serve.params if isinstance(option, click.Option)}
-    assert set(SAID) == set(options), "each option has a case here"
+    assert {*SAID, "--config"} == set(options), "each option has a case here"
     (tmp_path / "token").write_text("secret")
     TensorDict({"x": torch.ones(3)}, [3]).save(tmp_path / "adopted")
     values = {**SAID, "--token-file": str(tmp_path / "token"), "--adopt": f"{tmp_path / 'adopted'}=adopted:ro"}
+    metrics_port = quiet_port()
+    values["--metrics-port"] = str(metrics_port)
     environ = {f"TDSERVE_{options[option].upper()}": value for option, value in values.items()}
     environ["TDSERVE_ROOT"] = str(tmp_path / "root")
     command = [sys.executable, "-m", "tdserve", "serve"]
@@ -186,7 +193,7 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
             holder = json.loads((tmp_path / "root" / "tdserve.lock").read_text())
             assert holder["address"] == "example.org:99"
             assert (tmp_path / "root" / "catalog").stat().st_mode & 0o777 == 0o750
-            (port,) = listening_ports(server.pid)
+            (port,) = listening_ports(server.pid) - {metrics_port}
             with tdserve.connect(f"localhost:{port}", token="secret", transport="gloo") as client:
                 assert len(client.stats()["workers"]) == 2
                 client.publish("x", TensorDict({"x": torch.zeros(10_000)}))

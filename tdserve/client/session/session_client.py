@@ -272,9 +272,8 @@ class SessionClient:
         number, asked = self.requests.take_number(), control_pb2.CatalogRequest()
         getattr(asked, field).CopyFrom(request)
         try:
-            answer = session.send(number, catalog=asked).wait(
-                timeout_s + compute_grace_s(timeout_s), f"{method} at {self.address}"
-            )
+            pending = session.send(number, catalog=asked)
+            answer = pending.wait(timeout_s + compute_grace_s(timeout_s), f"{method} at {self.address}")
         except (TransportError, ServerBusyError):
             return None
         finally:
