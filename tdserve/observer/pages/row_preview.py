@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import struct
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError, TooLargeError
 from tdserve.cli.head import Column, compute_row_nbytes, iter_columns, read_first_rows
+from tdserve.cli.pictures import encode_png, find_pixels, to_array
 from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
 
 MAX_ROWS = 8
@@ -31,10 +30,10 @@ MAX_TEXT = 2_000
 MAX_MESSAGES = 30
 """Messages of a chat."""
 
+MAX_IMAGE_SIDE = 512
+
 MAX_IMAGES = 512
 """Images that are kept for the browsers that are about to ask for them."""
-
-MAX_IMAGE_SIDE = 512
 
 MAX_PRIORITIES = 4_096
 """Rows whose priorities a histogram shows."""
@@ -89,7 +88,7 @@ class RowPreviews:
 
     def _show(self, value: Any) -> dict[str, Any]:
         array = to_array(value)
-        pixels = None if array is None else find_pixels(array)
+        pixels = None if array is None else find_pixels(array, max_side=MAX_IMAGE_SIDE)
         if pixels is not None:
             number = secrets.token_urlsafe(12)
             self._images[number] = encode_png(pixels)
@@ -117,50 +116,6 @@ def _read_priorities(client: Any, name: str, num_rows: int) -> dict[str, Any] | 
         found = client[name].get_priorities(np.arange(min(num_rows, MAX_PRIORITIES)))
         return make_histogram([np.asarray(found)])
     return None  # the first rows are not all live
-
-
-def to_array(value: Any) -> NDArray[Any] | None:
-    """Returns the numbers of a tensor; None for anything else, or kinds of numbers that NumPy does not have."""
-    if not hasattr(value, "detach"):
-        return None
-    try:
-        found: NDArray[Any] = value.detach().cpu().numpy()
-    except (TypeError, RuntimeError):
-        return None
-    return found
-
-
-def find_pixels(array: NDArray[Any]) -> NDArray[np.uint8] | None:
-    """Returns an image as height, width and 1 or 3 channels; None if an array does not look like one."""
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        return None
-    if array.ndim == 2:
-        array = array[..., None]
-    elif array.shape[-1] not in (1, 3, 4):
-        if array.shape[0] > 4:
-            return None
-        array = array.transpose(1, 2, 0)  # channels first, or some frames of one channel
-        array = array if array.shape[-1] in (1, 3) else array[..., -1:]
-    height, width, channels = array.shape
-    if min(height, width) < 8:
-        return None
-    step = -(-max(height, width) // MAX_IMAGE_SIDE)
-    shown: NDArray[np.uint8] = np.ascontiguousarray(array[::step, ::step, : 3 if channels >= 3 else 1])
-    return shown
-
-
-def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Returns an image as PNG (RFC 2083), without filters."""
-    height, width, channels = pixels.shape
-
-    def make_chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    lines = np.zeros((height, 1 + width * channels), np.uint8)
-    lines[:, 1:] = pixels.reshape(height, -1)
-    body = zlib.compress(lines.tobytes(), 6)
-    return b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", header) + make_chunk(b"IDAT", body) + make_chunk(b"IEND", b"")
 
 
 def find_chat(value: Any) -> list[tuple[str, str]] | None:

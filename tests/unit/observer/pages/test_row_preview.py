@@ -1,71 +1,13 @@
-"""tdserve/observer/pages/row_preview.py: rows as pictures, histograms, text and chats."""
+"""tdserve/observer/pages/row_preview.py: rows as histograms, text and chats."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tdserve.observer.pages.row_preview import (
-    MAX_IMAGE_SIDE,
-    MAX_TEXT,
-    encode_png,
-    find_chat,
-    find_pixels,
-    make_histogram,
-    shorten,
-)
-
-
-def read_png(content: bytes) -> Any:
-    """Returns the pixels of a PNG without filters, and checks all of its sums."""
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(content):
-        (length,) = struct.unpack(">I", content[at : at + 4])
-        body = content[at + 4 : at + 8 + length]
-        assert zlib.crc32(body) == struct.unpack(">I", content[at + 8 + length : at + 12 + length])[0]
-        chunks[body[:4]], at = body[4:], at + 12 + length
-    width, height, depth, color = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    assert depth == 8
-    channels = {0: 1, 2: 3}[color]
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * channels)
-    assert not lines[:, 0].any()
-    return lines[:, 1:].reshape(height, width, channels)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_png_when_encoded_then_has_the_pixels(channels: int) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (9, 17, channels), dtype=np.uint8)
-    assert (read_png(encode_png(pixels)) == pixels).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((84, 84), (84, 84, 1)),
-        ((84, 96, 3), (84, 96, 3)),
-        ((84, 96, 4), (84, 96, 3)),
-        ((3, 84, 96), (84, 96, 3)),
-        ((4, 84, 96), (84, 96, 1)),
-        ((1, 84, 96), (84, 96, 1)),
-        ((2_000, 1_000, 3), (500, 250, 3)),
-        ((4, 4, 3), None),
-        ((84,), None),
-        ((9, 84, 84), None),
-    ],
-)
-def test_pixels_when_an_array_looks_like_an_image_then_height_width_channels(shape: Any, expected: Any) -> None:
-    found = find_pixels(np.zeros(shape, np.uint8))
-    assert (None if found is None else found.shape) == expected
-    assert found is None or max(found.shape) <= MAX_IMAGE_SIDE
-
-
-def test_pixels_when_of_another_dtype_then_no_image() -> None:
-    assert find_pixels(np.zeros((84, 84), np.float32)) is None
+from tdserve.observer.pages.row_preview import MAX_TEXT, find_chat, make_histogram, shorten
 
 
 def test_histogram_when_numbers_are_odd_then_those_that_are_finite_count() -> None:
