@@ -149,9 +149,9 @@ class PlacementRecord:
         """Whether one server has the whole store."""
         return self.kind == "moved"
 
-    def replace_server(self, old: int, new: int) -> PlacementRecord:
-        """Returns the record once the part of one server is on another. Raises InvalidRequestError if that has one."""
-        return replace(self, servers=tuple(new if server == old else server for server in self.servers))
+    def replace_server(self, shard: int, server: int) -> PlacementRecord:
+        """Returns the record once a part is on another server. Raises InvalidRequestError if that has a part."""
+        return replace(self, servers=(*self.servers[:shard], server, *self.servers[shard + 1 :]))
 
     @property
     def num_shards(self) -> int:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from tdserve.base.errors import StoreMovedError
 from tdserve.rules.catalog import Catalog
 from tdserve.server.kinds.placement_kind import find_forward
+
+
+class Seal(NamedTuple):
+    """Who has sealed a store.
+
+    Attributes:
+        session: The session, with which the seal ends.
+        move: Id of the move.
+    """
+
+    session: int
+    move: str
 
 
 class Seals:
@@ -18,26 +31,26 @@ class Seals:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._sealed: dict[str, int] = {}
+        self._sealed: dict[str, Seal] = {}
         self._num_requests: Counter[str] = Counter()
 
-    def seal(self, name: str, session: int) -> None:
-        """Refuses all further requests for a store, until ``unseal``. Raises StoreMovedError if it is sealed."""
-        if self.find_session(name) not in (0, session):
+    def seal(self, name: str, seal: Seal) -> None:
+        """Refuses all further requests for a store, until ``unseal``. Raises StoreMovedError if another move has sealed
+        it."""
+        if self._sealed.setdefault(name, seal) != seal:
             raise StoreMovedError(name=name)
-        self._sealed[name] = session
 
     def unseal(self, name: str) -> None:
         """Ends ``seal``, if the store is sealed."""
         self._sealed.pop(name, None)
 
-    def find_session(self, name: str) -> int:
-        """Returns the session that has sealed a store; 0 if it serves everybody."""
-        return self._sealed.get(name, 0)
+    def find(self, name: str) -> Seal | None:
+        """Returns the seal of a store; None if it serves everybody."""
+        return self._sealed.get(name)
 
     def list_of(self, session: int) -> list[str]:
         """Returns the names of the stores that a session has sealed."""
-        return [name for name, sealer in self._sealed.items() if sealer == session]
+        return [name for name, seal in self._sealed.items() if seal.session == session]
 
     def check_here(self, name: str) -> None:
         """Raises StoreMovedError if a store is sealed, or another server has it."""

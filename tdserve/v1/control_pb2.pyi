@@ -810,10 +810,11 @@ class Done(_message.Message):
     def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("store", "uid", "move", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "place", "timeout_s")
+    __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "place", "timeout_s")
     STORE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     LIST_FILES_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
@@ -828,26 +829,19 @@ class MoveRequest(_message.Message):
     store: str
     uid: str
     move: str
+    expected: str
     list_files: bool
     read: FileBlocks
     seal: bool
     unseal: bool
-    release: Released
+    release: int
     receive: FileSizes
     write: FileBlocks
     complete: MovedStore
     show: bool
     place: str
     timeout_s: float
-    def __init__(self, store: _Optional[str] = ..., uid: _Optional[str] = ..., move: _Optional[str] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., seal: bool = ..., unseal: bool = ..., release: _Optional[_Union[Released, _Mapping]] = ..., receive: _Optional[_Union[FileSizes, _Mapping]] = ..., write: _Optional[_Union[FileBlocks, _Mapping]] = ..., complete: _Optional[_Union[MovedStore, _Mapping]] = ..., show: bool = ..., place: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
-
-class Released(_message.Message):
-    __slots__ = ("server", "move")
-    SERVER_FIELD_NUMBER: _ClassVar[int]
-    MOVE_FIELD_NUMBER: _ClassVar[int]
-    server: int
-    move: str
-    def __init__(self, server: _Optional[int] = ..., move: _Optional[str] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., uid: _Optional[str] = ..., move: _Optional[str] = ..., expected: _Optional[str] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., seal: bool = ..., unseal: bool = ..., release: _Optional[int] = ..., receive: _Optional[_Union[FileSizes, _Mapping]] = ..., write: _Optional[_Union[FileBlocks, _Mapping]] = ..., complete: _Optional[_Union[MovedStore, _Mapping]] = ..., show: bool = ..., place: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class MoveAnswer(_message.Message):
     __slots__ = ("files", "blocks", "store", "uid")

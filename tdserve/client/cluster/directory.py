@@ -17,7 +17,7 @@ from tdserve.client.cluster.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
-from tdserve.rules.placement import PlacementRecord, choose_owner
+from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole
 
 MAX_REMEMBERED = 65_536
 """Names whose place a client remembers."""
@@ -141,6 +141,7 @@ class Directory:
 
     def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError) -> Place:
         """Returns where a store is, by what a server has answered: it, or to which server it has moved."""
+        first = server
         for _ in range(len(self._members) + 1):
             if not isinstance(found, StoreMovedError):
                 return self._remember(name, server, found)
@@ -154,8 +155,8 @@ class Directory:
                 self._show(name, moved)
                 answer = self._ask_server(moved.server, name)
             if answer is None:  # it was deleted there
-                request_step(self._members.get(server), name, place="")
-                return Place(self.get_owner(name))
+                request_step(self._members.get(server), name, move=moved.move, place="")
+                return Place(self.get_owner(name) if find_whole(name) is None else first)
             server, found = moved.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
 

@@ -92,12 +92,19 @@ class ShardedStore:
         return handle
 
     def _find_part(self, shard: int) -> None:
-        """Finds the server to which a part has moved."""
-        directory, part = self._cluster.directory, name_part(self.name, shard)
-        directory.forget(part)
-        servers = list(self.placement.servers)
-        servers[shard] = directory.find(part).server
-        self.placement = replace(self.placement, servers=tuple(servers))
+        """Finds the server to which a part has moved; others may have moved too."""
+        before = self.placement.servers[shard]
+        self._read_placement()
+        if self.placement.servers[shard] != before:
+            return
+        directory = self._cluster.directory
+        parts = [name_part(self.name, number) for number in range(self.num_shards)]
+        for part in parts:
+            directory.forget(part)
+        servers = tuple(directory.find(part).server for part in parts)
+        if len(set(servers)) < len(servers):
+            raise StoreMovedError(name=parts[shard])
+        self.placement = replace(self.placement, servers=servers)
 
     def _read_placement(self) -> None:
         """Reads where the parts are: one may have moved before its server was lost."""

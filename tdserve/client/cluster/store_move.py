@@ -14,13 +14,19 @@ from functools import partial
 from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, TDServeError, WrongStateError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    StoreNotFoundError,
+    TDServeError,
+    WrongStateError,
+)
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.move_steps import request_step
-from tdserve.rules.placement import PlacementRecord, find_whole, order_servers
+from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
 from tdserve.store.moved_files import MAX_BLOCK_BYTES, Digest, compute_digest
 from tdserve.v1 import control_pb2
 
@@ -79,30 +85,75 @@ def move_store(
         ConnectError, PeerLostError: A server was lost. The store is where it was, or there.
     """
     members, directory = servers.members, servers.directory
-    directory.forget(name)
-    place = directory.find(name, deadline)
     target = directory.get_owner(name) if target is None else target
     check_integer("server", target, 0, maximum=len(members) - 1)
-    if place.placement is not None:
-        parts = f"{name}#0 to {name}#{place.placement.num_shards - 1}"
-        raise InvalidRequestError(argument="name", reason=f"{name!r} has parts on several servers; move {parts}")
-    if place.server == target:
-        return target
     whole = find_whole(name)
-    record = None if whole is None else directory.find(whole, deadline).placement
-    if record is not None and target in record.servers:
-        raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
-    move = _Copying(servers, name, place.server, target, on_progress, deadline).run()
-    if whole is not None and record is not None:
-        moved = record.replace_server(place.server, target)
-        request_step(members.get(directory.find(whole).server), whole, place=moved.to_json(), deadline=deadline)
-        directory.forget(whole)
-    owner = directory.get_owner(name)
-    if whole is None and owner not in (place.server, target):
+    if whole is not None and name == name_splits(whole):
+        raise InvalidRequestError(argument="name", reason=f"{name!r} moves with {name_part(whole, 0)!r}")
+    while True:
+        directory.forget(name)
+        place = directory.find(name, deadline)
+        if place.placement is not None:
+            parts = f"{name_part(name, 0)} to {name_part(name, place.placement.num_shards - 1)}"
+            raise InvalidRequestError(argument="name", reason=f"{name!r} has parts on several servers; move {parts}")
+        try:
+            if whole is None:
+                _move_whole(servers, name, place.server, target, on_progress, deadline)
+            else:
+                _move_part(servers, whole, name, place.server, target, on_progress, deadline)
+            directory.forget(name)
+            return target
+        except (StoreNotFoundError, WrongStateError):  # as when somebody else has moved it meanwhile
+            directory.forget(name)
+            if deadline.expired or directory.find(name, deadline).server == place.server:
+                raise
+
+
+def _move_whole(
+    servers: ClusterServers, name: str, source: int, target: int, on_progress: OnProgress, deadline: Deadline
+) -> None:
+    if source == target:
+        return
+    move = _Copying(servers, name, source, target, on_progress, deadline).run()
+    owner = servers.directory.get_owner(name)
+    if owner not in (source, target):
         forward = PlacementRecord.make_forward(target, move)
-        request_step(members.get(owner), name, place=forward.to_json(), deadline=deadline)
-    directory.forget(name)
-    return target
+        request_step(servers.members.get(owner), name, place=forward.to_json(), deadline=deadline)
+
+
+def _move_part(
+    servers: ClusterServers,
+    whole: str,
+    name: str,
+    source: int,
+    target: int,
+    on_progress: OnProgress,
+    deadline: Deadline,
+) -> None:
+    """Moves a part, and has the record of the whole name its new server; also if only that is left to do."""
+    directory, shard = servers.directory, int(name.rpartition("#")[2])
+    directory.forget(whole)
+    record = directory.find(whole, deadline).placement
+    if record is None or shard >= record.num_shards:
+        raise StoreNotFoundError(name=name)
+    if target in record.servers and record.servers[shard] != target:
+        raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
+    if source != target:
+        splits = name_splits(whole)
+        if shard == 0 and splits in servers.members.get(source):  # how draws are divided is kept where shard 0 is
+            _Copying(servers, splits, source, target, on_progress, deadline).run()
+        _Copying(servers, name, source, target, on_progress, deadline).run()
+    while record is not None and record.servers[shard] != target:
+        place = directory.find(whole, deadline)
+        moved = record.replace_server(shard, target)
+        try:
+            asked = {"place": moved.to_json(), "expected": record.to_json()}
+            request_step(servers.members.get(place.server), whole, deadline=deadline, **asked)
+        except WrongStateError:  # another part has moved at the same time
+            if deadline.expired:
+                raise
+        directory.forget(whole)
+        record = directory.find(whole, deadline).placement
 
 
 def choose_refuge(directory: Directory, name: str, drained: int) -> int:
@@ -146,16 +197,18 @@ class _Copying:
             if self._copy(source, target, listed.files) <= SMALL_BYTES:
                 break
         seal_s = min(SEAL_TIMEOUT_S, self.deadline.remaining_s or SEAL_TIMEOUT_S)
-        sealed = at_source(uid=listed.uid, seal=True, deadline=Deadline.after(seal_s))
+        source = partial(source, move=move)
+        sealed = at_source(uid=listed.uid, move=move, seal=True, deadline=Deadline.after(seal_s))
         try:
             target(receive=sealed.files)
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)
+            self._check_time()
+            source(release=self.target)
         except BaseException:
-            with suppress(TDServeError):  # a session that is lost unseals it, too
+            with suppress(TDServeError):  # a session that is lost unseals it, too; what was released stays so
                 source(unseal=True)
             raise
-        source(release=control_pb2.Released(server=self.target, move=move))
         target(show=True)
         return move
 
@@ -172,9 +225,7 @@ class _Copying:
         self.known, self.digests = self.digests, {}  # a block that this pass lacks may be zero if it comes again
         for asked in self._iter_requests(files):
             while asked:
-                if self.deadline.expired:
-                    what = f"the move of {self.name!r} to server {self.target}"
-                    raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
+                self._check_time()
                 answer = source(read=control_pb2.FileBlocks(blocks=asked)).blocks.blocks
                 written = list(self._take(asked, answer))
                 if written:
@@ -183,6 +234,11 @@ class _Copying:
                 asked = asked[len(answer) :]
                 self.on_progress(MoveProgress(seen_nbytes, total_nbytes, self.copied_nbytes, is_sealed))
         return self.copied_nbytes - before
+
+    def _check_time(self) -> None:
+        if self.deadline.expired:
+            what = f"the move of {self.name!r} to server {self.target}"
+            raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
 
     def _iter_requests(self, files: control_pb2.FileSizes) -> Iterator[Blocks]:
         blocks: Blocks = []

@@ -129,6 +129,8 @@ class CatalogClient:
             self._ask("DescribeStore", request)
         except (StoreNotFoundError, InvalidRequestError):
             return False
+        except StoreMovedError as error:
+            return name in self.find_moved(error, Deadline.after(self.timeout_s))
         return True
 
     def keys(

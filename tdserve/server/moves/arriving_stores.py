@@ -64,10 +64,6 @@ class ArrivingStores:
             CapacityError: There is no room. Some files may stay, until another attempt or a restart.
         """
         self._check_free(name)
-        for other, content in self._stores.db.scan("arriving"):  # left by a move that was given up
-            if _read_record(content).name == name:
-                self._stores.db.delete("arriving", other)
-                await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(other.decode()))
         folder = self._stores.root.arriving_folder(move)
         files = dict(zip(sizes.paths, sizes.nbytes, strict=True))
         await asyncio.to_thread(moved_files.set_files, folder, files)
@@ -90,6 +86,11 @@ class ArrivingStores:
         if record.name != name or not folder.is_dir():
             raise InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
         self._check_free(name)
+        # It is sealed for this move where it is: none of what came by other moves was released.
+        for other, content in self._stores.db.scan("arriving"):
+            if other != move.encode() and _read_record(content).uid == record.uid:
+                self._stores.db.delete("arriving", other)
+                await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(other.decode()))
         await asyncio.to_thread(moved_files.sync_files, folder)
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)

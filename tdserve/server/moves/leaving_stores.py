@@ -18,6 +18,7 @@ from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
 from tdserve.server.stores import Stores
 from tdserve.store import moved_files
 from tdserve.structure import codec
@@ -56,8 +57,12 @@ class LeavingStores:
 
         Raises:
             StoreNotFoundError: There is none, or another incarnation.
+            WrongStateError: It has moved.
             NotSupportedError: It cannot move, for the reason given.
         """
+        record = self._stores.catalog.get(name)
+        if find_forward(record) is not None:
+            raise WrongStateError(state=f"store {name!r} has moved meanwhile", event="moving it from here")
         store = self._stores.get(name)
         if uid not in ("", store.record.uid):
             raise StoreNotFoundError(name=name)
@@ -80,16 +85,16 @@ class LeavingStores:
             blocks.blocks.add(digest=digest, content=content)
         return blocks
 
-    async def seal(self, store: OpenedStore, session: int, deadline: Deadline) -> control_pb2.MoveAnswer:
-        """Lets nobody but this session use a store any more, waits for what is under way, and returns all that the
+    async def seal(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> control_pb2.MoveAnswer:
+        """Lets nobody use a store any more, waits for what is under way, and returns all that the
         other server needs. The store serves again after ``unseal``, or when the session ends.
 
         Raises:
-            StoreMovedError: Another session has sealed it.
+            StoreMovedError: Another move has sealed it.
             DeadlineExceededError: A client is still writing, or was stopped while it did. The store serves again.
         """
         name, table = store.name, store.table
-        self._stores.seals.seal(name, session)
+        self._stores.seals.seal(name, seal)
         try:
             # Claims first: what their writers have filled is acknowledged, and must be committed.
             store.is_leaving = True
@@ -103,13 +108,15 @@ class LeavingStores:
             files = await self.list_files(store)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=self._describe(store))
         except BaseException:
-            self.unseal(name)
+            self._unseal(name)
             raise
 
-    def unseal(self, name: str) -> None:
-        """Lets a store serve again. Does nothing if it is not sealed."""
-        if not self._stores.seals.find_session(name):
-            return
+    def unseal(self, name: str, seal: Seal) -> None:
+        """Lets a store serve again. Does nothing unless this very move has sealed it."""
+        if self._stores.seals.find(name) == seal:
+            self._unseal(name)
+
+    def _unseal(self, name: str) -> None:
         self._stores.seals.unseal(name)
         store = self._stores.find_used(name)
         if store is not None:
@@ -119,7 +126,7 @@ class LeavingStores:
     def on_session_ended(self, session: int) -> None:
         """Lets the stores serve again that a session had sealed."""
         for name in self._stores.seals.list_of(session):
-            self.unseal(name)
+            self._unseal(name)
 
     def _describe(self, store: OpenedStore) -> control_pb2.MovedStore:
         record, kind = store.record, KINDS[store.record.kind]
@@ -132,22 +139,21 @@ class LeavingStores:
         moved.draws.extend(draw for _, draw in self._stores.db.scan("draws", record.uid.encode()))
         return moved
 
-    async def release(self, name: str, uid: str, session: int, released: control_pb2.Released) -> None:
+    async def release(self, name: str, uid: str, seal: Seal, server: int) -> None:
         """Leaves a sealed store to another server, which has all of it; only a record of where it is stays here.
 
         Raises:
-            WrongStateError: This session has not sealed it (any more). Nothing was changed.
+            WrongStateError: This move has not sealed it (any more). Nothing was changed.
         """
         record = self._stores.catalog.get(name)
         forward = find_forward(record)
-        if forward is not None and forward.move == released.move:
+        if forward is not None and forward.move == seal.move:
             return  # a retry
-        if record.uid != uid or self._stores.seals.find_session(name) != session:
-            raise WrongStateError(state=f"store {name!r} was not sealed by this session", event="releasing it")
+        if record.uid != uid or self._stores.seals.find(name) != seal:
+            raise WrongStateError(state=f"store {name!r} was not sealed by this move", event="releasing it")
         store = self._stores.get(name)
-        await self._hand_over(store, PlacementRecord.make_forward(released.server, released.move))
+        await self._hand_over(store, PlacementRecord.make_forward(server, seal.move))
         self._stores.seals.unseal(name)
-        await asyncio.to_thread(self._stores.db.sync)
 
     async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:
         """Replaces a store by the record of where it is now."""
@@ -157,6 +163,7 @@ class LeavingStores:
         with stores.db.begin_transaction(frees_room=True) as txn:
             stores.forget_rules(store.record, txn)
             stores.packed.put(packed, None, txn)
+        await asyncio.to_thread(stores.db.sync)  # before its files go
         stores.opened.pop(store.name)
         if store.generations is not None:
             store.generations.mark_deleted()

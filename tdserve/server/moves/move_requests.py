@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError, WrongStateError
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import Creation
-from tdserve.server.kinds.placement_kind import make_placement, read_placement
+from tdserve.server.kinds.placement_kind import find_forward, make_placement
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.leaving_stores import LeavingStores
+from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -49,9 +50,9 @@ class MoveRequests:
         if step in ("list_files", "read", "seal"):
             return control_pb2.Done(moved=await self._read(session, step, asked))
         if step == "unseal":
-            self.leaving.unseal(asked.store)
+            self.leaving.unseal(asked.store, Seal(session.number, asked.move))
         elif step == "release":
-            await self.leaving.release(asked.store, asked.uid, session.number, asked.release)
+            await self.leaving.release(asked.store, asked.uid, Seal(session.number, asked.move), asked.release)
         elif step == "receive":
             await self.arriving.receive(asked.store, asked.move, asked.receive)
         elif step == "write":
@@ -61,7 +62,7 @@ class MoveRequests:
         elif step == "show":
             await self.arriving.show(asked.store, asked.move)
         elif step == "place":
-            await self.place(asked.store, asked.place)
+            await self.place(asked.store, asked.place, move=asked.move, expected=asked.expected)
         else:
             raise RemoteProtocolError(expected="a step of a move", received=step or "an empty message")
         return control_pb2.Done(moved=control_pb2.MoveAnswer())
@@ -73,16 +74,28 @@ class MoveRequests:
             return control_pb2.MoveAnswer(files=await self.leaving.list_files(store), uid=store.record.uid)
         if step == "read":
             return control_pb2.MoveAnswer(blocks=await self.leaving.read(store, asked.read.blocks))
-        return await self.leaving.seal(store, session.number, Deadline.after(asked.timeout_s))
+        return await self.leaving.seal(store, Seal(session.number, asked.move), Deadline.after(asked.timeout_s))
 
-    async def place(self, name: str, settings: str) -> None:
-        """Records where a store is, in the place of an earlier record of that; "" deletes the record. Raises
-        StoreExistsError if a store has the name."""
+    async def place(self, name: str, settings: str, *, move: str = "", expected: str = "") -> None:
+        """Records where a store is, in the place of an earlier record of that.
+
+        Args:
+            settings: The record as JSON; "" deletes that of a move.
+            move: Of which move it is that is deleted.
+            expected: The record that is replaced; "" for any.
+
+        Raises:
+            StoreExistsError: A store has the name. Nothing was changed.
+            WrongStateError: There is another record than expected. Nothing was changed.
+        """
         stores, known = self._stores, self._stores.catalog.find(name)
         if not settings:
-            if known is not None and read_placement(known) is not None:
+            forward = None if known is None else find_forward(known)
+            if forward is not None and forward.move == move:
                 await self._creation.delete(name)
             return
+        if expected and (known is None or known.settings != expected):
+            raise WrongStateError(state=f"another record of {name!r} than {expected}", event="replacing it")
         record, spec = make_placement(name, PlacementRecord.from_json(settings))
         if known is None or known.kind != record.kind:
             made = stores.make_packed(record, spec)

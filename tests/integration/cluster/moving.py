@@ -37,7 +37,7 @@ def release_only(mover: tdserve.ClusterClient, name: str, target: int, *, move: 
     """Takes all steps of a move but the last."""
     at_source, uid = list_files(mover, name)
     at_target = partial(request_step, mover.members.get(target), name, move=move)
-    sealed = at_source(uid=uid, seal=True)
+    sealed = at_source(uid=uid, move=move, seal=True)
     at_target(receive=sealed.files)
     for path, nbytes in zip(sealed.files.paths, sealed.files.nbytes, strict=True):
         block = control_pb2.FileBlock(path=path, nbytes=nbytes)
@@ -45,4 +45,4 @@ def release_only(mover: tdserve.ClusterClient, name: str, target: int, *, move: 
         written = control_pb2.FileBlock(path=path, content=found.content)
         at_target(write=control_pb2.FileBlocks(blocks=[written]))
     at_target(complete=sealed.store)
-    at_source(uid=uid, release=control_pb2.Released(server=target, move=move))
+    at_source(uid=uid, move=move, release=target)

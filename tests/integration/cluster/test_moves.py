@@ -129,6 +129,28 @@ def test_part_when_it_moves_then_the_whole_goes_on(user: tdserve.ClusterClient, 
         user.rebalance(name, free)
     user.delete(name)
     assert not [each for each in user.stores() if each.startswith(name)]
+    again = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
+    again.extend(make_rows(0, 50))
+    assert sorted(user.replay(name)[:]["number"].tolist()) == list(range(50))
+
+
+def test_parts_when_all_of_them_move_then_open_handles_and_draws_go_on(user: tdserve.ClusterClient, name: str) -> None:
+    table = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
+    table.extend(make_rows(0, 100))
+    first = table.sample(10, rank=0, world_size=2, step=0)["number"].tolist()
+    old = table.info()["servers"]
+    free = next(server for server in range(3) if server not in old)
+    with pytest.raises(InvalidRequestError, match="moves with"):
+        user.rebalance(f"{name}#splits", free)
+    with tdserve.connect(user.address) as other:
+        assert isinstance(other, tdserve.ClusterClient)
+        assert other.rebalance(f"{name}#0", free) == free
+        assert other.rebalance(f"{name}#1", old[0]) == old[0]
+        assert other.replay(name).info()["servers"] == [free, old[0]]
+    assert sorted(table[:]["number"].tolist()) == list(range(100))
+    assert table.sample(10, rank=0, world_size=2, step=0)["number"].tolist() == first
+    second = user.replay(name).sample(10, rank=1, world_size=2, step=0)["number"].tolist()
+    assert not set(first) & set(second)
 
 
 # ---------------------------------------------------------------- places

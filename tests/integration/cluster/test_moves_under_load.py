@@ -23,7 +23,6 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.cluster.move_steps import request_step
-from tdserve.v1 import control_pb2
 from tests.integration.cluster.moving import ROW, choose_other, list_files, make_rows, release_only
 from tests.integration.cluster.names import next_name
 from tests.processes import quiet_port, wait_for
@@ -42,7 +41,7 @@ def test_mover_when_it_is_lost_after_the_seal_then_the_store_serves_again(
     with tdserve.connect(address) as mover:
         assert isinstance(mover, tdserve.ClusterClient)
         at_source, uid = list_files(mover, name)
-        at_source(uid=uid, seal=True)
+        at_source(uid=uid, move=f"{3:032x}", seal=True)
         waiting = table.extend(make_rows(4, 4), return_early=True)
         with pytest.raises(StoreMovedError, match="is moving"):
             table.extend(make_rows(8, 4), timeout_s=0.3)
@@ -80,14 +79,14 @@ def test_move_when_given_up_then_what_had_come_is_never_shown(
     with tdserve.connect(address) as mover:
         assert isinstance(mover, tdserve.ClusterClient)
         at_source, uid = list_files(mover, name)
-        sealed = at_source(uid=uid, seal=True)
+        sealed = at_source(uid=uid, move=move, seal=True)
         at_target = partial(request_step, mover.members.get(target), name, move=move)
         at_target(receive=sealed.files)
         at_target(complete=sealed.store)
     store.set_at_("x", torch.tensor(9), 0)
     at_source, _ = list_files(client, name)
     with pytest.raises(WrongStateError, match="not sealed"):
-        at_source(uid=uid, release=control_pb2.Released(server=target, move=move))
+        at_source(uid=uid, move=move, release=target)
     client.rebalance(name, target)
     assert store["x"].tolist() == [9, 1, 2]
 

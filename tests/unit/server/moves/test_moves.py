@@ -3,11 +3,18 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreExistsError, StoreMovedError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    NotSupportedError,
+    StoreExistsError,
+    StoreMovedError,
+    WrongStateError,
+)
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.leaving_stores import LeavingStores
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create
 from tests.unit.server.test_creation import REPLAY, make_request
@@ -15,6 +22,7 @@ from tests.unit.server.world import Loop, World
 
 SESSION, OTHER = 3, 4
 MOVE = f"{7:032x}"
+SEAL = Seal(SESSION, MOVE)
 
 
 def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
@@ -23,7 +31,7 @@ def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
 
 
 def seal(world: World, run: Loop, store: OpenedStore, timeout_s: float = 5.0) -> control_pb2.MoveAnswer:
-    return run(LeavingStores(world.stores).seal(store, SESSION, Deadline.after(timeout_s)))
+    return run(LeavingStores(world.stores).seal(store, SEAL, Deadline.after(timeout_s)))
 
 
 def make_arriving(world: World) -> ArrivingStores:
@@ -40,8 +48,7 @@ def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dic
 
 
 def release(world: World, run: Loop, uid: str) -> None:
-    released = control_pb2.Released(server=1, move=MOVE)
-    run(LeavingStores(world.stores).release("x", uid, SESSION, released))
+    run(LeavingStores(world.stores).release("x", uid, SEAL, 1))
 
 
 def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: World, run: Loop) -> None:
@@ -52,9 +59,10 @@ def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: 
     with pytest.raises(StoreMovedError):
         store.check_present()
     with pytest.raises(StoreMovedError):
-        world.stores.seals.seal("x", OTHER)
+        world.stores.seals.seal("x", Seal(SESSION, f"{8:032x}"))  # another move of the same client
+    LeavingStores(world.stores).unseal("x", Seal(OTHER, MOVE))
     LeavingStores(world.stores).on_session_ended(OTHER)
-    assert world.stores.seals.find_session("x") == SESSION
+    assert world.stores.seals.find("x") == SEAL
     LeavingStores(world.stores).on_session_ended(SESSION)
     world.stores.seals.begin("x")
     store.check_present()
@@ -119,6 +127,17 @@ def test_show_when_a_crash_comes_before_the_files_have_their_place_then_the_rest
     assert world.root.list_arriving() == []
 
 
+def test_receive_when_another_move_was_released_then_that_is_kept(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    uid, sealed = store.record.uid, seal(world, run, store)
+    contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
+    release(world, run, uid)
+    bring(world, run, sealed, contents)
+    run(make_arriving(world).receive("x", f"{8:032x}", sealed.files))  # of a mover that came too late
+    run(make_arriving(world).show("x", MOVE))
+    assert world.stores.get("x").record.uid == uid
+
+
 def test_restart_when_files_came_in_part_then_they_are_removed(world: World, run: Loop) -> None:
     sizes = control_pb2.FileSizes(paths=[b"rows/a"], nbytes=[10])
     run(make_arriving(world).receive("x", MOVE, sizes))
@@ -146,5 +165,14 @@ def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:
     run(world.services.moves.place("x", PlacementRecord("replay", (2, 1)).to_json()))
     record = world.stores.catalog.get("x")
     assert PlacementRecord.from_json(record.settings).servers == (2, 1)
-    run(world.services.moves.place("x", ""))
+    for wrong in ({"expected": placement.to_json()}, {"expected": "{}"}):
+        with pytest.raises(WrongStateError):
+            run(world.services.moves.place("x", placement.to_json(), **wrong))
+    run(world.services.moves.place("x", "", move=MOVE))
+    assert "x" in world.stores.catalog  # it is no record of this move
+    forward = PlacementRecord.make_forward(1, MOVE)
+    run(world.services.moves.place("x", forward.to_json()))
+    run(world.services.moves.place("x", "", move=f"{8:032x}"))
+    assert "x" in world.stores.catalog
+    run(world.services.moves.place("x", "", move=MOVE))
     assert "x" not in world.stores.catalog
