@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError
 from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
@@ -23,7 +23,7 @@ from tdserve.client.handles.key_paths import to_path
 from tdserve.messages.content import INDEX_KEY
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
-from tdserve.structure.tree import Path
+from tdserve.structure.tree import Path, TensorLeaf
 
 CreatePart = Callable[[Client, str, slice], Any]
 """Creates the part of some rows at its server, under a name."""
@@ -33,32 +33,39 @@ def create_sharded_dataset(
     cluster: ClusterServers, name: str, servers: tuple[int, ...], num_rows: int, create: CreatePart, *, exists_ok: bool
 ) -> None:
     """Creates a dataset of several servers; see ``ClusterClient.memmap_like``."""
-    num_rows = check_integer("batch_size", num_rows, len(servers))
+    num_rows = check_integer("batch_size", num_rows, 0)
+    if num_rows < len(servers):
+        reason = f"{num_rows} rows cannot be divided among {len(servers)} servers, of which each has at least one"
+        raise InvalidRequestError(argument="shards", reason=reason)
     placement = PlacementRecord("dataset", servers, capacity=num_rows)
+    bounds = _compute_bounds(placement)
 
     def create_part(shard: int, client: Client) -> None:
-        begin = min(shard * placement.part_capacity, num_rows)
-        create(client, name_part(name, shard), slice(begin, min(begin + placement.part_capacity, num_rows)))
+        create(client, name_part(name, shard), slice(int(bounds[shard]), int(bounds[shard + 1])))
 
-    if (placement.num_shards - 1) * placement.part_capacity >= num_rows:
-        raise InvalidRequestError(argument="shards", reason=f"{num_rows} rows are too few for {len(servers)} parts")
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
+
+
+def _compute_bounds(placement: PlacementRecord) -> NDArray[np.int64]:
+    """Returns the first row of each part, and the number of rows behind them: parts differ by a row at most."""
+    return np.arange(placement.num_shards + 1) * placement.capacity // placement.num_shards
 
 
 class ShardedDataset(ShardedStore):
     """A tensordict whose rows several servers share; calls for rows and leaves as of :class:`tdserve.StoreHandle`.
 
-    Row ``number`` is in part ``number // part_rows``. A call reads or writes the rows of one part as of one moment, and
-    those of several at the same time. While a server does not answer, calls that need its rows raise ConnectError.
+    Each part has consecutive rows, as many as every other or one more. A call reads or writes the rows of one part as
+    of one moment, and those of several at the same time. While a server does not answer, calls that need its rows raise
+    ConnectError.
 
     Attributes:
-        part_rows: Rows of each part but the last, which may have fewer.
+        bounds: The first row of each part, and the number of all rows.
         spec: Structure of the first part.
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
         super().__init__(cluster, name, placement, timeout_s=timeout_s)
-        self.part_rows = placement.part_capacity
+        self.bounds = _compute_bounds(placement)
         self.spec = self._first.spec
 
     @property
@@ -103,6 +110,8 @@ class ShardedDataset(ShardedStore):
 
     def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads a leaf or nested part of some rows."""
+        if to_path(key) is None or self.spec.find(to_path(key) or ()) is None:
+            raise KeyNotFoundError(store=self.name, key=".".join(to_path(key) or (str(key),)))
         return self._gather(index, lambda part, rows: part.get_at(key, rows, timeout_s=timeout_s))
 
     def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
@@ -142,18 +151,17 @@ class ShardedDataset(ShardedStore):
         return self._gather(index, lambda part, rows: part[rows])
 
     def _gather(self, index: Any, read: Callable[[Any, Any], Any]) -> Any:
-        numbers = self._list_numbers(index)
-        is_one = not isinstance(index, slice) and index is not Ellipsis and np.ndim(_to_array(index)) == 0
+        numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
         found = self.ask_each(where, lambda shard, part: read(part, self._to_local(numbers[where[shard]], shard)))
         if not found:
-            return self.get_part(0)[0:0]
+            return read(self.get_part(0), slice(0, 0))
         shards = sorted(found)
         rows = join_rows([found[shard] for shard in shards])
         places = np.concatenate([where[shard] for shard in shards])
         if np.any(np.diff(places) < 0):
             rows = rows[torch.from_numpy(np.argsort(places))]
-        return rows[0] if is_one else rows
+        return rows[0] if shape == () else rows if len(shape) == 1 else rows.reshape(*shape, *rows.shape[1:])
 
     # ------------------------------------------------------------ writing
 
@@ -161,56 +169,64 @@ class ShardedDataset(ShardedStore):
         """Replaces rows, by a tensordict of as many or of one; not a whole leaf: see ``set_at_``."""
         if to_path(index) is not None:
             raise InvalidRequestError(argument="index", reason=f"set {index!r} by rows: set_at_(key, value, rows)")
-        self._scatter(index, value, lambda part, rows, values: part.__setitem__(rows, values))
+        num_dims = len(self.spec.batch_size)
+        self._scatter(index, value, num_dims, lambda part, rows, values: part.__setitem__(rows, values))
 
     def set_at_(self, key: str | Path, value: Any, index: Any) -> ShardedDataset:
-        """Writes a leaf of some rows; ``value`` has a first dimension of as many rows, or is meant for all of them."""
-        self._scatter(index, value, lambda part, rows, values: part.set_at_(key, values, rows))
+        """Writes a leaf or nested part of some rows; a value without a dimension for them is meant for each."""
+        leaf = self.spec.find(to_path(key) or ())
+        num_dims = len(leaf.shape if isinstance(leaf, TensorLeaf) else leaf.batch_size) if leaf is not None else 1
+        self._scatter(index, value, num_dims, lambda part, rows, values: part.set_at_(key, values, rows))
         return self
 
-    def _scatter(self, index: Any, value: Any, write: Callable[[Any, Any, Any], Any]) -> None:
-        numbers = self._list_numbers(index)
+    def _scatter(self, index: Any, value: Any, num_dims: int, write: Callable[[Any, Any, Any], Any]) -> None:
+        """Writes a value to the parts of its rows.
+
+        Args:
+            num_dims: Dimensions of a value that has one for the rows.
+        """
+        numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
         size: Sequence[int] = getattr(value, "shape", ())
-        is_each = len(size) > 0 and size[0] == len(numbers) and not np.isscalar(index)
+        is_each = shape != () and len(size) == num_dims and size[0] == len(numbers)
 
         def act(shard: int, part: Any) -> None:
             places = where[shard]
-            rows = self._to_local(numbers[places], shard)
-            if np.isscalar(index):
-                rows = int(numbers[0]) - shard * self.part_rows
+            rows = self._to_local(numbers[places], shard) if shape else int(numbers[0] - self.bounds[shard])
             write(part, rows, value[_to_slice(places)] if is_each else value)
 
         self.ask_each(where, act)
 
     # ------------------------------------------------------------ numbers
 
-    def _list_numbers(self, index: Any) -> NDArray[np.int64]:
-        """Returns the numbers of the rows that an index selects. Raises SelectionError."""
-        if isinstance(index, tuple):
-            raise InvalidRequestError(argument="index", reason="rows are selected in the first dimension alone")
+    def _list_numbers(self, index: Any) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+        """Returns the numbers of the rows that an index selects, and its shape. Raises SelectionError."""
+        if isinstance(index, tuple) or index is None:
+            raise InvalidRequestError(argument="index", reason=f"{index!r}: rows are selected in one dimension alone")
         if isinstance(index, slice) or index is Ellipsis:
-            return np.arange(len(self))[slice(None) if index is Ellipsis else index]
+            numbers = np.arange(len(self))[slice(None) if index is Ellipsis else index]
+            return numbers, numbers.shape
         given = _to_array(index)
-        if given.dtype == np.bool_:
-            if given.shape != (len(self),):
-                reason = f"a mask of shape {list(given.shape)} stands for {len(self)} rows"
-                raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
-            return np.flatnonzero(given)
+        if given.dtype == np.bool_ and given.shape == (len(self),):
+            numbers = np.flatnonzero(given)
+            return numbers, numbers.shape
+        if given.dtype.kind not in "iu" and given.size:
+            reason = f"{str(index)[:80]} is neither row numbers nor a mask of {len(self)} rows"
+            raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
         numbers = np.asarray(given, np.int64).reshape(-1)
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
             reason = f"row numbers go from 0 to {len(self) - 1}"
             raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
-        return numbers
+        return numbers, given.shape
 
     def _split(self, numbers: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Returns the positions of the rows of each part among some row numbers."""
-        shards = numbers // self.part_rows
+        shards = np.searchsorted(self.bounds, numbers, side="right") - 1
         return {int(shard): np.flatnonzero(shards == shard) for shard in np.unique(shards)}
 
     def _to_local(self, numbers: NDArray[np.int64], shard: int) -> Any:
-        return _to_slice(numbers - shard * self.part_rows)
+        return _to_slice(numbers - self.bounds[shard])
 
 
 def _to_array(index: Any) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from tensordict import NonTensorStack, TensorDict
 from torch.utils.data import DataLoader
 
 import tdserve
-from tdserve.base.errors import ConnectError, InvalidRequestError, SelectionError, StoreExistsError
+from tdserve.base.errors import ConnectError, InvalidRequestError, KeyNotFoundError, SelectionError, StoreExistsError
 from tests.processes import quiet_port
 
 pytestmark = pytest.mark.integration
@@ -92,6 +92,32 @@ def test_rows_when_written_then_in_their_parts(frames: tdserve.ShardedDataset) -
     assert list(frames[30:32]["text"]) == ["text 0", "text 1"]
 
 
+def test_values_when_one_is_meant_for_each_row_then_as_at_one_server(
+    frames: tdserve.ShardedDataset, servers: list[tdserve.Server], name: str
+) -> None:
+    with servers[0].client() as single:
+        alone = single.memmap(CONTENT, f"{name}-alone")
+        pixels = torch.arange(4, dtype=torch.uint8)
+        for handle in (frames, alone):
+            handle.set_at_(("nested", "pixels"), pixels, [9, 10, 40, 80])
+            handle.set_at_(("nested", "pixels"), pixels[:, None].expand(-1, 4).contiguous(), [11, 12, 41, 81])
+            handle.set_at_("number", 5, slice(2, 4))
+        assert torch.equal(frames["nested", "pixels"], alone["nested", "pixels"])
+        assert torch.equal(frames["number"], alone["number"])
+        empty: list[Any] = [[], slice(5, 5)]
+        for index in empty:
+            assert frames.get_at("number", index).shape == (0,)
+            assert frames[index].batch_size == (0,)
+        assert frames[torch.tensor([[1, 99], [50, 2]])].batch_size == (2, 2)
+        single.delete(f"{name}-alone")
+
+
+def test_rows_when_hardly_more_than_servers_then_divided(user: tdserve.ClusterClient, name: str) -> None:
+    made = user.memmap(CONTENT[:5], name, shards="all")
+    assert made["number"].tolist() == list(range(5))
+    assert made[3:]["number"].tolist() == [3, 4]
+
+
 def test_epoch_when_divided_then_every_row_once(frames: tdserve.ShardedDataset) -> None:
     seen = []
     for rank in range(3):
@@ -139,11 +165,15 @@ def test_zeros_when_made_then_filled_by_rows(user: tdserve.ClusterClient, name: 
 
 
 def test_call_when_wrong_then_refused(frames: tdserve.ShardedDataset, user: tdserve.ClusterClient) -> None:
-    for index in (100, -101, [3, 100], torch.ones(3, dtype=torch.bool)):
+    for index in (100, -101, [3, 100], torch.ones(3, dtype=torch.bool), 1.5, [1.5], [2.0]):
         with pytest.raises(SelectionError):
             frames[index]
-    with pytest.raises(InvalidRequestError):
-        frames[0, 1]
+    for wrong in ((0, 1), None):
+        with pytest.raises(InvalidRequestError):
+            frames[wrong]
+    for key in ("other", ("nested", "other")):
+        with pytest.raises(KeyNotFoundError):
+            frames[key]
     with pytest.raises(InvalidRequestError):
         frames["number"] = 1
     with pytest.raises(InvalidRequestError):
