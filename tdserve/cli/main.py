@@ -98,3 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of our output went away (`tdserve ls | head`); closing stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as fault:  # our output cannot be written, for example on a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(f"tdserve: {fault.strerror or fault}", err=True)
+        return FAILED

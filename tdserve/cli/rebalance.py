@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from tdserve.base.errors import TDServeError
 from tdserve.cli.completion import complete_stores
+from tdserve.cli.exit_codes import find_exit_code
+from tdserve.cli.lasting import print_error
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import ByteProgress
 from tdserve.cli.render import escape_unprintable, print_lines
@@ -23,27 +26,30 @@ if TYPE_CHECKING:
 @asks_server
 def rebalance(
     inquiry: Inquiry, names: tuple[str, ...], *, server: int | None, drained: int | None, dry_run: bool
-) -> None:
+) -> int:
     """Move the stores NAME, or parts of shared ones (NAME#2), while they are used.
 
     Without --to a store moves to the server that the hash of its name chooses, as for a new store: so stores spread
-    over servers that have joined. The cluster is given as to every command: --address a:7707,b:7707,c:7707
+    over servers that have joined. What cannot move is named, and the others move. The cluster is given as to every
+    command: --address a:7707,b:7707,c:7707
     """
     if bool(names) == (drained is not None):
         raise click.UsageError("name the stores that move, or give --drain with a server")
     if drained is not None and server is not None:
         raise click.UsageError("--drain chooses the new servers by itself")
-    moves = []
+    moves: list[Move] = []
+    failures: list[TDServeError] = []
     with inquiry.connect_cluster() as client:
-        for name, target in _plan(client, names, server, drained):
-            before = client.find_server(name)
-            if before != target and not dry_run:
-                progress = ByteProgress(name)
-                client.rebalance(name, target, on_progress=progress.show)
-                progress.end()
-            moves.append(Move(name, before, target))
+        planned = client.list_stores_at(drained) if drained is not None else names
+        for name in planned:
+            try:
+                moves.append(_move(client, name, server, drained, dry_run=dry_run))
+            except TDServeError as error:  # the others move all the same
+                print_error(error)
+                failures.append(error)
     document = [{"name": move.name, "from": move.before, "to": move.target} for move in moves]
     inquiry.answer(document, lambda: print_lines(move.describe(dry_run=dry_run) for move in moves))
+    return find_exit_code(failures[0]) if failures else 0
 
 
 class Move(NamedTuple):
@@ -65,10 +71,16 @@ class Move(NamedTuple):
         return f"{name}: {'would move' if dry_run else 'moved'} from server {self.before} to {self.target}"
 
 
-def _plan(
-    client: ClusterClient, names: tuple[str, ...], server: int | None, drained: int | None
-) -> list[tuple[str, int]]:
-    """Returns the stores that move, and where to."""
+def _move(client: ClusterClient, name: str, server: int | None, drained: int | None, *, dry_run: bool) -> Move:
+    """Moves one store, unless it is where it belongs."""
+    client.describe(name)  # raises StoreNotFoundError
+    before = client.find_server(name)
     if drained is not None:
-        return client.plan_drain(drained)
-    return [(name, client.directory.get_owner(name) if server is None else server) for name in names]
+        target = client.choose_refuge(name, drained)
+    else:
+        target = client.directory.get_owner(name) if server is None else server
+    if not dry_run:
+        progress = ByteProgress(name)
+        client.rebalance(name, target, on_progress=progress.show)
+        progress.end()
+    return Move(name, before, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ def export_store(
         path: ``.npz``, ``.safetensors``, ``.h5``, ``.pt``, or without an ending a folder of ``TensorDict.memmap``.
         keys: Only these, with what is below them.
         version: Of weights; None: the newest.
-        replaces: Whether a file that exists is replaced.
+        replaces: Whether a file that exists is replaced, or a folder that holds nothing but a tensordict.
         on_progress: Called after each piece.
 
     Raises:
@@ -60,6 +59,9 @@ def export_store(
     """
     target = Path(path)
     write = WRITERS[find_format(target)]
+    is_folder = target.is_dir() and not target.is_symlink()
+    if is_folder and not _is_of_tensordict(target):
+        raise InvalidRequestError(argument="path", reason=f"{target} is a folder with other files; choose another name")
     if os.path.lexists(target) and not replaces:
         raise InvalidRequestError(argument="path", reason=f"{target} exists; replace it (--force, replaces=True)")
     try:
@@ -70,8 +72,8 @@ def export_store(
                 columns, num_rows = _read(client, name, keys, version, spool, on_progress)
                 write(made, columns, num_rows)
                 del columns
-            if replaces and target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
+            if is_folder:
+                os.replace(target, Path(folder) / "replaced")  # removed with the rest
             os.replace(made, target)
     except OSError as fault:
         if fault.errno is not None and fault.strerror:
@@ -79,6 +81,16 @@ def export_store(
                 raise CapacityError(what=f"{target} ({fault.strerror})") from None
             raise InvalidRequestError(argument="path", reason=f"{target}: {fault.strerror}") from None
         raise
+
+
+_OF_TENSORDICT = (".memmap", ".json", ".pickle")
+"""Endings of the files that ``TensorDict.memmap`` writes."""
+
+
+def _is_of_tensordict(folder: Path) -> bool:
+    """Returns whether a folder holds a tensordict and nothing else, so that it may be replaced by another."""
+    files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+    return (folder / "meta.json").is_file() and all(path.suffix in _OF_TENSORDICT for path in files)
 
 
 def _read(

@@ -150,6 +150,24 @@ def test_get_when_a_file_exists_then_refused_without_force(
     assert len(np.load(path)["step"]) == NUM_ROWS
 
 
+def test_get_when_a_folder_has_other_files_then_they_stay_even_with_force(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.memmap(make_content(), "store")
+    (tmp_path / "precious" / "sub").mkdir(parents=True)
+    (tmp_path / "precious" / "sub" / "thesis").write_text("years of work")
+    monkeypatch.chdir(tmp_path)
+    for target in ("precious", str(tmp_path / "precious"), ".", ".."):
+        assert "other files" in shell.error(1, "get", "store", target, "--force")
+    shell.lines("get", "store", "made")
+    (tmp_path / "made" / "notes.txt").write_text("mine")
+    assert "other files" in shell.error(1, "get", "store", "made", "--force")
+    (tmp_path / "made" / "notes.txt").unlink()
+    shell.lines("get", "store", "made", "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "precious"]
+    assert (tmp_path / "precious" / "sub" / "thesis").read_text() == "years of work"
+
+
 def test_put_when_a_store_exists_then_refused_without_force(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

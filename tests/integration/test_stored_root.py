@@ -28,7 +28,8 @@ NUM_LEFT = 3
 def unpacked(root: Path) -> Path:
     """Makes a copy of the stored root."""
     with tarfile.open(make.TARGET) as archive:
-        archive.extractall(root, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)  # from 3.11.4 on
+        archive.extractall(root)
     return root
 
 

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, TDServeError, WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
@@ -27,7 +27,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole, name_splits
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:
@@ -400,29 +400,45 @@ class ClusterClient:
         """
         return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
 
-    def plan_drain(self, server: int) -> list[tuple[str, int]]:
-        """Returns the stores, and parts of shared ones, of a server, each with the server that would have it if this
-        one did not exist. Records of where stores are stay."""
+    def list_stores_at(self, server: int) -> list[str]:
+        """Lists the stores, and parts of shared ones, that a server has, without records of where stores are."""
         client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
-        kinds = {name: client.describe(name).kind for name in client.stores()}
-        stores = [name for name, kind in kinds.items() if kind != "placement"]
-        return [(name, choose_refuge(self.directory, name, server)) for name in stores]
+        names = [name for name in client.stores() if client.describe(name).kind != "placement"]
+        return [name for name in names if (whole := find_whole(name)) is None or name != name_splits(whole)]
+
+    def choose_refuge(self, name: str, drained: int) -> int:
+        """Returns the server that would have a store, or a part, if a server did not exist.
+
+        Raises:
+            WrongStateError: Every other server has a part of the same store.
+        """
+        return choose_refuge(self.directory, name, drained)
 
     def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
         """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.
 
-        New stores still come to it: its number stays one of the cluster's.
+        Each goes to the server that would have it if this one did not exist. New stores still come to it: its number
+        stays one of the cluster's.
 
         Args:
             timeout_s: For each store.
 
         Returns:
             Names of the stores that have moved.
+
+        Raises:
+            TDServeError: The first error of a store that could not move; all others have moved.
         """
-        planned = self.plan_drain(server)
-        for name, target in planned:
-            self.rebalance(name, target, timeout_s=timeout_s)
-        return [name for name, _ in planned]
+        moved, failures = [], []
+        for name in self.list_stores_at(server):
+            try:
+                self.rebalance(name, self.choose_refuge(name, server), timeout_s=timeout_s)
+                moved.append(name)
+            except TDServeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return moved
 
     # ------------------------------------------------------------ figures
 

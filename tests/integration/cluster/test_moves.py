@@ -223,6 +223,11 @@ def test_command_when_stores_move_then_prints_where(
     assert client[name]["x"].tolist() == [0, 1, 2]
     assert main(["rebalance", "--drain", str(home), "--address", address]) == 0
     assert f"{name}: moved from server {home}" in capsys.readouterr().out
+    assert main(["rebalance", "nothing", "--address", address]) == 4
+    client.create_kv("everywhere", shards="all")
+    assert main(["rebalance", "--drain", str(target), "--dry-run", "--address", address]) == 6
+    assert f"{name}: would move" in capsys.readouterr().out
+    client.delete("everywhere")
     for wrong in (["rebalance", name, "--drain", "0"], ["rebalance"], ["rebalance", "--drain", "0", "--to", "1"]):
         assert main([*wrong, "--address", address]) == 2
     assert main(["rebalance", name, "--address", address.partition(",")[0]]) == 2
