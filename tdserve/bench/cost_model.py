@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.bench.figures import Figure
 
@@ -21,6 +22,9 @@ WIRE_BYTES_PER_S = 1.25e9
 WORKERS_OF_MACHINE, CORES_OF_MACHINE = 4, 16
 
 _NAME = re.compile(r"(?P<call>.+), (?P<clients>\d+) clients?(?:, (?P<shards>\d+) shards?)?")
+
+MAX_ERROR = 0.5
+"""Error of a model at any measured point beyond which no limit is named: the machine did other things as well."""
 
 LEAST_S = 1e-6
 """Seconds of CPU below which a part has none in a call."""
@@ -69,6 +73,11 @@ class CallModel:
     session_mib: Mapping[str, float]
     shard_mib: Mapping[str, float]
     errors: Mapping[tuple[int, int], float]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the model comes so near to what was measured that limits may be calculated with it."""
+        return all(abs(error) <= MAX_ERROR for error in self.errors.values())
 
     def compute_cpu_s(self, part: str, num_shards: int) -> float:
         """Returns the CPU of a call at one part, of all its processes."""
@@ -153,12 +162,18 @@ def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
     return CallModel(**{**model.__dict__, "errors": errors})
 
 
-def _fit_line(x: np.ndarray[tuple[int], np.dtype[np.float64]], y: Sequence[float]) -> tuple[float, float]:
-    """Returns the value at 0 and the slope; the slope is 0 where x does not change."""
-    if np.ptp(x) == 0:
-        return float(np.mean(y)), 0.0
-    slope, fixed = np.polyfit(x, np.array(y), 1)
-    return float(fixed), float(slope)
+def _fit_line(x: NDArray[np.float64], y: Sequence[float]) -> tuple[float, float]:
+    """Returns the intercept and the slope, neither of them negative, that fit best: no part of a call costs less than
+    nothing."""
+    values = np.array(y)
+    if len(set(x)) < 2:
+        return float(values.mean()), 0.0
+    intercept, slope = np.linalg.lstsq(np.stack([np.ones_like(x), x], axis=1), values, rcond=None)[0]
+    if slope < 0:
+        return max(float(values.mean()), 0.0), 0.0
+    if intercept < 0:
+        return 0.0, max(float(x @ values / (x @ x)), 0.0)
+    return float(intercept), float(slope)
 
 
 def compute_rate(num_clients: int, demand_s: float, num_cores: int, delay_s: float) -> float:

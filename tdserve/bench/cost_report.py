@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 
@@ -67,9 +68,13 @@ def _make_limits(models: Iterable[CallModel]) -> Table:
     for heading in ("call", "machines", "tables of", "calls/s", "limit", "then"):
         limits.add_column(heading, justify="right" if heading in ("machines", "calls/s") else "left")
     for model in models:
+        if not model.is_usable:
+            limits.add_row(model.call, "", "", "", "none: the fit is too far off", "")
+            continue
         for num_machines in MACHINES:
             for num_shards in sorted({1, num_machines}):
-                (first, rate), *others = model.find_limits(num_machines, num_shards=num_shards).items()
+                found = model.find_limits(num_machines, num_shards=num_shards)
+                (first, rate), *others = found.items() or [("nothing that was measured", math.inf)]
                 then = f"{others[0][0]} at {others[0][1]:,.0f}" if others else ""
                 of = "one machine each" if num_shards == 1 else "all machines"
                 limits.add_row(model.call, f"{num_machines:,}", of, f"{rate:,.0f}", first, then)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -75,3 +76,21 @@ def test_report_when_nothing_was_measured_with_several_clients_then_empty() -> N
     show_costs(console, [make_figure("sample 256", 1, 1)])
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == ""
+
+
+def test_model_when_costs_fall_with_shards_then_nothing_costs_less_than_nothing() -> None:
+    """A busy machine: what was measured first took longer."""
+    figures = [make_figure("sample 256", clients, 1, control_us=900.0) for clients in (1, 2)]
+    figures += [make_figure("sample 256", clients, 2, control_us=20.0) for clients in (1, 2)]
+    ((call, points),) = read_points(figures).items()
+    model = fit(call, points, NUM_CORES)
+    assert min(*model.fixed_s.values(), *model.per_shard_s.values()) >= 0
+    assert model.find_limits(1000, num_shards=1000)
+
+
+def test_report_when_the_model_is_far_off_then_names_no_limit() -> None:
+    figures = [make_figure("sample 256", clients, shards) for clients in (1, 2) for shards in (1, 2)]
+    figures[0] = replace(figures[0], median=figures[0].median * 40)
+    shown = io.StringIO()
+    show_costs(Console(file=shown, width=200), figures)
+    assert "the fit is too far off" in shown.getvalue()
