@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.cli.render import escape_unprintable, format_nbytes
 from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.observer.access import STYLE
@@ -138,6 +138,8 @@ class Pages:
         try:
             described = await self._snapshots.describe_store(name)
             found = await self._snapshots.observe_stores([name]) if described is not None else []
+        except InvalidRequestError as error:
+            return self._fail(str(error), 400, "No such store")
         except TDServeError as error:
             return self._fail(str(error))
         if described is None or not found:
