@@ -86,8 +86,9 @@ class LeavingStores:
         return blocks
 
     async def seal(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> control_pb2.MoveAnswer:
-        """Lets nobody use a store any more, waits for what is under way, and returns all that the
-        other server needs. The store serves again after ``unseal``, or when the session ends.
+        """Lets nobody use a store any more, waits for what is under way, and returns all that the other server needs.
+
+        The store serves again after ``unseal``, or when the session ends.
 
         Raises:
             StoreMovedError: Another move has sealed it.
@@ -153,7 +154,6 @@ class LeavingStores:
             raise WrongStateError(state=f"store {name!r} was not sealed by this move", event="releasing it")
         store = self._stores.get(name)
         await self._hand_over(store, PlacementRecord.make_forward(server, seal.move))
-        self._stores.seals.unseal(name)
 
     async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:
         """Replaces a store by the record of where it is now."""
@@ -163,13 +163,15 @@ class LeavingStores:
         with stores.db.begin_transaction(frees_room=True) as txn:
             stores.forget_rules(store.record, txn)
             stores.packed.put(packed, None, txn)
-        await asyncio.to_thread(stores.db.sync)  # before its files go
+        # In the same turn: the end of the session would let the store serve again.
+        stores.seals.unseal(store.name)
         stores.opened.pop(store.name)
         if store.generations is not None:
             store.generations.mark_deleted()
         stores.root.move_to_trash(store.name, store.record.uid)
         stores.catalog.remove(store.name)
         stores.catalog.add(packed)
+        await asyncio.to_thread(stores.db.sync)  # before the content goes
         await stores.free(store.record.uid)
 
 
