@@ -96,20 +96,26 @@ class LeavingStores:
         """
         name, table = store.name, store.table
         self._stores.seals.seal(name, seal)
+
+        async def wait(is_over: Callable[[], bool], what: str) -> None:
+            await _wait(is_over, deadline, what)
+            if self._stores.seals.find(name) != seal:  # its session has ended meanwhile
+                raise WrongStateError(state=f"the seal of {name!r} is over", event="moving it")
+
         try:
             # Claims first: what their writers have filled is acknowledged, and must be committed.
             store.is_leaving = True
             if table is not None:
                 store.catch_up()
                 table.take_back_claims()
-                await _wait(lambda: not table.claims, deadline, f"writers that fill rows of {name!r} by themselves")
+                await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
             store.waiters.send_away(name)
-            await _wait(lambda: self._stores.seals.is_idle(name), deadline, f"requests under way for {name!r}")
-            await _wait(lambda: _is_at_rest(store), deadline, f"rows of {name!r} that a client has begun to write")
+            await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
+            await wait(lambda: _is_at_rest(store), f"rows of {name!r} that a client has begun to write")
             files = await self.list_files(store)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=self._describe(store))
         except BaseException:
-            self._unseal(name)
+            self.unseal(name, seal)
             raise
 
     def unseal(self, name: str, seal: Seal) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tdserve.base.deadline import Deadline
@@ -74,6 +76,25 @@ def test_seal_when_a_request_does_not_end_then_the_store_serves_again(world: Wor
     with pytest.raises(DeadlineExceededError, match="under way"):
         seal(world, run, store, timeout_s=0.05)
     world.stores.seals.end("x")
+    world.stores.seals.begin("x")
+    store.check_present()
+
+
+def test_seal_when_its_session_ends_while_it_waits_then_the_store_serves_again(world: World, run: Loop) -> None:
+    store = make_table(world, run)
+    leaving = LeavingStores(world.stores)
+    world.stores.seals.begin("x")
+
+    async def end_session() -> None:
+        sealing = asyncio.ensure_future(leaving.seal(store, SEAL, Deadline.after(5.0)))
+        while not world.stores.seals.find("x"):  # noqa: ASYNC110 (it has begun in a turn or two)
+            await asyncio.sleep(0)
+        leaving.on_session_ended(SESSION)
+        world.stores.seals.end("x")
+        with pytest.raises(WrongStateError, match="is over"):
+            await sealing
+
+    run(end_session())
     world.stores.seals.begin("x")
     store.check_present()
 
