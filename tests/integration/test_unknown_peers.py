@@ -104,7 +104,8 @@ def test_requests_when_they_are_small_and_wait_then_those_beyond_the_limit_are_r
     wait_for(lambda: refused.qsize() >= 20_000 - 2_048, "the refusals", timeout_s=60.0)
     assert refused.get().failure.error == "ServerBusyError"
     assert refused.qsize() < 20_000 - 1_000
-    assert peak_mib(small.pid) - before < GROWTH_MIB
+    # Without a limit they take 170 MiB. What is read before its refusals are sent takes 30 to 80.
+    assert peak_mib(small.pid) - before < 2 * GROWTH_MIB
     with (
         small.client(transport="gloo") as other,
         pytest.raises(tdserve.StoreNotFoundError),

@@ -367,7 +367,8 @@ class ClusterClient:
     # ------------------------------------------------------------ places
 
     def find_server(self, name: str) -> int:
-        """Returns the number of the server that has a store, or will have it; of a shared one, its record."""
+        """Asks which server has a store, or will have it; of a shared one, its record. Returns its number."""
+        self.directory.forget(name)
         return self.directory.find(name).server
 
     def rebalance(

@@ -225,7 +225,7 @@ def test_command_when_stores_move_then_prints_where(
     assert f"{name}: moved from server {home}" in capsys.readouterr().out
     assert main(["rebalance", "nothing", "--address", address]) == 4
     client.create_kv("everywhere", shards="all")
-    assert main(["rebalance", "--drain", str(target), "--dry-run", "--address", address]) == 6
+    assert main(["rebalance", "--drain", str(client.find_server(name)), "--dry-run", "--address", address]) == 6
     assert f"{name}: would move" in capsys.readouterr().out
     client.delete("everywhere")
     for wrong in (["rebalance", name, "--drain", "0"], ["rebalance"], ["rebalance", "--drain", "0", "--to", "1"]):
