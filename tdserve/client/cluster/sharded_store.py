@@ -81,8 +81,7 @@ class ShardedStore:
         try:
             found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
         except StoreMovedError:  # or is being moved
-            self._find_part(shard)
-            return self.get_part(shard, timeout_s)
+            return self._open_moved(shard, client, timeout_s)
         if found is None:
             if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
                 raise StoreNotFoundError(name=self.name)
@@ -91,20 +90,22 @@ class ShardedStore:
         self._handles[shard] = (client, handle)
         return handle
 
-    def _find_part(self, shard: int) -> None:
-        """Finds the server to which a part has moved; others may have moved too."""
-        before = self.placement.servers[shard]
+    def _open_moved(self, shard: int, before: Client, timeout_s: float | None) -> Any:
+        """Returns the handle of a part that is at another server than was known."""
+        members, directory, part = self._cluster.members, self._cluster.directory, name_part(self.name, shard)
         self._read_placement()
-        if self.placement.servers[shard] != before:
-            return
-        directory = self._cluster.directory
-        parts = [name_part(self.name, number) for number in range(self.num_shards)]
-        for part in parts:
-            directory.forget(part)
-        servers = tuple(directory.find(part).server for part in parts)
-        if len(set(servers)) < len(servers):
-            raise StoreMovedError(name=parts[shard])
-        self.placement = replace(self.placement, servers=servers)
+        if members.get(self.placement.servers[shard]) is not before:
+            return self.get_part(shard, timeout_s)
+        directory.forget(part)
+        server = directory.find(part).server
+        if server not in self.placement.servers:
+            self.placement = self.placement.replace_server(shard, server)
+            return self.get_part(shard, timeout_s)
+        # Another part is there as well, until one of them moves on: this one stays counted to the server that it left.
+        there = members.get(server)
+        handle = there.open_handle(there.describe(part, timeout_s=timeout_s))
+        self._handles[shard] = (before, handle)
+        return handle
 
     def _read_placement(self) -> None:
         """Reads where the parts are: one may have moved before its server was lost."""

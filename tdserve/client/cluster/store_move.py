@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -136,24 +136,46 @@ def _move_part(
     record = directory.find(whole, deadline).placement
     if record is None or shard >= record.num_shards:
         raise StoreNotFoundError(name=name)
-    if target in record.servers and record.servers[shard] != target:
+    places = _find_parts(directory, whole, record.num_shards, deadline)  # the record may be older
+    if target in (*places[:shard], *places[shard + 1 :]):
         raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
     if source != target:
         splits = name_splits(whole)
         if shard == 0 and splits in servers.members.get(source):  # how draws are divided is kept where shard 0 is
             _Copying(servers, splits, source, target, on_progress, deadline).run()
         _Copying(servers, name, source, target, on_progress, deadline).run()
-    while record is not None and record.servers[shard] != target:
+    _mend_record(servers, whole, deadline)
+
+
+def _find_parts(directory: Directory, whole: str, num_shards: int, deadline: Deadline) -> tuple[int, ...]:
+    """Finds the servers of all parts of a store."""
+    parts = [name_part(whole, shard) for shard in range(num_shards)]
+    for part in parts:
+        directory.forget(part)
+    return tuple(directory.find(part, deadline).server for part in parts)
+
+
+def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> None:
+    """Makes the record of a shared store name the servers that have its parts."""
+    directory = servers.directory
+    while True:
+        directory.forget(whole)
         place = directory.find(whole, deadline)
-        moved = record.replace_server(shard, target)
+        record = place.placement
+        if record is None:
+            raise StoreNotFoundError(name=whole)
+        found = _find_parts(directory, whole, record.num_shards, deadline)
+        if found == record.servers or len(set(found)) < len(
+            found
+        ):  # two moves at once: their parts are found by asking
+            return
+        mended = replace(record, servers=found)
         try:
-            asked = {"place": moved.to_json(), "expected": record.to_json()}
+            asked = {"place": mended.to_json(), "expected": record.to_json()}
             request_step(servers.members.get(place.server), whole, deadline=deadline, **asked)
         except WrongStateError:  # another part has moved at the same time
             if deadline.expired:
                 raise
-        directory.forget(whole)
-        record = directory.find(whole, deadline).placement
 
 
 def choose_refuge(directory: Directory, name: str, drained: int) -> int:

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.cli.main import main
-from tests.integration.cluster.moving import ROW, choose_other, make_rows
+from tests.integration.cluster.moving import ROW, choose_other, make_rows, release_only
 from tests.integration.cluster.names import name_owned_by
 
 pytestmark = pytest.mark.integration
@@ -132,6 +132,27 @@ def test_part_when_it_moves_then_the_whole_goes_on(user: tdserve.ClusterClient, 
     again = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
     again.extend(make_rows(0, 50))
     assert sorted(user.replay(name)[:]["number"].tolist()) == list(range(50))
+
+
+def test_part_when_its_mover_was_lost_then_found_and_the_record_mended(
+    user: tdserve.ClusterClient, address: str, name: str
+) -> None:
+    table = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
+    table.extend(make_rows(0, 100))
+    old = table.info()["servers"]
+    free = next(server for server in range(3) if server not in old)
+    with tdserve.connect(address) as mover:
+        assert isinstance(mover, tdserve.ClusterClient)
+        release_only(mover, f"{name}#1", free, move=f"{4:032x}")
+    for handle in (table, user.replay(name)):
+        assert sorted(handle[:]["number"].tolist()) == list(range(100))
+    with pytest.raises(WrongStateError, match="another part"):
+        user.rebalance(f"{name}#0", free)
+    assert user.rebalance(f"{name}#0", old[1]) == old[1]  # where the record had the other part
+    with tdserve.connect(address) as other:
+        assert other.replay(name).info()["servers"] == [old[1], free]
+    for handle in (table, user.replay(name)):
+        assert sorted(handle[:]["number"].tolist()) == list(range(100))
 
 
 def test_parts_when_all_of_them_move_then_open_handles_and_draws_go_on(user: tdserve.ClusterClient, name: str) -> None:
