@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,31 +16,8 @@ from tdserve.cli.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, REFUSED
 from tdserve.cli.main import main
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, quiet_port
-from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[tdserve.Server]:
-    """A live server."""
-    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
-        yield made
-
-
-@pytest.fixture
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of it, whose stores are deleted afterwards."""
-    with tdserve.connect(server.address) as made:
-        yield made
-        for name in made.stores():
-            made.delete(name)
-
-
-@pytest.fixture
-def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell whose commands reach it."""
-    return Shell(server.address, capsys)
 
 
 def fill(client: tdserve.Client, *names: str) -> None:

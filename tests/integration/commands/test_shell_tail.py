@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
@@ -24,28 +23,6 @@ from tests.processes import REPOSITORY, wait_for
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[tdserve.Server]:
-    """A live server."""
-    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
-        yield made
-
-
-@pytest.fixture
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of it, whose stores are deleted afterwards."""
-    with tdserve.connect(server.address) as made:
-        yield made
-        for name in made.stores():
-            made.delete(name)
-
-
-@pytest.fixture
-def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell whose commands reach it."""
-    return Shell(server.address, capsys)
 
 
 def rows(start: int, stop: int, width: int = 1) -> TensorDict:

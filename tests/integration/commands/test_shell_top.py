@@ -32,28 +32,6 @@ NASTY = "<script>\x9b2J\u202eevil[bold]"
 """Markup of pages and of rich, a control sequence, and an override of the direction."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[tdserve.Server]:
-    """A live server."""
-    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
-        yield made
-
-
-@pytest.fixture
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of it, whose stores are deleted afterwards."""
-    with tdserve.connect(server.address) as made:
-        yield made
-        for name in made.stores():
-            made.delete(name)
-
-
-@pytest.fixture
-def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell whose commands reach it."""
-    return Shell(server.address, capsys)
-
-
 def rows(num_rows: int) -> TensorDict:
     """Some rows."""
     return TensorDict({"x": torch.arange(num_rows)}, [num_rows])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,11 @@ import tdserve
 from tdserve.cli.exit_codes import CONFLICT, NOT_FOUND
 from tdserve.exports import store_export
 from tests.integration.shell import Shell
-from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
 
 ENDINGS = (".npz", ".safetensors", ".h5", ".pt", "")
 NUM_ROWS = 300
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[tdserve.Server]:
-    """A live server."""
-    with make_quick_root() as root, tdserve.Server(root, port=0) as made:
-        yield made
-
-
-@pytest.fixture
-def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client of it, whose stores are deleted afterwards."""
-    with tdserve.connect(server.address) as made:
-        yield made
-        for name in made.stores():
-            made.delete(name)
-
-
-@pytest.fixture
-def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A shell whose commands reach it."""
-    return Shell(server.address, capsys)
 
 
 def make_content() -> TensorDict:
