@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -17,36 +18,8 @@ SHOWN_EVERY_S = 0.2
 LOGGED_EVERY_S = 5.0
 
 
-class ByteProgress:
-    """Shows on stderr, where that is a terminal, how far the move of a store is.
-
-    Args:
-        name: Of the store.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._is_shown = sys.stderr.isatty()
-        self._name = escape_unprintable(name)
-        self._shown_s = 0.0
-
-    def show(self, progress: MoveProgress) -> None:
-        """Shows the state, unless it was shown a moment ago."""
-        now_s = time.monotonic()
-        if not self._is_shown or now_s - self._shown_s < SHOWN_EVERY_S:
-            return
-        self._shown_s = now_s
-        seen, total, copied = map(format_nbytes, progress[:3])
-        state = "clients wait" if progress.is_sealed else "in use"
-        click.echo(f"\r{self._name}: {seen} of {total}, {copied} copied, {state}\x1b[K", err=True, nl=False)
-
-    def end(self) -> None:
-        """Ends the line of the terminal."""
-        if self._is_shown and self._shown_s:
-            click.echo(err=True)
-
-
-class RowProgress:
-    """Shows rows, percent and rates on stderr.
+class ProgressLine:
+    """Shows on stderr how far a command is.
 
     Args:
         name: Of the store.
@@ -54,30 +27,24 @@ class RowProgress:
 
     Attributes:
         begin_s: When it was made, on the monotonic clock.
-        row_nbytes: Size of a row, for the rate in bytes; 0 if it is not known.
     """
 
-    def __init__(self, name: str, *, shows: bool | None) -> None:
+    def __init__(self, name: str, *, shows: bool | None = None) -> None:
         self.begin_s = time.monotonic()
-        self.row_nbytes = 0
         self._is_terminal = sys.stderr.isatty()
         self._is_shown = self._is_terminal if shows is None else shows
         self._name = escape_unprintable(name)
         self._shown_s = self.begin_s
         self._has_line = False
 
-    def show(self, num_done: int, num_rows: int) -> None:
-        """Shows the state, unless it was shown a moment ago."""
+    def write(self, compose: Callable[[], str], *, is_last: bool) -> None:
+        """Shows what ``compose`` returns, unless something was shown a moment ago and more comes."""
         now_s = time.monotonic()
         is_due = now_s - self._shown_s >= (SHOWN_EVERY_S if self._is_terminal else LOGGED_EVERY_S)
-        if not self._is_shown or not (is_due or num_done >= num_rows):
+        if not self._is_shown or not (is_due or is_last):
             return
         self._shown_s = now_s
-        rate = num_done / max(now_s - self.begin_s, 1e-9)
-        percent = 100 * num_done // max(num_rows, 1)
-        text = f"{self._name}: {num_done:,} of {num_rows:,} rows ({percent} %), {rate:,.0f} rows/s"
-        if self.row_nbytes:
-            text += f", {format_nbytes(int(rate * self.row_nbytes))}/s"
+        text = f"{self._name}: {compose()}"
         click.echo(f"\r{text}\x1b[K" if self._is_terminal else text, err=True, nl=not self._is_terminal)
         self._has_line = self._is_terminal
 
@@ -86,3 +53,37 @@ class RowProgress:
         if self._has_line:
             click.echo(err=True)
         self._has_line = False
+
+
+class MovedBytes(ProgressLine):
+    """Shows how far the move of a store is."""
+
+    def show(self, progress: MoveProgress) -> None:
+        """Shows the state, unless it was shown a moment ago."""
+
+        def compose() -> str:
+            seen, total, copied = map(format_nbytes, progress[:3])
+            return f"{seen} of {total}, {copied} copied, {'clients wait' if progress.is_sealed else 'in use'}"
+
+        self.write(compose, is_last=False)
+
+
+class RowProgress(ProgressLine):
+    """Shows rows, percent and rates.
+
+    Attributes:
+        row_nbytes: Size of a row, for the rate in bytes; 0 if it is not known.
+    """
+
+    row_nbytes = 0
+
+    def show(self, num_done: int, num_rows: int) -> None:
+        """Shows the state, unless it was shown a moment ago."""
+
+        def compose() -> str:
+            rate = num_done / max(time.monotonic() - self.begin_s, 1e-9)
+            percent = 100 * num_done // max(num_rows, 1)
+            text = f"{num_done:,} of {num_rows:,} rows ({percent} %), {rate:,.0f} rows/s"
+            return f"{text}, {format_nbytes(int(rate * self.row_nbytes))}/s" if self.row_nbytes else text
+
+        self.write(compose, is_last=num_done >= num_rows)

@@ -11,7 +11,7 @@ from tdserve.cli.completion import complete_stores
 from tdserve.cli.exit_codes import find_exit_code
 from tdserve.cli.lasting import print_error
 from tdserve.cli.options import Inquiry, asks_server
-from tdserve.cli.progress import ByteProgress
+from tdserve.cli.progress import MovedBytes
 from tdserve.cli.render import escape_unprintable, print_lines
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _move(client: ClusterClient, name: str, server: int | None, drained: int | N
     else:
         target = client.directory.get_owner(name) if server is None else server
     if not dry_run:
-        progress = ByteProgress(name)
+        progress = MovedBytes(name)
         client.rebalance(name, target, on_progress=progress.show)
         progress.end()
     return Move(name, before, target)
