@@ -14,13 +14,12 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
-from tdserve.client.cluster.sharded_rows import join_rows
+from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
-from tdserve.client.datasets.dataset import add_index, iter_rows
+from tdserve.client.datasets.dataset import add_index, check_index_free, iter_rows
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.key_paths import to_path
-from tdserve.messages.content import INDEX_KEY
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
 from tdserve.structure.tree import Path, TensorLeaf
@@ -136,9 +135,8 @@ class ShardedDataset(ShardedStore):
         plan = plan_epoch(
             len(self), num_rows, sampler=sampler, epoch=epoch, rank=rank, world_size=world_size, drop_last=drop_last
         )
-        if with_index and INDEX_KEY in self.keys():
-            reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
-            raise InvalidRequestError(argument="with_index", reason=reason)
+        if with_index:
+            check_index_free(self.name, self.keys())
 
         def read(rows: Any) -> Any:
             found = self._read(rows)
@@ -215,9 +213,7 @@ class ShardedDataset(ShardedStore):
             raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
         numbers = np.asarray(given, np.int64).reshape(-1)
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self):
-            reason = f"row numbers go from 0 to {len(self) - 1}"
-            raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
+        check_range(numbers, len(self), f"of dataset {self.name!r}")
         return numbers, given.shape
 
     def _split(self, numbers: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:

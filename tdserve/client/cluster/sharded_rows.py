@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
@@ -84,9 +85,7 @@ class ShardedRows(ShardedStore):
             SelectionError: A number is out of range.
         """
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.capacity:
-            reason = f"row numbers go from 0 to {self.capacity - 1}"
-            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
+        check_range(numbers.numpy(), self.capacity, f"of table {self.name!r}")
         shards = numbers // self.part_capacity
         return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
 
@@ -203,6 +202,12 @@ class ShardedRows(ShardedStore):
         """Yields the live rows of one shard after the other, of those that answer."""
         for shard in self._ask_lengths():
             yield from self.get_part(shard)
+
+
+def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> None:
+    """Raises SelectionError, for a selection described so, if a row number is out of range."""
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < num_rows:
+        raise SelectionError(selection=selection, reason=f"row numbers go from 0 to {num_rows - 1}")
 
 
 def join_rows(parts: Sequence[Any]) -> Any:

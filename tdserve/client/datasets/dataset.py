@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.datasets.worker_pool import get_worker_pool
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.content import INDEX_KEY
+from tdserve.structure.tree import Path
 
 BLOCK_ROWS = 1024
 BLOCK_NBYTES = 1 << 20
@@ -29,6 +30,13 @@ def read_into_shared_memory(client: SessionClient) -> None:
     """
     if get_worker_info() is not None and not client.pool.is_shared:
         client.pool = get_worker_pool()
+
+
+def check_index_free(name: str, keys: Container[str | Path]) -> None:
+    """Raises InvalidRequestError if the rows of a store have a key where batches would have their numbers."""
+    if INDEX_KEY in keys:
+        reason = f"the rows of {name!r} have a key {INDEX_KEY!r} of their own"
+        raise InvalidRequestError(argument="with_index", reason=reason)
 
 
 def add_index(td: Any, rows: Any) -> Any:

@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.errors import WrongStateError
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
-from tdserve.client.datasets.dataset import add_index
+from tdserve.client.datasets.dataset import add_index, check_index_free
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.messages.content import INDEX_KEY
 from tdserve.structure.tree import Path, Spec
 
 
@@ -229,10 +228,8 @@ class ViewCalls:
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
-        keys = self.spec.keys()
-        if with_index and INDEX_KEY in keys:
-            reason = f"the rows of {self.name!r} have a key {INDEX_KEY!r} of their own"
-            raise InvalidRequestError(argument="with_index", reason=reason)
+        if with_index:
+            check_index_free(self.name, self.spec.keys())
         plan = plan_epoch(
             batch_size[0],
             num_rows,
