@@ -1,5 +1,5 @@
-"""Settings, and the reasons for their defaults. Only this module reads the environment, and logs one
-variable, when called, not at import."""
+"""Settings, and the reasons for their defaults. Only this module reads the environment, but for the one variable of
+``logs``; it does so when called, not at import."""
 
 from __future__ import annotations
 

@@ -298,12 +298,7 @@ class OpenStores:
     def find(self, uid: str) -> MappedStore | None:
         """Returns the store of this incarnation if it is mapped; one that has moved away and back has other files."""
         store = self._stores.get(uid)
-        if store is not None and store.is_gone:
-            with self._lock:
-                if self._stores.get(uid) is store:
-                    self._remove(uid)
-            return None
-        return self._note_use(store)
+        return None if store is None or store.is_gone else self._note_use(store)
 
     def _note_use(self, store: MappedStore | None) -> MappedStore | None:
         if store is not None:

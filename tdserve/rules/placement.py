@@ -160,7 +160,7 @@ class PlacementRecord:
 
     @property
     def part_capacity(self) -> int:
-        """Rows of each part of a table or a dataset; the last part of a dataset may have fewer."""
+        """Rows of each part of a table."""
         return -(-self.capacity // self.num_shards)
 
     def to_json(self) -> str:

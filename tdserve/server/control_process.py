@@ -135,7 +135,7 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
-        self._services.moves.restore()
+        self._services.requests.moves.restore()
         self._services.publishing.restore()
         self._services.claiming.restore()
         self._process_watch.remove_unused()
@@ -219,7 +219,7 @@ class ControlProcess:
             if session.invitation is not None:
                 self._process_watch.watch(session.invitation.lock_name, _do_nothing)
             await self._services.samples.release(session.number)
-            self._services.moves.leaving.on_session_ended(session.number)
+            self._services.requests.moves.leaving.on_session_ended(session.number)
             await self._services.creation.abandon(session.number)
         finally:
             await self._incoming.forget(session)

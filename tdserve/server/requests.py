@@ -76,6 +76,7 @@ class Requests:
 
     Attributes:
         catalog: As given; unary calls ask it too.
+        moves: As given; it finishes what a restart or the end of a session has cut short.
         call_times: The requests that have ended, by kind.
     """
 
@@ -104,6 +105,7 @@ class Requests:
         syncing: Syncing,
     ) -> None:
         self.catalog = catalog
+        self.moves = moves
         self.call_times = CallTimes()
         self._dead_values = dead_values
         self._held = held
@@ -248,7 +250,7 @@ class Requests:
             if kind == "move":
                 await self._handle(session, handler, kind, message)
                 return
-            name = asked.name if kind in _NAMING else name
+            name = _get_store_name(kind, asked)
             self._stores.seals.begin(name)
             try:
                 await self._handle(session, handler, kind, message)
@@ -280,7 +282,7 @@ class Requests:
 
     async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:
         """Waits until a write has reached the disk, if its store requires that before the answer, or may have."""
-        record = self._stores.catalog.find(getattr(asked, "store", "") or getattr(asked, "name", ""))
+        record = self._stores.catalog.find(_get_store_name(kind, asked))
         if is_deleted or (record is not None and record.durability == "disk"):
             await inline_tasks.ensure_task()
             await self._syncing.wait_synced("" if record is None else record.uid)
@@ -324,6 +326,12 @@ class Requests:
         if asked.HasField("new_store"):
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
+
+
+def _get_store_name(kind: str, asked: Any) -> str:
+    """Returns the name of the store that a request is about; "" if it is about none."""
+    name: str = asked.name if kind in _NAMING else getattr(asked, "store", "")
+    return name
 
 
 def _has_messages(kind: str, message: control_pb2.ClientMessage) -> bool:

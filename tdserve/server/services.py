@@ -69,7 +69,6 @@ class Services:
     relays: Relays
     groups: Groups
     syncing: Syncing
-    moves: MoveRequests
     requests: Requests
     client_reports: ClientReports = field(default_factory=ClientReports)
 
@@ -115,7 +114,6 @@ def assemble(
         relays=versions.relays,
         groups=groups,
         syncing=syncing,
-        moves=(moves := MoveRequests(stores, creation, syncing)),
         requests=Requests(
             stores,
             answers,
@@ -133,7 +131,7 @@ def assemble(
             entries=KeyedEntries(stores, answers, values_worker=values_worker),
             store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
             catalog=CatalogRequests(stores, held),
-            moves=moves,
+            moves=MoveRequests(stores, creation, syncing),
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,
