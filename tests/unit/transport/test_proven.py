@@ -14,7 +14,7 @@ from tdserve.base.errors import ConnectError
 from tdserve.base.ids import make_secret
 from tdserve.transport import proven
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
-from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, note_unformed, refusals
+from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, leave_all_devices, note_unformed, refusals
 from tdserve.transport.proving import Bond, prove
 from tdserve.transport.rendezvous import KVStore
 from tests.bonds import BOND
@@ -33,6 +33,13 @@ from tests.unit.transport.group_channels import open_channels
 
 TIMEOUT_S = 20.0
 NUM_TAKEN = 60
+
+
+@pytest.fixture(autouse=True)
+def _device_without_unformed_groups() -> None:
+    """Earlier tests of this process may have left a device at which one more unformed group makes the next group use
+    another: the numbers that a stranger then takes are nobody's."""
+    leave_all_devices()
 
 
 def check(pair: tuple[GlooChannel, GlooChannel]) -> None:
