@@ -99,8 +99,8 @@ class Directory:
         except StoreNotFoundError:
             self.forget(name)
             raise
-        place = self._remember(name, place.server, found)
-        return found, place
+        known = self._places.get(name)  # the call may have followed it to another server
+        return found, self._remember(name, place.server if known is None else known.server, found)
 
     def forget(self, name: str) -> None:
         """Forgets where a store is: it was deleted."""

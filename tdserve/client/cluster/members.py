@@ -152,6 +152,13 @@ class Members:
         if not self._answers(server):
             self.note_lost(server, PeerLostError(peer=f"server {server}", reason="it has stopped answering"))
 
+    def note_unreached(self, server: int, why: ConnectError) -> int:
+        """Takes note of the server that a call has not reached, and returns its number: the one that was asked, or
+        another to which the call had followed a store."""
+        found = next((number for number, client in self.used.items() if client.address == why.address), server)
+        self.note_lost(found, why)
+        return found
+
     def note_lost(self, server: int, why: TransportError) -> None:
         """Takes note that a server did not answer; logs it once."""
         with self._lock:

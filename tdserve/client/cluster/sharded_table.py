@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from tdserve.base.config import find_rank
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
@@ -29,7 +31,7 @@ from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.rules.lost_servers import REACH_S
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import PlacementRecord, choose_writer_shard, hash_to_shard, list_shards_to_try
 from tdserve.rules.replay.settings import Settings
@@ -171,10 +173,20 @@ class ShardedTable(ShardedRows):
     def _write(self, shard: int, timeout_s: float | None, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
 
-        Only an attempt of which nothing was sent is followed by one at another shard; one that goes on in the
-        background is followed by none.
+        Only an attempt of which nothing was sent is followed by another; one that goes on in the background is followed
+        by none.
         """
         deadline = self.make_deadline(timeout_s)
+        while True:
+            try:
+                return self._write_once(shard, deadline, write)
+            except ConnectError:
+                pause_s = PROBE_INTERVAL_S
+                if self.placement.on_shard_loss != "redirect" or (deadline.remaining_s or 0.0) < pause_s:
+                    raise
+            time.sleep(pause_s)
+
+    def _write_once(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | None = None
         for number in list_shards_to_try(shard, self.num_shards, on_loss):
@@ -190,7 +202,9 @@ class ShardedTable(ShardedRows):
                 members.note_silent(server)  # the next write goes elsewhere
                 raise
             except ConnectError as error:
-                members.note_lost(server, error)
+                lost = members.note_unreached(server, error)
+                if lost not in self.placement.servers:  # the part has moved there
+                    self.placement = self.placement.replace_server(number, lost)
                 self._note_left_out()
                 failure = error
         raise failure or ConnectError(address=self.address, reason="there is no shard")

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -100,6 +101,30 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     crashing[server].start()
     assert int(later.result(60.0)[0]) // waiting.part_capacity == waiting.placement.servers.index(server)
     assert 51 in waiting[:]["number"].tolist()
+
+
+def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for_the_first(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards=2)
+    writer = next(each for each in range(1, 1000) if table.choose_shard(each) == 0)
+    table.extend(rows(10), writer=writer)
+    (free,) = {0, 1, 2} - set(table.placement.servers)
+    with tdserve.connect(client.address) as mover:
+        assert isinstance(mover, tdserve.ClusterClient)
+        mover.rebalance(f"{table.name}#0", free)
+    others = {each for each in range(3) if each != table.placement.servers[0]}  # the handle does not know of the move
+    for server in others:
+        crashing[server].kill()
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(table.extend, rows(5, 10), writer=writer, timeout_s=60.0)
+        wait_for(lambda: table.placement.servers[0] == free or written.done(), "an attempt that is given up")
+        assert not written.done()
+        crashing[free].start()
+        assert (written.result() // table.part_capacity).tolist() == [0] * 5
+    for server in others - {free}:
+        crashing[server].start()
+    wait_for(lambda: len(table) == 15, "the return of the other shard")
 
 
 def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
