@@ -45,6 +45,8 @@ BLOCKS_PER_REQUEST = 32
 SEAL_TIMEOUT_S = 10.0
 """Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
 
+_ZEROS = compute_digest(bytes(MAX_BLOCK_BYTES))
+
 Blocks = list[control_pb2.FileBlock]
 
 
@@ -52,8 +54,8 @@ class MoveProgress(NamedTuple):
     """How far a move has come.
 
     Attributes:
-        nbytes: Bytes that were looked at in this pass.
-        total_nbytes: Bytes of all files.
+        nbytes: Bytes that were compared in this pass.
+        total_nbytes: Bytes that may have changed since the pass before.
         copied_nbytes: Bytes that were copied in all passes.
         is_sealed: Whether clients wait.
     """
@@ -212,11 +214,13 @@ class _Copying:
         at_target = partial(request_step, self.servers.members.get(self.target), self.name)
         move = make_uid()
         for _ in range(MAX_PASSES):
-            listed = at_source(list_files=True, deadline=self.deadline)
+            listed = at_source(list_files=True, move=move, deadline=self.deadline)
             source = partial(at_source, uid=listed.uid, deadline=self.deadline)
             target = partial(at_target, move=move, deadline=self.deadline)
             target(receive=listed.files)
-            if self._copy(source, target, listed.files) <= SMALL_BYTES:
+            copied_nbytes = self._copy(source, target, listed.files)
+            target(sync=True)
+            if copied_nbytes <= SMALL_BYTES:
                 break
         seal_s = min(SEAL_TIMEOUT_S, self.deadline.remaining_s or SEAL_TIMEOUT_S)
         source = partial(source, move=move)
@@ -243,9 +247,11 @@ class _Copying:
         is_sealed: bool = False,
     ) -> int:
         """Copies the blocks that have changed since the last pass; returns their bytes."""
-        total_nbytes, seen_nbytes, before = sum(files.nbytes), 0, self.copied_nbytes
-        self.known, self.digests = self.digests, {}  # a block that this pass lacks may be zero if it comes again
-        for asked in self._iter_requests(files):
+        before, self.known, self.digests = self.copied_nbytes, self.digests, {}
+        wanted = list(self._iter_changed(files))
+        total_nbytes, seen_nbytes = sum(block.nbytes for block in wanted), 0
+        for first in range(0, len(wanted), BLOCKS_PER_REQUEST):
+            asked = wanted[first : first + BLOCKS_PER_REQUEST]
             while asked:
                 self._check_time()
                 answer = source(read=control_pb2.FileBlocks(blocks=asked)).blocks.blocks
@@ -262,17 +268,18 @@ class _Copying:
             what = f"the move of {self.name!r} to server {self.target}"
             raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
 
-    def _iter_requests(self, files: control_pb2.FileSizes) -> Iterator[Blocks]:
-        blocks: Blocks = []
-        for path, nbytes in zip(files.paths, files.nbytes, strict=True):
-            for offset in range(0, nbytes, MAX_BLOCK_BYTES):
+    def _iter_changed(self, files: control_pb2.FileSizes) -> Iterator[control_pb2.FileBlock]:
+        """Yields the blocks that may have changed since the last pass, and keeps the digests of the others."""
+        for path, nbytes, changed in zip(files.paths, files.nbytes, files.changed, strict=True):
+            for number, offset in enumerate(range(0, nbytes, MAX_BLOCK_BYTES)):
                 size = min(MAX_BLOCK_BYTES, nbytes - offset)
-                known = self.known.get((path, offset), compute_digest(bytes(size)))  # new files are zero
-                blocks.append(control_pb2.FileBlock(path=path, offset=offset, nbytes=size, digest=known))
-                if len(blocks) == BLOCKS_PER_REQUEST:
-                    yield blocks
-                    blocks = []
-        yield blocks
+                known = self.known.get((path, offset))
+                if known is not None and changed and not changed[number // 8] >> number % 8 & 1:
+                    self.digests[path, offset] = known
+                    continue
+                zeros = _ZEROS if size == MAX_BLOCK_BYTES else compute_digest(bytes(size))
+                # A new file is zero, also one that has gone and come again.
+                yield control_pb2.FileBlock(path=path, offset=offset, nbytes=size, digest=known or zeros)
 
     def _take(self, asked: Blocks, answer: Iterable[control_pb2.FileBlock]) -> Iterator[control_pb2.FileBlock]:
         for block, found in zip(asked, answer, strict=False):

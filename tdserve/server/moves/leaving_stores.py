@@ -17,6 +17,7 @@ from tdserve.base.errors import (
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
+from tdserve.server.moves.content_mark import ContentMark, find_generations
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.stores import Stores
@@ -40,6 +41,7 @@ class LeavingStores:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
+        self._marks: dict[tuple[int, str], tuple[str, ContentMark]] = {}  # of the last list, by session and store
 
     def restore(self) -> None:
         """Removes what a crash has left of stores that have moved."""
@@ -71,10 +73,14 @@ class LeavingStores:
             raise NotSupportedError(feature=f"moving store {name!r} to another server", reason=reason)
         return store
 
-    async def list_files(self, store: OpenedStore) -> control_pb2.FileSizes:
-        """Returns the files that move, with their sizes."""
-        sizes = await asyncio.to_thread(moved_files.list_files, store.folder)
-        return control_pb2.FileSizes(paths=sizes.keys(), nbytes=sizes.values())
+    async def list_files(self, store: OpenedStore, by: Seal) -> control_pb2.FileSizes:
+        """Returns the files that move, with their sizes, and which of their blocks may have changed since the list
+        before of the same move."""
+        mark = await asyncio.to_thread(ContentMark.of, store, find_generations(store))
+        move, before = self._marks.get((by.session, store.name), ("", None))
+        changed = await asyncio.to_thread(mark.list_changed, before if move == by.move else None)
+        self._marks[by.session, store.name] = by.move, mark
+        return control_pb2.FileSizes(paths=mark.sizes.keys(), nbytes=mark.sizes.values(), changed=changed)
 
     async def read(self, store: OpenedStore, asked: Iterable[control_pb2.FileBlock]) -> control_pb2.FileBlocks:
         """Returns the digests of the first of some blocks, and the content of those that have changed."""
@@ -112,7 +118,7 @@ class LeavingStores:
             store.waiters.send_away(name)
             await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
             await wait(lambda: _is_at_rest(store), f"rows of {name!r} that a client has begun to write")
-            files = await self.list_files(store)
+            files = await self.list_files(store, seal)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=self._describe(store))
         except BaseException:
             self.unseal(name, seal)
@@ -120,6 +126,7 @@ class LeavingStores:
 
     def unseal(self, name: str, seal: Seal) -> None:
         """Lets a store serve again. Does nothing unless this very move has sealed it."""
+        self._marks.pop((seal.session, name), None)
         if self._stores.seals.find(name) == seal:
             self._unseal(name)
 
@@ -131,7 +138,9 @@ class LeavingStores:
             store.waiters.call_back()
 
     def on_session_ended(self, session: int) -> None:
-        """Lets the stores serve again that a session had sealed."""
+        """Lets the stores serve again that a session had sealed, and forgets what it has listed."""
+        for listed in [key for key in self._marks if key[0] == session]:
+            del self._marks[listed]
         for name in self._stores.seals.list_of(session):
             self._unseal(name)
 
@@ -159,6 +168,7 @@ class LeavingStores:
         if record.uid != uid or self._stores.seals.find(name) != seal:
             raise WrongStateError(state=f"store {name!r} was not sealed by this move", event="releasing it")
         store = self._stores.get(name)
+        self._marks.pop((seal.session, name), None)
         await self._hand_over(store, PlacementRecord.make_forward(server, seal.move))
 
     async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:

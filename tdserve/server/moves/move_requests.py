@@ -57,6 +57,8 @@ class MoveRequests:
             await self.arriving.receive(asked.store, asked.move, asked.receive)
         elif step == "write":
             await self.arriving.write(asked.move, asked.write.blocks)
+        elif step == "sync":
+            await self.arriving.sync(asked.move)
         elif step == "complete":
             await self.arriving.complete(asked.store, asked.move, asked.complete)
         elif step == "show":
@@ -71,7 +73,8 @@ class MoveRequests:
         await self._stores.open_apart(asked.store)
         store = self.leaving.find(asked.store, asked.uid)
         if step == "list_files":
-            return control_pb2.MoveAnswer(files=await self.leaving.list_files(store), uid=store.record.uid)
+            by = Seal(session.number, asked.move)
+            return control_pb2.MoveAnswer(files=await self.leaving.list_files(store, by), uid=store.record.uid)
         if step == "read":
             return control_pb2.MoveAnswer(blocks=await self.leaving.read(store, asked.read.blocks))
         return await self.leaving.seal(store, Seal(session.number, asked.move), Deadline.after(asked.timeout_s))
