@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
-from rich.table import Table
 
 from tdserve.bench.cost_model import (
     CORES_OF_MACHINE,
@@ -20,12 +19,27 @@ from tdserve.bench.cost_model import (
     read_points,
 )
 from tdserve.bench.figures import Figure
+from tdserve.bench.fitted_table import TableColumn, print_fitted
 
 NOTE = (
     f"calculated: machines of {CORES_OF_MACHINE} cores with one server of {WORKERS_OF_MACHINE} workers each, a wire of"
     f" {WIRE_BYTES_PER_S * 8 / 1e9:g} Gbit/s, and as many machines for clients; every part works on one call at a time,"
     " switches are no limit, and costs grow with shards as in the line that was fitted.\n"
     "Memory of a session is the slope over clients, and that of a server over shards; client: of a client's process."
+)
+
+COST_COLUMNS = (
+    TableColumn("call: part", 14),
+    *map(TableColumn, ("us a call", "us a shard", "MiB a session", "MiB a server")),
+)
+ERROR_COLUMNS = (TableColumn("call", 10), TableColumn("clients, shards: error of the fit", 20))
+LIMIT_COLUMNS = (
+    TableColumn("call", 10),
+    TableColumn("machines"),
+    TableColumn("tables of", 11),
+    TableColumn("calls/s"),
+    TableColumn("limit", 8),
+    TableColumn("then", 12),
 )
 
 
@@ -38,38 +52,33 @@ def show_costs(console: Console, figures: Iterable[Figure]) -> None:
     ]
     if not models:
         return
-    costs = Table(title="fitted to what was measured", title_justify="left", show_edge=False)
-    for heading in ("call", "part", "us a call", "us a shard", "MiB a session", "MiB a server"):
-        costs.add_column(heading, justify="left" if heading in ("call", "part") else "right")
+    print_fitted(console, COST_COLUMNS, _list_costs(models), title="fitted to what was measured")
+    print_fitted(console, ERROR_COLUMNS, map(_list_errors, models), title="calculated calls/s, less those measured")
+    print_fitted(console, LIMIT_COLUMNS, _list_limits(models), title="calculated: the next limit")
+    console.print(NOTE, style="dim")
+
+
+def _list_costs(models: Iterable[CallModel]) -> Iterator[tuple[str, ...]]:
     for model in models:
         for part in PARTS:
-            costs.add_row(
-                model.call if part == PARTS[0] else "",
-                part,
+            yield (
+                f"{model.call}: {part}",
                 f"{model.fixed_s[part] * 1e6:,.0f}",
                 f"{model.per_shard_s[part] * 1e6:,.0f}",
                 f"{model.session_mib[part]:.2f}",
                 f"{model.shard_mib[part]:.1f}",
             )
-    console.print(costs)
-    errors = Table(title="calculated calls/s, less those measured", title_justify="left", show_edge=False)
-    for heading in ("call", "clients, shards: error of the fit"):
-        errors.add_column(heading)
-    for model in models:
-        shown = (f"{clients}, {shards}: {error:+.0%}" for (clients, shards), error in model.errors.items())
-        errors.add_row(model.call, "   ".join(shown))
-    console.print(errors)
-    console.print(_make_limits(models))
-    console.print(NOTE, style="dim")
 
 
-def _make_limits(models: Iterable[CallModel]) -> Table:
-    limits = Table(title="calculated: the next limit", title_justify="left", show_edge=False)
-    for heading in ("call", "machines", "tables of", "calls/s", "limit", "then"):
-        limits.add_column(heading, justify="right" if heading in ("machines", "calls/s") else "left")
+def _list_errors(model: CallModel) -> tuple[str, str]:
+    shown = (f"{clients}, {shards}: {error:+.0%}" for (clients, shards), error in model.errors.items())
+    return model.call, "   ".join(shown)
+
+
+def _list_limits(models: Iterable[CallModel]) -> Iterator[tuple[str, ...]]:
     for model in models:
         if not model.is_usable:
-            limits.add_row(model.call, "", "", "", "none: the fit is too far off", "")
+            yield model.call, "", "", "", "none: the fit is too far off", ""
             continue
         for num_machines in MACHINES:
             for num_shards in sorted({1, num_machines}):
@@ -77,5 +86,4 @@ def _make_limits(models: Iterable[CallModel]) -> Table:
                 (first, rate), *others = found.items() or [("nothing that was measured", math.inf)]
                 then = f"{others[0][0]} at {others[0][1]:,.0f}" if others else ""
                 of = "one machine each" if num_shards == 1 else "all machines"
-                limits.add_row(model.call, f"{num_machines:,}", of, f"{rate:,.0f}", first, then)
-    return limits
+                yield model.call, f"{num_machines:,}", of, f"{rate:,.0f}", first, then

@@ -16,8 +16,8 @@ from rich.text import Text
 from tdserve.base.errors import InvalidRequestError
 from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.figures import Figure, FloorFigure, Target
+from tdserve.bench.fitted_table import TableColumn, print_fitted
 from tdserve.bench.machine_facts import Fact
-from tdserve.cli.render import print_whole
 
 NOTE = (
     "reached: 100% is as fast as that floor, measured in turn with it\n"
@@ -31,22 +31,23 @@ DETAILS_NOTE = (
     "calculated, not measured: the calls per second for which control, the workers or all cores would suffice"
 )
 
-COLUMNS = {
-    "measured": 14,
-    "median": None,
-    "reached": None,  # beside the figure itself: the table is made for it
-    "floor": 8,
-    "its median": None,
-    "p99/op": None,
-    "target": 12,
-}
-"""The headings, and the least width of text; numbers are never wrapped."""
+COLUMNS = (
+    TableColumn("measured", 14),
+    TableColumn("median"),
+    TableColumn("reached"),  # beside the figure itself: the table is made for it
+    TableColumn("floor", 10),
+    TableColumn("its median"),
+    TableColumn("p99/op"),
+    TableColumn("target", 12),
+)
 
 OWN = ("measured", "median", "p99/op")
 """The columns that every table has."""
 
 BAR_COLUMNS = 40
-"""The length of the longest bar of a plot."""
+"""The length of the longest bar, where there is room for it."""
+
+MIN_BAR_COLUMNS = 8
 
 
 def show_machine(console: Console, machine: Mapping[str, Fact]) -> None:
@@ -66,17 +67,10 @@ def show_figures(console: Console, figures: Sequence[Figure], *, title: str, is_
     richest_first = sorted(figures, key=lambda figure: -len(figure.details))
     details = list(dict.fromkeys(name for figure in richest_first for name in figure.details))
     lines = [line for figure in figures for line in _make_lines(figure, details, is_judged)]
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    shown = [number for number, heading in enumerate(COLUMNS) if heading in OWN or any(line[number] for line in lines)]
-    for number in shown:
-        heading, min_width = list(COLUMNS.items())[number]
-        is_number = min_width is None
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number, min_width=min_width)
-    for name in details:
-        table.add_column(name, justify="right")
-    for line in lines:
-        table.add_row(*(line[number] for number in shown), *line[len(COLUMNS) :])
-    print_whole(console, table)
+    shown = [at for at, column in enumerate(COLUMNS) if column.heading in OWN or any(line[at] for line in lines)]
+    columns = [*(COLUMNS[at] for at in shown), *map(TableColumn, details)]
+    rows = [[*(line[at] for at in shown), *line[len(COLUMNS) :]] for line in lines]
+    print_fitted(console, columns, rows, title=title)
     _plot_rates(console, figures)
     console.print()
 
@@ -107,10 +101,12 @@ def _plot_rates(console: Console, figures: Sequence[Figure]) -> None:
     for _, group in groupby(rates, lambda figure: figure.name.rpartition(",")[0]):
         alike = list(group)
         most = max(figure.median for figure in alike)
-        plot = Table.grid(Column(no_wrap=True), padding=(0, 1))
-        for figure in alike:
-            bar = Bar(most, 0, figure.median, width=BAR_COLUMNS)
-            plot.add_row(figure.name, bar, _format_amount(figure.median, figure.unit))
+        amounts = [_format_amount(figure.median, figure.unit) for figure in alike]
+        beside = max(map(len, amounts)) + max(len(figure.name) for figure in alike) + 2
+        width = max(min(BAR_COLUMNS, console.width - beside), MIN_BAR_COLUMNS)
+        plot = Table.grid(Column(overflow="fold"), Column(width=width), Column(no_wrap=True), padding=(0, 1))
+        for figure, amount in zip(alike, amounts, strict=True):
+            plot.add_row(figure.name, Bar(most, 0, figure.median, width=width), amount)
         console.print()
         console.print(plot)
 

@@ -52,7 +52,7 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
         TDServeError: The server did not start, or there is no such transport. Nothing is left behind.
     """
     _check(options)
-    console = console or Console()
+    console = console or Console(highlight=False)
     started = time.monotonic()
     figures: list[Figure] = []
     num_failed = 0

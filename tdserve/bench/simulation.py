@@ -12,19 +12,21 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from tdserve.bench.call_costs import CallCosts
+from tdserve.bench.fitted_table import TableColumn, print_fitted
 from tdserve.bench.report import write_content
 from tdserve.bench.simulated_cluster import Scenario, SimulatedCluster
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 
-ASSUMPTIONS = """\
-* Real: placement by rendezvous hashing; the ring, sampler, priorities and limiter of every part of a table; what a
-  client knows of masses, and how it divides a sample; the shard of a writer; when a lost server is noticed, and tried
-  again.
-* Assumed: the CPU that a request costs at control and at a data worker, and the latency and bandwidth of the wire, all
-  constant. A server's control, its workers together and its wire serve one request at a time each, in order.
-* Assumed: requests change a table in the moment they arrive. Clients have CPU enough, and pauses between their calls
-  are exponential. The lost server is a process that ends, so that connections are refused; its rows come back.
-* Left out: claims and draws without control, coalescing, retries, sessions, disks, and switches between machines."""
+ASSUMPTIONS = f"""\
+Real: placement by rendezvous hashing; the ring, sampler, priorities and limiter of every part of a table; what a \
+client knows of masses, and how it divides a sample; the shard of a writer; when a lost server is noticed, and tried \
+again.
+Assumed: the CPU that a request costs at control and at a data worker, and the latency and bandwidth of the wire, all \
+constant. A server's control, its workers together and its wire serve one request at a time each, in order.
+Assumed: requests change a table in the moment they arrive. Clients have CPU enough, and pauses between their calls \
+are exponential. The lost server is a process that ends, so that connections are refused; its rows come back.
+Left out: claims and draws without control, coalescing, retries, sessions, disks, and switches between machines.
+Rules: a call tries for {REACH_S:g} s to reach a server, which is tried again every {PROBE_INTERVAL_S:g} s."""
 
 AGES_S = (0.0, 0.05, 0.5)
 """Ages up to which masses are used, in the comparison of them; a client uses the second."""
@@ -122,7 +124,7 @@ def run_simulation(
     Raises:
         InvalidRequestError: The file cannot be written.
     """
-    console = console or Console()
+    console = console or Console(highlight=False)
     started, costs, found = time.monotonic(), CallCosts(), []
     for scenario in scenarios:
         found.append(simulate(scenario, costs))
@@ -131,10 +133,10 @@ def run_simulation(
     ages = compare_ages(scenarios[0].seed)
     _show_ages(console, ages)
     _show(console, "assumed", {**asdict(costs), **asdict(scenarios[0])})
-    rules = (
-        f"* Rules: a call tries for {REACH_S:g} s to reach a server, which is tried again every {PROBE_INTERVAL_S:g} s."
-    )
-    console.print(f"{ASSUMPTIONS}\n{rules}", style="dim", markup=False)
+    notes = Grid.grid(padding=(0, 1))
+    for line in ASSUMPTIONS.splitlines():
+        notes.add_row("*", line)
+    console.print(notes, style="dim")
     console.print(f"took {time.monotonic() - started:.0f} s", style="dim")
     if json_path is not None:
         runs = [{"scenario": asdict(each), "seen": seen} for each, seen in zip(scenarios, found, strict=True)]
@@ -143,18 +145,14 @@ def run_simulation(
 
 
 def _show_ages(console: Console, ages: Mapping[float, Figures]) -> None:
+    columns = [TableColumn("masses used up to s", 8), *map(TableColumn, AGE_FIGURES)]
+    rows = [[f"{fresh_s:g}", *(f"{seen[name]:.3g}" for name in AGE_FIGURES)] for fresh_s, seen in ages.items()]
     title = f"one table, {CROWD.num_clients} fast clients: how old masses may be"
-    grid = Grid("masses used up to s", *AGE_FIGURES, title=title, title_justify="left", show_edge=False)
-    for fresh_s, seen in ages.items():
-        grid.add_row(f"{fresh_s:g}", *(f"{seen[name]:.3g}" for name in AGE_FIGURES))
-    console.print(grid)
+    print_fitted(console, columns, rows, title=title)
     console.print()
 
 
 def _show(console: Console, title: str, figures: Mapping[str, float]) -> None:
-    console.print(title, style="italic")
-    grid = Grid(show_edge=False, show_header=False)
-    for name, value in figures.items():
-        grid.add_row(name, f"{value:,.4g}")
-    console.print(grid)
+    rows = [(name, f"{value:,.4g}") for name, value in figures.items()]
+    print_fitted(console, (TableColumn("", 14), TableColumn("")), rows, title=title)
     console.print()
