@@ -46,7 +46,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "ray": ("ray_data", "ray", "examples"),
     **dict.fromkeys(("h5py", "datasets", "minari", "pyarrow"), ("imports", "exports")),
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "jinja2", "markdown_it"), ("observer",)),
-    "matplotlib": ("examples",),
+    "matplotlib": ("examples", "bench"),
     "torchrl": ("client", "bench", "torchrl", "examples"),
     **dict.fromkeys(("rich", "click"), ("cli", "examples", "bench", "aio", "torchrl")),
     "importlib.import_module": ("", "cli", "torchrl", "client"),

@@ -44,6 +44,8 @@ class BenchOptions:
         repeats: Rounds of every floor and every subject; they alternate. ``None`` means 5, or 2 when quick.
         quick: Small sizes and short rounds, to see that everything works. Targets are not judged.
         json_path: The file for all figures, each round included; ``None`` writes none.
+        compare_path: Such a file of an earlier run, with which this one is compared.
+        plot_path: The PNG file for a picture of the figures; ``None`` draws none.
         clients: The fewest and the most processes of the workloads ``clients`` and ``cluster``, which double them.
             ``None`` means 1 to 8, or to 2 when quick.
         shards: Numbers of servers of the workload ``cluster``, one after the other.
@@ -56,6 +58,8 @@ class BenchOptions:
     repeats: int | None = None
     quick: bool = False
     json_path: Path | None = None
+    compare_path: Path | None = None
+    plot_path: Path | None = None
     clients: tuple[int, int] | None = None
     shards: tuple[int, ...] = (1, 2, 4)
     parent: Path | None = None

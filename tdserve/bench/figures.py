@@ -41,6 +41,12 @@ class FloorFigure:
     ratio: float
     rounds: tuple[float, ...]
 
+    def compute_ratios(self, figure: Figure) -> list[float]:
+        """Returns the ratio of a figure to this floor in each pair of neighbouring rounds."""
+        scale = Scale(figure.unit)
+        pairs = zip(self.rounds, figure.rounds, strict=False)
+        return [scale.compute_ratio([of_floor], [own]) for of_floor, own in pairs]
+
 
 @dataclass(frozen=True)
 class Figure:

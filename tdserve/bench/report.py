@@ -85,10 +85,10 @@ def _make_lines(figure: Figure, details: Sequence[str], is_judged: bool) -> Iter
         name, median, p99 = ("", "", "")
         if is_first:
             name, p99 = figure.name, _format_duration(figure.op_p99_ms)
-            median = _format_amount(figure.median, figure.unit)
+            median = format_amount(figure.median, figure.unit)
         beside = ("", "", "")
         if floor is not None:
-            beside = (f"{floor.ratio:.0%}", floor.name, _format_amount(floor.median, figure.unit))
+            beside = (f"{floor.ratio:.0%}", floor.name, format_amount(floor.median, figure.unit))
         cells = [Text(cell, style="" if is_first else "dim") for cell in (name, median, *beside, p99)]
         values = [figure.details.get(name) if is_first else None for name in details]
         numbers = [Text("" if value is None else f"{value:,.0f}") for value in values]
@@ -101,7 +101,7 @@ def _plot_rates(console: Console, figures: Sequence[Figure]) -> None:
     for _, group in groupby(rates, lambda figure: figure.name.rpartition(",")[0]):
         alike = list(group)
         most = max(figure.median for figure in alike)
-        amounts = [_format_amount(figure.median, figure.unit) for figure in alike]
+        amounts = [format_amount(figure.median, figure.unit) for figure in alike]
         beside = max(map(len, amounts)) + max(len(figure.name) for figure in alike) + 2
         width = max(min(BAR_COLUMNS, console.width - beside), MIN_BAR_COLUMNS)
         plot = Table.grid(Column(overflow="fold"), Column(width=width), Column(no_wrap=True), padding=(0, 1))
@@ -164,7 +164,7 @@ def write_content(path: Path, content: Mapping[str, Any]) -> None:
         raise InvalidRequestError(argument="--json", reason=f"{path}: {error.strerror}") from error
 
 
-def _format_amount(value: float, unit: str) -> str:
+def format_amount(value: float, unit: str) -> str:
     """Returns three significant digits, and large rates with k or M, so that columns stay narrow."""
     if unit == "rows/s" and value >= 1e3:
         return f"{value / 1e6:.2f} M{unit}" if value >= 1e6 else f"{value / 1e3:.3g} k{unit}"
@@ -174,7 +174,7 @@ def _format_amount(value: float, unit: str) -> str:
 
 
 def _format_duration(ms: float) -> str:
-    return _format_amount(ms, "ms") if ms >= 1 else _format_amount(ms * 1e3, "us")
+    return format_amount(ms, "ms") if ms >= 1 else format_amount(ms * 1e3, "us")
 
 
 def _format_verdicts(figure: Figure, floor: FloorFigure | None, is_first: bool, is_judged: bool) -> Text:
@@ -203,4 +203,4 @@ def _format_bound(target: Target, unit: str) -> str:
         return f"p99 <= {target.bound:g}x"
     if target.detail:
         return f"{target.detail} {'<' if target.kind == 'below' else '>='} {target.bound:,.0f}"
-    return f"< {_format_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"
+    return f"< {format_amount(target.bound, unit)}" if target.kind == "below" else f">= {target.bound:,.0f}"

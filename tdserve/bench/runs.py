@@ -6,16 +6,20 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.bench.bench_options import MIB, WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.comparison import SavedRun, read_run
+from tdserve.bench.comparison_report import show_comparison
 from tdserve.bench.cost_report import show_costs
 from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import make_fresh_memcpy, make_memcpy
 from tdserve.bench.machine_facts import describe_machine
+from tdserve.bench.picture import check_can_draw, draw_figures
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.bench.stage import Case, Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
@@ -48,10 +52,13 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
         The exit status: 0, or 1 when a workload failed. A missed target is no failure.
 
     Raises:
-        InvalidRequestError: There is no such workload, or the rounds are less than 1. Nothing was started.
+        InvalidRequestError: There is no such workload, the rounds are less than 1, the run to compare with cannot be
+            read or had other sizes, or a file cannot be written where its folder is missing. Nothing was started.
+        NotSupportedError: A picture is asked for and matplotlib is not installed. Nothing was started.
         TDServeError: The server did not start, or there is no such transport. Nothing is left behind.
     """
     _check(options)
+    saved = None if options.compare_path is None else _read_like_run(options.compare_path, options)
     console = console or Console(highlight=False)
     started = time.monotonic()
     figures: list[Figure] = []
@@ -74,8 +81,13 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
             figures += found
     seconds = time.monotonic() - started
     show_summary(console, figures, is_judged=not options.quick, seconds=seconds)
+    if saved is not None:
+        show_comparison(console, saved, figures, machine=machine)
     if options.json_path is not None:
         write_json(options.json_path, machine=machine, options=options, figures=figures, seconds=seconds)
+    if options.plot_path is not None:
+        title = f"tdserve bench over {machine['transport']}, {machine['processor']}, {machine['cores']} cores"
+        draw_figures(options.plot_path, figures, title=title, saved=saved)
     return 1 if num_failed else 0
 
 
@@ -96,6 +108,20 @@ def _check(options: BenchOptions) -> None:
             raise InvalidRequestError(argument="workloads", reason=reason)
     if options.num_rounds < 1:
         raise InvalidRequestError(argument="repeats", reason=f"{options.num_rounds} is less than 1")
+    for argument, path in (("--json", options.json_path), ("--plot", options.plot_path)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InvalidRequestError(argument=argument, reason=f"there is no folder {path.absolute().parent}")
+    if options.plot_path is not None:
+        check_can_draw()
+
+
+def _read_like_run(path: Path, options: BenchOptions) -> SavedRun:
+    """Reads a saved run with the same sizes."""
+    saved = read_run(path)
+    if saved.is_quick != options.quick:
+        remedy = "add --quick" if saved.is_quick else "leave out --quick, or save such a run"
+        raise InvalidRequestError(argument="--compare", reason=f"the run in {path} had other sizes: {remedy}")
+    return saved
 
 
 def measure(stage: Stage, workload: str) -> Iterator[Figure]:

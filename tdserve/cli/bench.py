@@ -10,6 +10,8 @@ import click
 from tdserve.base.config import TRANSPORTS, check_transport
 from tdserve.bench.bench_options import SIMULATE, USUAL_WORKLOADS, WORKLOAD_NAMES, BenchOptions
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+
 
 def _read_numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     if value is None:
@@ -48,7 +50,9 @@ def _read_range(context: click.Context, parameter: click.Parameter, value: str |
 @click.option("--stores", type=click.IntRange(min=1), help="For `simulate`; by default one for ten clients.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For `simulate`.")
 @click.option("--quick", is_flag=True, help="Small sizes, to see that everything works.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="File for the figures.")
+@click.option("--json", "json_path", type=FILE, help="File for the figures.")
+@click.option("--compare", "compare_path", type=FILE, help="File of an earlier --json, to compare with.")
+@click.option("--plot", "plot_path", type=FILE, metavar="PNG", help="File for a picture; needs matplotlib.")
 @click.option("--root", "parent", type=click.Path(path_type=Path), help="Folder for the data of the run.")
 def bench(
     workloads: tuple[str, ...],
@@ -67,6 +71,8 @@ def bench(
     simulate measures nothing, and runs alone: it runs the rules of servers and clients on a clock that does not wait.
     """
     if workloads == (SIMULATE,):
+        if settings["compare_path"] or settings["plot_path"]:
+            raise click.UsageError(f"{SIMULATE} measures nothing: neither --compare nor --plot goes with it")
         from tdserve.bench.simulation import make_scenario, run_simulation
 
         scenarios = [make_scenario(servers, (clients or (1, 10_000))[1], stores, num, seed) for num in shards or (8,)]

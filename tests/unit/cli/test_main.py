@@ -57,6 +57,7 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
         ["head", "a", "-n", "0"],
         ["ls", "--color"],
         ["bench", "all"],
+        ["bench", "simulate", "--plot", "a.png"],
         ["guide", "nothing"],
         ["demo", "--seed", "x"],
         ["serve", "--umask", "9"],
