@@ -9,7 +9,7 @@ from tests.house import Module, dotted
 
 ROOMS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "kind": ({"tensordict", "replay", "weights", "keyed", "placement"}, ("server.kinds", "client", "cli", "exports")),
-    "transport": ({"shm", "gloo", "nccl"}, ("transport", "rules.channel_transports", "bench")),
+    "transport": ({"shm", "gloo", "nccl", "grpc"}, ("transport", "rules.channel_transports", "bench")),
 }
 """By the name of what is compared: the names that it may have, and the rooms that may compare it with one. What a
 client offers differs by kind of store; the bench measures transports."""

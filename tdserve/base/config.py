@@ -20,7 +20,7 @@ from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS, LOG_FORMATS
 from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX
 
-TransportName = Literal["auto", "shm", "nccl", "gloo"]
+TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 """Names of the transports; ``tdserve.rules.channel_transports`` describes those that use a channel."""
 

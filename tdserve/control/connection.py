@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tdserve.base.addresses import explain_unreachable, resolve
 from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
+from tdserve.control.content_stream import CHANNEL_KEY, CONTENT_METHOD, SECRET_KEY, SESSION_KEY, ContentStream
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.forking import (
     exclude_forks,
@@ -166,6 +167,7 @@ class ControlConnection:
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
+        self._exchange: Any = self._channel.stream_stream(CONTENT_METHOD, None, None)
         # Made once, not per check: grpc crashes with a segmentation fault if a stub is made for a channel that another
         # thread has closed (measured, 1.85). A call on such a stub raises a ValueError.
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -284,6 +286,16 @@ class ControlConnection:
             )
         except ValueError as error:
             raise self._convert_error(error, what="the session", timeout_s=0.0) from error
+
+    def open_content(self, session: int, channel_number: int, secret: bytes) -> ContentStream:
+        """Opens the stream of a session's channel for content."""
+        own = ((SESSION_KEY, str(session)), (CHANNEL_KEY, str(channel_number)), (SECRET_KEY, secret))
+        try:
+            return ContentStream(
+                lambda outgoing: self._exchange(outgoing, metadata=(*self._metadata, *own)), address=self.address
+            )
+        except ValueError as error:
+            raise self._convert_error(error, what="the content", timeout_s=0.0) from error
 
     def close(self) -> None:
         """Ends the channel and all its calls. Idempotent."""

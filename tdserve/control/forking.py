@@ -15,7 +15,7 @@ registers its own with the first channel of the process.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from queue import Empty, SimpleQueue
@@ -110,8 +110,14 @@ def get_fork_gate() -> ForkGate:
     return _current[-1]
 
 
-def send_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Message]:
-    """Yields the messages of a queue up to a None, for gRPC to send: it takes the next one when the last has left."""
+def send_beside_forks(
+    outgoing: SimpleQueue[_Message | None], on_left: Callable[[], object] = lambda: None
+) -> Iterator[_Message]:
+    """Yields the messages of a queue up to a None, for gRPC to send: it takes the next one when the last has left.
+
+    Args:
+        on_left: Called when a message has left.
+    """
     while True:
         message = outgoing.get()
         if message is None:
@@ -122,6 +128,7 @@ def send_beside_forks(outgoing: SimpleQueue[_Message | None]) -> Iterator[_Messa
             yield message
         finally:
             gate.end()
+            on_left()
 
 
 def receive_beside_forks(call: Any) -> Generator[Any, None, None]:

@@ -17,6 +17,9 @@ from tdserve.v1 import worker_pb2
 
 _LENGTH = struct.Struct("<I")
 
+HANDED_SOCKET = struct.Struct("<QI")
+"""Session and channel of a socket that control hands to a data worker; the descriptor comes along."""
+
 MAX_FRAME_BYTES = 1 << 30
 """Far above any order: the rows of the largest sample with all columns, a spec with a hundred thousand leaves, inline
 content."""

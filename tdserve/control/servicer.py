@@ -18,6 +18,8 @@ from tdserve.base.addresses import join_address
 from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
 from tdserve.base.logs import SparseLog, name_request
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
+from tdserve.control.content_relay import ContentConnection
+from tdserve.control.content_stream import CONTENT_METHOD
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
 from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.status import abort
@@ -61,6 +63,7 @@ class Handlers(Protocol):
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse: ...
     async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse: ...
+    async def exchange_content(self, connection: ContentConnection) -> None: ...
 
 
 class Servicer(ControlServiceServicer):
@@ -86,6 +89,19 @@ class Servicer(ControlServiceServicer):
 
     async def Observe(self, request: control_pb2.ObserveRequest, context: Any) -> Any:
         return await _answer(self._handlers.observe(request), context)
+
+
+def _make_content_handler(handlers: Handlers) -> Any:
+    """Returns the service whose messages are bytes."""
+
+    async def exchange(_: Any, context: Any) -> None:
+        async def serve() -> None:
+            await handlers.exchange_content(ContentConnection(context))
+
+        await _answer(serve(), context)
+
+    service, method = CONTENT_METHOD.strip("/").split("/")
+    return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(exchange)})
 
 
 async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
@@ -189,6 +205,7 @@ class ControlServer:
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
+        self._server.add_generic_rpc_handlers((_make_content_handler(handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

@@ -1,7 +1,7 @@
 """The transports whose content moves over a channel between a client and its data worker, and the choice among them.
 
 ``tdserve.transport.session_channels`` has the other half of this table: it opens the channel of each. Nothing else
-decides by the name of a transport, except that mail always goes by ``BASE_TRANSPORT``.
+decides by the name of a transport, except that mail always goes by ``BASE_TRANSPORT``, or there is none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Final, NamedTuple
 from tdserve.base.errors import ConnectError, NcclUnavailableError, NotSupportedError, TDServeError
 
 BASE_TRANSPORT = "gloo"
-"""The transport that any two ends can use: for content where there is no better one, and for all small messages."""
+"""The transport for content where there is no better one, and for all small messages."""
+
+ONE_PORT_TRANSPORT = "grpc"
+"""The transport that any two ends can use, since it needs nothing but the client's connection to the control
+process."""
 
 LOCAL_TRANSPORT: Final = "shm"
 """The transport that needs no channel: the client maps the server's files."""
@@ -26,12 +30,14 @@ class SessionEnds(NamedTuple):
         client_gpu, worker_gpu: Unique ids of the GPUs of both ends; "" if there is none.
         why_no_gpu: Why the worker has none.
         is_one_machine: Whether both ends run on one kernel.
+        why_one_port: Why only the port of the control process may be used; "" if others may.
     """
 
     client_gpu: str = ""
     worker_gpu: str = ""
     why_no_gpu: str = ""
     is_one_machine: bool = False
+    why_one_port: str = ""
 
 
 WhyNot = Callable[[SessionEnds, bool], str]
@@ -43,11 +49,12 @@ class ChannelTransport:
     """The properties of one of them that decisions depend on.
 
     Attributes:
-        num_descriptors: Descriptors that its channel takes at a worker. A session also has a channel of
-            ``BASE_TRANSPORT`` there, for mail.
+        num_descriptors: Descriptors that its channel takes at a worker. A session with mail also has a channel of
+            ``BASE_TRANSPORT`` there.
         is_reopened: Whether a lost channel is replaced by another.
         needs_device: Whether each end has a GPU of its own.
         why_not: Why two ends do not use it.
+        has_mail: Whether small requests go by mail; otherwise they take the gRPC stream.
         moves_at_once: Whether any thread of a worker may send and receive on its channel at once, without waiting for
             the client.
         error: Raised in a client that asks for it by name and cannot have it; None: NotSupportedError.
@@ -57,6 +64,7 @@ class ChannelTransport:
     is_reopened: bool
     needs_device: bool
     why_not: WhyNot
+    has_mail: bool = True
     moves_at_once: bool = False
     error: type[ConnectError] | None = None
 
@@ -66,7 +74,8 @@ class ChannelChoice(NamedTuple):
 
     Attributes:
         transport: Its name.
-        why_not: Why it is not the one that the client asks for, or none for the GPU that the client has named.
+        why_not: Why it is not the one that the client asks for, none for the GPU that the client has named, or the one
+            that needs but one port.
     """
 
     transport: str
@@ -74,6 +83,8 @@ class ChannelChoice(NamedTuple):
 
 
 def _explain_no_nccl(ends: SessionEnds, is_asked_for: bool) -> str:
+    if ends.why_one_port:
+        return ends.why_one_port
     if not ends.client_gpu:
         return "the client has no GPU that NCCL can use"
     if not ends.worker_gpu:
@@ -96,8 +107,15 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
         num_descriptors=1,
         is_reopened=True,
         needs_device=False,
-        why_not=lambda ends, is_asked_for: "",
+        why_not=lambda ends, is_asked_for: ends.why_one_port,
         moves_at_once=True,
+    ),
+    ONE_PORT_TRANSPORT: ChannelTransport(
+        num_descriptors=1,
+        is_reopened=True,
+        needs_device=False,
+        why_not=lambda ends, is_asked_for: "",
+        has_mail=False,
     ),
 }
 """Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""
@@ -132,9 +150,14 @@ def choose_channel(asked: str, ends: SessionEnds) -> ChannelChoice:
         why_not = transport.why_not(ends, is_asked_for) if is_candidate else f"{asked!r} was asked for"
         if not why_not:
             return ChannelChoice(name, "; ".join(reasons))
-        if is_asked_for or (transport.needs_device and ends.client_gpu):
+        is_missed = is_asked_for or (is_candidate and name == BASE_TRANSPORT)
+        if why_not not in reasons and (is_missed or (transport.needs_device and ends.client_gpu)):
             reasons.append(why_not)
-    return ChannelChoice(BASE_TRANSPORT, "; ".join(reasons))
+    # Also a client that maps files, or asks for what does not suit, needs a channel.
+    why_not_base = CHANNEL_TRANSPORTS[BASE_TRANSPORT].why_not(ends, False)
+    if why_not_base and why_not_base not in reasons:
+        reasons.append(why_not_base)
+    return ChannelChoice(ONE_PORT_TRANSPORT if why_not_base else BASE_TRANSPORT, "; ".join(reasons))
 
 
 def check_granted(asked: str, granted: ChannelChoice, ends: SessionEnds, *, address: str) -> ChannelChoice:

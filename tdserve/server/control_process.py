@@ -14,6 +14,7 @@ from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
+from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
 from tdserve.server.compaction import compact_all
@@ -320,6 +321,10 @@ class ControlProcess:
     async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server."""
         return await self._observation.get_stats()
+
+    async def exchange_content(self, connection: ContentConnection) -> None:
+        """Relays the content of a session. Errors as of ``Sessions.exchange_content``."""
+        await self._sessions.exchange_content(connection)
 
     async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
         """Returns what an observer shows."""

@@ -22,6 +22,7 @@ from typing import Any
 from tdserve.base.config import ServerConfig, build_single_threaded_environment
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_oom_kills
+from tdserve.control.framing import HANDED_SOCKET
 from tdserve.server.worker_deaths import explain_death
 
 NUM_LOOKS = 10
@@ -46,6 +47,7 @@ class WorkerProcess:
     Args:
         fork_server: Process that forks it.
         connection: This process's end of the socket to it; its next owner closes it.
+        handover: This process's end of the socket that hands it others; closed here when it is gone.
         life_fd: Pipe whose other end it holds; closed here when it is gone.
 
     Attributes:
@@ -56,12 +58,27 @@ class WorkerProcess:
     pid = 0
     was_killed = False
 
-    def __init__(self, fork_server: ForkServerProcess, connection: socket.socket, life_fd: int) -> None:
+    def __init__(
+        self, fork_server: ForkServerProcess, connection: socket.socket, handover: socket.socket, life_fd: int
+    ) -> None:
+        handover.setblocking(False)
         self.connection = connection
+        self._handover = handover
         self._fork_server = fork_server
         self._life_fd = life_fd
         self._gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(life_fd, self._on_gone)
+
+    def hand_over(self, session: int, channel_number: int, connection: socket.socket) -> None:
+        """Hands it a socket of its own to the stream of a session's channel; the caller closes the one given.
+
+        Raises:
+            PeerLostError: The process is gone, or takes no sockets.
+        """
+        try:
+            socket.send_fds(self._handover, [HANDED_SOCKET.pack(session, channel_number)], [connection.fileno()])
+        except OSError as fault:
+            raise PeerLostError(peer=f"data worker process {self.pid}", reason=str(fault)) from fault
 
     async def wait_gone(self) -> None:
         """Waits until the process is proved gone."""
@@ -96,6 +113,7 @@ class WorkerProcess:
     def _on_gone(self) -> None:
         asyncio.get_running_loop().remove_reader(self._life_fd)
         os.close(self._life_fd)
+        self._handover.close()
         self._gone.set()
 
 
@@ -246,10 +264,13 @@ class WorkerProcesses:
             connection, end = socket.socketpair()
             theirs.callback(end.close)
             ours.callback(connection.close)
+            handover, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.callback(taken.close)
+            ours.callback(handover.close)
             life_fd, held_fd = os.pipe()
             theirs.callback(os.close, held_fd)
-            process = WorkerProcess(fork_server, connection, life_fd)
-            fds = [fd for fd in (end.fileno(), held_fd, self._root_fd) if fd is not None]
+            process = WorkerProcess(fork_server, connection, handover, life_fd)
+            fds = [fd for fd in (end.fileno(), taken.fileno(), held_fd, self._root_fd) if fd is not None]
             try:
                 answer = await fork_server.ask({"fork": list(arguments), "num_fds": len(fds)}, fds)
             except PeerLostError:  # perhaps between the fork and its answer

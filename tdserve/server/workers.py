@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -129,6 +130,12 @@ class DataWorker:
                 self._socket.order(order)
             except PeerLostError:
                 return
+
+    def hand_over(self, session: int, channel_number: int, connection: socket.socket) -> None:
+        """As of :meth:`WorkerProcess.hand_over`."""
+        if self._process is None or not self.ready.is_set():
+            raise self._make_lost_error("is being restarted")
+        self._process.hand_over(session, channel_number, connection)
 
     def submit(
         self,

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import ConnectError, InvalidRequestError
+from tdserve.transport.byte_streams import ByteStream
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.nccl import open_wire
 from tdserve.transport.ordered import OrderedChannel
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
+from tdserve.transport.stream_channel import StreamChannel
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class ChannelEnd:
         bond: Secret and purpose that both ends prove over gloo; NCCL asks for a number of its own, which comes the same
             way.
         peer: Name of the other end, for errors.
+        open_stream: Opens the byte stream between the ends, for a transport that has no connection of its own; raises
+            TDServeError if there is none.
         device: This end's GPU, which is not the other end's; "" if the transport needs none.
         timeout_s: Seconds for each pair of processes to connect.
     """
@@ -42,6 +46,7 @@ class ChannelEnd:
     peer: str
     device: str = ""
     timeout_s: float = CONNECT_TIMEOUT_S
+    open_stream: Callable[[], ByteStream] | None = None
 
 
 def open_channel(transport: str, end: ChannelEnd) -> Channel:
@@ -76,4 +81,11 @@ def _open_nccl(end: ChannelEnd) -> OrderedChannel:
     return OrderedChannel(small, mail, wire, is_leader=end.rank == WORKER_RANK, transport="nccl", peer=end.peer)
 
 
-OPENERS: dict[str, Callable[[ChannelEnd], Channel]] = {"gloo": _open_gloo, "nccl": _open_nccl}
+def _open_grpc(end: ChannelEnd) -> StreamChannel:
+    """Opens a channel over the client's connection to the control process, which relays it to the data worker."""
+    if end.open_stream is None:
+        raise ConnectError(address=end.peer, reason="this end has no connection to the control process")
+    return StreamChannel(end.open_stream(), transport="grpc", peer=end.peer, timeout_s=end.timeout_s)
+
+
+OPENERS: dict[str, Callable[[ChannelEnd], Channel]] = {"gloo": _open_gloo, "nccl": _open_nccl, "grpc": _open_grpc}

@@ -27,6 +27,7 @@ from tdserve.transport.pool import BufferPool
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import Checksumming
 from tdserve.worker.descriptors import DescriptorWatch
+from tdserve.worker.handed_sockets import HandedSockets
 from tdserve.worker.lane import WorkerContext
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
@@ -45,8 +46,17 @@ _log = logging.getLogger("tdserve.worker")
 class Worker:
     """Reads orders and passes them to the threads of their sessions."""
 
-    def __init__(self, connection: WorkerSocket, *, number: int, transfer_timeout_s: float, device: str = "") -> None:
+    def __init__(
+        self,
+        connection: WorkerSocket,
+        handed_sockets: HandedSockets,
+        *,
+        number: int,
+        transfer_timeout_s: float,
+        device: str = "",
+    ) -> None:
         self._connection = connection
+        self._handed_sockets = handed_sockets
         stores = OpenStores(writes_values=number == VALUES_WORKER)
         self._context = WorkerContext(
             stores=stores,
@@ -56,6 +66,7 @@ class Worker:
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,
             device=device,
+            take_stream=handed_sockets.take_stream,
             has_clients=self._has_clients,
             send_mail=self._send_mail,
         )
@@ -74,6 +85,7 @@ class Worker:
         self._is_over.set()
         for session in self._sessions.values():
             session.close()
+        self._handed_sockets.close()
 
     def _beat(self) -> None:
         """Sends heartbeats to control, in a thread of its own: others may be in a long copy."""
@@ -168,10 +180,10 @@ def main(arguments: list[str]) -> None:
     """Runs a worker; the process ends with it.
 
     Args:
-        arguments: FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; the process ends
-            when the other end closes.
+        arguments: FD SOCKETS_FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; the
+            process ends when the other end closes. SOCKETS_FD is one end of another, by which sockets come.
     """
-    fd, number, transfer_timeout_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    fd, sockets_fd, number, transfer_timeout_s = *map(int, arguments[:3]), float(arguments[3])
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -182,10 +194,11 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
     gc.freeze()  # imported objects stay: a collection need not visit them every time
     connection = WorkerSocket(socket.socket(fileno=fd))
-    device, interface = arguments[3:5] if len(arguments) > 3 else ("", "")
+    device, interface = arguments[4:6] if len(arguments) > 4 else ("", "")
     if device:
         prepare_process(interface)
     DescriptorWatch().start()
-    Worker(connection, number=number, transfer_timeout_s=transfer_timeout_s, device=device).run()
+    handed_sockets = HandedSockets(socket.socket(fileno=sockets_fd))
+    Worker(connection, handed_sockets, number=number, transfer_timeout_s=transfer_timeout_s, device=device).run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
     os._exit(0)

@@ -25,8 +25,9 @@ from tdserve.worker.data_worker import main as work
 
 MAX_REQUEST_BYTES = 1 << 16
 
-MAX_FDS = 3
-"""Descriptors that come with a request: a worker's socket, its life pipe, and the root's lock."""
+MAX_FDS = 4
+"""Descriptors that come with a request: a worker's socket, the one by which it gets others, its life pipe, and the
+root's lock."""
 
 
 class ForkServer:
@@ -98,7 +99,7 @@ class ForkServer:
             self._connection.close()
             for fd in fds:
                 os.set_inheritable(fd, False)
-            work([str(fds[0]), *arguments])
+            work([str(fds[0]), str(fds[1]), *arguments])
         except BaseException:  # noqa: BLE001 (the outermost frame of this process)
             traceback.print_exc()
         finally:

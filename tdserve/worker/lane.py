@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Lock, RLock, Thread
 
@@ -25,6 +26,7 @@ from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.layout import Message
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.transport.byte_streams import ByteStream
 from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT
@@ -60,6 +62,7 @@ class WorkerContext:
         report: Sends a report to control; thread-safe.
         transfer_timeout_s: Seconds without a message after which a transfer is given up and its channel closed.
         device: The worker's GPU, such as ``"cuda:0"``; "" without one.
+        take_stream: Returns the byte stream of a session's channel that control relays.
         has_clients: Whether any session has a client, which would wait behind work of the reading thread.
         send_mail: Sends the client of a session a message; returns whether it did so. Only the reading thread may.
         values_lock: Held by the thread that stores non-tensor values.
@@ -72,6 +75,7 @@ class WorkerContext:
     report: Callable[[worker_pb2.Report], None]
     transfer_timeout_s: float
     device: str = ""
+    take_stream: Callable[[int, int], ByteStream] | None = None
     has_clients: Callable[[], bool] = lambda: True
     send_mail: Callable[[int, bytes], bool] = lambda session, content: False
     values_lock: Lock = field(default_factory=Lock)
@@ -298,7 +302,9 @@ class Lane:
             transport = CHANNEL_TRANSPORTS[opening.transport]
             device = self.context.device if transport.needs_device else ""
             bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
-            end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device)
+            take = self.context.take_stream
+            open_stream = None if take is None else partial(take, self.session, self.channel_number)
+            end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device, open_stream=open_stream)
             self._moves_at_once = transport.moves_at_once
             self._channel = open_channel(opening.transport, end)
             self._opened_s = time.monotonic()

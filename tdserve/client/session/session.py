@@ -119,6 +119,7 @@ class Session:
         )
         self._control_channel: ClientControlChannel | None = None
         self.relays = SessionRelays(self.notify, self.find_interface)
+        self._open_content = connection.open_content
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._connection: SessionStream | LocalEnd = self._stream
         hello = make_hello(client_id, transport=transport, gpu=gpu.uuid)
@@ -133,7 +134,7 @@ class Session:
         except BaseException:
             self.close()
             raise
-        if self.local is not None:
+        if self.local is not None or not CHANNEL_TRANSPORTS[self.channel_transport].has_mail:
             return
         bond = make_session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
         control_channel = ClientControlChannel(
@@ -391,7 +392,10 @@ class Session:
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
         host, timeout_s = self.find_interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
         bond = make_session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
-        end = ChannelEnd(kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s)
+        stream = partial(self._open_content, self.welcome.session, number, self.welcome.secret)
+        end = ChannelEnd(
+            kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s, open_stream=stream
+        )
         return open_channel(self.channel_transport, end)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:

@@ -15,8 +15,8 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
 
 CONTROL_DESCRIPTORS = 2
-"""Descriptors that another client takes at the control process: a socket and a lock if it is local. Its gRPC connection
-is open already."""
+"""Descriptors that another client takes at the control process: a socket and a lock if it is local, a socket to its
+data worker if it uses but one port. Its gRPC connection is open already."""
 
 KEPT_SHARE = 8
 MIN_KEPT = 32
@@ -35,7 +35,8 @@ def check_room(worker: DataWorker, sessions: Iterable[ClientSession], channel_tr
         ServerBusyError: It does not.
     """
     limit = get_descriptor_limit()
-    asked_of_worker = sum(CHANNEL_TRANSPORTS[name].num_descriptors for name in (channel_transport, BASE_TRANSPORT))
+    chosen = CHANNEL_TRANSPORTS[channel_transport]
+    asked_of_worker = chosen.num_descriptors + chosen.has_mail * CHANNEL_TRANSPORTS[BASE_TRANSPORT].num_descriptors
     promised = sum(session.num_promised_descriptors for session in sessions if session.worker is worker)
     for whose, pid, taken, asked in (
         (f"data worker {worker.number}", worker.pid, promised, asked_of_worker),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,7 +147,9 @@ class ClientSession:
         """Number of descriptors of its worker that the session may still come to need."""
         if self.ended.is_set() or not self.mover.uses_channels:
             return 0
-        transports = {_ChannelKind.CONTENT: self.channel_transport, _ChannelKind.MAIL: BASE_TRANSPORT}
+        transports = {_ChannelKind.CONTENT: self.channel_transport}
+        if CHANNEL_TRANSPORTS[self.channel_transport].has_mail:
+            transports[_ChannelKind.MAIL] = BASE_TRANSPORT
         return sum(CHANNEL_TRANSPORTS[transports[kind]].num_descriptors for kind in transports.keys() - self._opened)
 
     def attach(self, local: LocalClient, mover: Mover) -> None:
@@ -315,19 +318,44 @@ class ClientSession:
             self._drop_channels_before(entry.channel)
             if entry.channel != self.channel_number:
                 return
-        kind = _ChannelKind.MAIL if entry.is_mail else _ChannelKind.CONTENT
-        if kind not in self._opened:
-            self._opened.add(kind)
-            opening = self.make_order()
-            opening.open_session.is_mail = entry.is_mail
-            opening.open_session.transport = BASE_TRANSPORT if entry.is_mail else self.channel_transport
-            opening.open_session.host = self._interface
-            opening.open_session.secret = self.secret
-            opening.open_session.client_id = self.client_id
-            self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
+        self._open_at_worker(_ChannelKind.MAIL if entry.is_mail else _ChannelKind.CONTENT)
         order = self.make_order()
         order.rendezvous.CopyFrom(entry)
         self.worker.send(order)
+
+    def open_stream(self, channel_number: int) -> socket.socket:
+        """Opens a channel whose bytes control relays; returns the socket to relay them by, which the caller closes.
+
+        Raises:
+            PeerLostError: The session has ended, the channel is gone or open already, or no data worker takes it.
+        """
+        self._drop_channels_before(channel_number)
+        is_wanted = channel_number == self.channel_number and _ChannelKind.CONTENT not in self._opened
+        if self.ended.is_set() or not is_wanted:
+            raise PeerLostError(peer=f"channel {channel_number} of session {self.number}", reason="it is gone")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.worker.hand_over(self.number, channel_number, theirs)
+            except PeerLostError:
+                ours.close()
+                raise
+        self._open_at_worker(_ChannelKind.CONTENT)
+        return ours
+
+    def _open_at_worker(self, kind: _ChannelKind) -> None:
+        """Has the worker open its end of a channel, once."""
+        if kind in self._opened:
+            return
+        self._opened.add(kind)
+        is_mail = kind is _ChannelKind.MAIL
+        opening = self.make_order()
+        opening.open_session.is_mail = is_mail
+        opening.open_session.transport = BASE_TRANSPORT if is_mail else self.channel_transport
+        opening.open_session.host = self._interface
+        opening.open_session.secret = self.secret
+        opening.open_session.client_id = self.client_id
+        self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
 
     def _on_opened(self, order: worker_pb2.Order, opening: asyncio.Future[worker_pb2.Worked]) -> None:
         if not opening.cancelled() and opening.exception() is not None and not self.ended.is_set():

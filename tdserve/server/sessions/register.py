@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -12,11 +13,13 @@ from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
+    PeerLostError,
     ProtocolVersionError,
     TransferAbortedError,
 )
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import read_boot_id
+from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.rules.channel_transports import (
     CHANNEL_TRANSPORTS,
@@ -167,6 +170,32 @@ class Sessions:
         """Returns the session of this number; None if there is none."""
         return self._by_number.get(number)
 
+    async def exchange_content(self, connection: ContentConnection) -> None:
+        """Relays the bytes of a session's channel until it ends; afterwards another channel takes its place.
+
+        Raises:
+            PeerLostError: There is no such session or channel, or the secret is not its.
+        """
+        number = connection.channel_number
+        session = self.find(connection.session)
+        if session is None or not hmac.compare_digest(connection.secret, session.secret):
+            raise PeerLostError(peer=f"session {connection.session}", reason="it has ended, or its secret is another")
+        stream = session.open_stream(number)
+        relaying = asyncio.ensure_future(connection.relay(stream))
+        ended = asyncio.ensure_future(session.ended.wait())
+        try:
+            await asyncio.wait({relaying, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            relaying.cancel()
+            reason = (await asyncio.gather(relaying, return_exceptions=True))[0]
+            self._lose_channel(session, number, f"its stream has ended: {reason}")
+
+    def _lose_channel(self, session: ClientSession, number: int, reason: str) -> None:
+        if number == session.channel_number and session.lose_channel(number, reason):
+            lost = control_pb2.ChannelLost(channel=number, reason=reason)
+            session.send(control_pb2.ServerMessage(channel_lost=lost))
+
     def on_report(self, report: worker_pb2.Report) -> None:
         """Handles a worker's report about a session: a rendezvous entry for the client, a lost channel, or a lost
         session."""
@@ -177,10 +206,8 @@ class Sessions:
             message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
             session.run(session.connection.send(message), 0)
         elif report.HasField("channel_lost"):
-            number = report.channel_lost.channel
-            reason = f"its data worker reports: {report.channel_lost.reason}"
-            if number == session.channel_number and session.lose_channel(number, reason):
-                session.send(control_pb2.ServerMessage(channel_lost=report.channel_lost))
+            lost = report.channel_lost
+            self._lose_channel(session, lost.channel, f"its data worker reports: {lost.reason}")
         elif report.HasField("session_lost"):
             _log.info("session %d ends: its data worker reports: %s", session.number, report.session_lost.reason)
             session.ended.set()

@@ -77,7 +77,7 @@ def test_transport_when_this_version_lacks_it_then_not_offered(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--transport", "pigeon"]) == 2
-    assert "'auto', 'shm', 'nccl', 'gloo'" in capsys.readouterr().err
+    assert "'auto', 'shm', 'nccl', 'gloo', 'grpc'" in capsys.readouterr().err
 
 
 def test_error_when_a_command_raises_one_then_one_line_and_exit_code_1(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 from tdserve.base.errors import TDServeError
+from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import ControlServer, SessionConnection
 from tdserve.v1 import control_pb2
 
@@ -22,6 +25,8 @@ class Answering:
         self.failures = failures or {}
         self.peers: list[str] = []
         self.asked: list[str] = []
+        self.exchanging: SimpleQueue[tuple[ContentConnection, socket.socket]] = SimpleQueue()
+        self.stopped: list[str] = []
         self.ended_connections: list[SessionConnection] = []
 
     async def serve_session(
@@ -53,6 +58,12 @@ class Answering:
 
     async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
         return control_pb2.ObserveResponse(server_id="test")
+
+    async def exchange_content(self, connection: ContentConnection) -> None:
+        """Gives the other end of the relayed bytes to the test."""
+        ours, theirs = socket.socketpair()
+        self.exchanging.put((connection, theirs))
+        self.stopped.append(await connection.relay(ours))
 
     def _answer(self, name: str, answer: _Answer) -> _Answer:
         self.asked.append(name)

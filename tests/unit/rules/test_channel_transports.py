@@ -89,7 +89,7 @@ def test_granted_when_nothing_was_asked_for_by_name_then_taken_or_gloo(asked: st
 
 
 def test_check_available_when_this_end_lacks_a_transport_then_refused_with_those_it_has() -> None:
-    for transport in ("auto", "shm", "nccl", "gloo"):
+    for transport in ("auto", "shm", "nccl", "gloo", "grpc"):
         check_available(transport)
-    with pytest.raises(NotSupportedError, match=r"transport 'pigeon'.*auto, shm, nccl, gloo"):
+    with pytest.raises(NotSupportedError, match=r"transport 'pigeon'.*auto, shm, nccl, gloo, grpc"):
         check_available("pigeon")

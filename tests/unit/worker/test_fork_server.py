@@ -67,9 +67,10 @@ class Worker:
     def __init__(self, control: Control, *fds: int) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(TIMEOUT_S)
+        self.handover, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.life_fd, held_fd = os.pipe()
-        with theirs:
-            sent = [theirs.fileno(), held_fd, *fds]
+        with theirs, taken:
+            sent = [theirs.fileno(), taken.fileno(), held_fd, *fds]
             self.pid = control.ask(sent, fork=["0", "5.0"], num_fds=len(sent))["pid"]
         os.close(held_fd)
 
@@ -83,6 +84,7 @@ class Worker:
 
     def end(self) -> None:
         self.socket.close()
+        self.handover.close()
         os.close(self.life_fd)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tdserve.control.framing import FrameReader, WorkerSocket, frame
 from tdserve.v1 import worker_pb2
 from tdserve.worker.data_worker import Worker
+from tdserve.worker.handed_sockets import HandedSockets
 from tests.unit.worker.peer import TIMEOUT_S, UID, StoredTensorDict
 
 
@@ -21,7 +22,8 @@ class Control:
         self._frames = FrameReader()
         self._ready: list[bytes] = []
         self.theirs = WorkerSocket(theirs)
-        worker = Worker(self.theirs, number=0, transfer_timeout_s=5.0, device=device)
+        self.handover, sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        worker = Worker(self.theirs, HandedSockets(sockets), number=0, transfer_timeout_s=5.0, device=device)
         self.thread = Thread(target=worker.run, name="worker")
         self.thread.start()
 
@@ -49,6 +51,7 @@ def control() -> Iterator[Control]:
     assert ready.HasField("done")
     yield made
     made.socket.close()
+    made.handover.close()
     made.thread.join(TIMEOUT_S)
     assert not made.thread.is_alive()
     made.theirs.close()
@@ -68,6 +71,7 @@ def test_worker_when_its_gpu_is_missing_then_reports_the_reason_and_works_on(dev
     control.send(worker_pb2.Order(order=5, count_reads=worker_pb2.CountReads()))
     assert control.report().HasField("done")
     control.socket.close()
+    control.handover.close()
     control.thread.join(TIMEOUT_S)
     control.theirs.close()
 
