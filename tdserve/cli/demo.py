@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from tdserve.base.addresses import parse_address
 from tdserve.base.config import TRANSPORTS, ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
+from tdserve.cli.progress import show_step
 from tdserve.examples.demo.demo_options import ROLES, DemoOptions
 
 DEFAULTS = DemoOptions()
@@ -60,8 +62,7 @@ def demo(**settings: Any) -> int:
     """
     role = settings["role"]
     if role is None:
-        click.echo("imports torch and gymnasium, then starts a server: a few seconds")
-        with _explain_missing():
+        with show_step(Console(), "imports torch and gymnasium"), _explain_missing():
             from tdserve.examples.demo.demo_run import run  # imports torch and gymnasium
         return run(DemoOptions(**_drop_unset(settings)))
     if role == "server":

@@ -1,13 +1,16 @@
-"""How far a command is that moves rows or files: on one line of a terminal, or now and then on a line of its own."""
+"""How far a command is: in steps, or with rows and files on one line of a terminal, else on a line now and then."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.text import Text
 
 from tdserve.cli.render import escape_unprintable, format_nbytes
 
@@ -16,6 +19,19 @@ if TYPE_CHECKING:
 
 SHOWN_EVERY_S = 0.2
 LOGGED_EVERY_S = 5.0
+
+
+@contextmanager
+def show_step(console: Console, text: str) -> Iterator[None]:
+    """Shows what a command does in this block: on a terminal a line that moves, and then how long it took."""
+    if not console.is_terminal:
+        console.print(text, soft_wrap=True, markup=False)
+        yield
+        return
+    begin_s = time.monotonic()
+    with console.status(Text(text)):
+        yield
+    console.print(f"{text}: {time.monotonic() - begin_s:.1f} s", style="dim", markup=False, highlight=False)
 
 
 class ProgressLine:

@@ -16,6 +16,7 @@ import pytest
 
 import tdserve
 from tests.integration.marked import MarkedProgram
+from tests.integration.terminal import run_on_terminal
 from tests.processes import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -132,6 +133,18 @@ def test_demo_when_the_time_is_up_then_ends_by_itself_and_leaves_only_its_figure
     assert "│ ending" in demo.printed
     demo.wait_gone()
     assert demo.leftovers() == NOTHING
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("columns", [80, 40])
+def test_demo_when_on_a_terminal_then_shows_what_it_starts_and_how_it_learns(tmp_path: Path, columns: int) -> None:
+    arguments = ["demo", "--max-seconds", "20", "--target", "1000", "--out", str(tmp_path)]
+    with run_on_terminal(*arguments, columns=columns) as terminal:
+        for text in ("imports torch", "starts a server", "the actors start", "return", "━", "█|▁|▂", "behind"):
+            terminal.wait_for(text, timeout_s=TIMEOUT_S)
+        terminal.wait_for(r"ending.*time is up", timeout_s=TIMEOUT_S)
+        assert terminal.process.wait(TIMEOUT_S) == 0
+        assert terminal.is_as_usual
 
 
 def look_into(address: str) -> None:

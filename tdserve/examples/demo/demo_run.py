@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from rich.console import Console
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
+from tdserve.cli.progress import show_step
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import get_sizes
 from tdserve.examples.demo.learner import Learner, learn
@@ -58,12 +59,12 @@ def _run_all(
     options: DemoOptions, folder: Path, signals: list[signal.Signals], console: Console
 ) -> tuple[Result, Ending]:
     """Is the learner, and starts the others. All have ended when it returns."""
-    with (
-        tdserve.Server(options.root or folder / "root") as server,
-        closing(Processes(folder)) as actors,
-        # connect first: a data worker takes long to start beside more processes that import torch
-        tdserve.connect(server.address, transport=options.transport) as client,
-    ):
+    with ExitStack() as stack:
+        with show_step(console, "starts a server and connects to it"):
+            server = stack.enter_context(tdserve.Server(options.root or folder / "root"))
+            actors = stack.enter_context(closing(Processes(folder)))
+            # connect first: a data worker takes long to start beside more processes that import torch
+            client = stack.enter_context(tdserve.connect(server.address, transport=options.transport))
         client.timeout_s = SERVER_TIMEOUT_S
         address = server.address
         console.print(f"server {address}; look inside: {get_own_command()} ls --address {address}", soft_wrap=True)

@@ -19,15 +19,8 @@ from tdserve.base.errors import DeadlineExceededError, ServerBusyError, Transpor
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import POLICY, compute_checksum, get_sizes, open_stores
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network
-from tdserve.examples.demo.run_report import (
-    Ending,
-    Result,
-    find_ending,
-    open_display,
-    print_summary,
-    summarize,
-    write_json,
-)
+from tdserve.examples.demo.run_display import open_display
+from tdserve.examples.demo.run_report import Ending, Result, find_ending, print_summary, summarize, write_json
 from tdserve.examples.demo.watch import Begun, RunWatch
 
 BATCH_SIZE = 256

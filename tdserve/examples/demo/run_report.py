@@ -1,4 +1,4 @@
-"""Decides when a run ends, and shows it: progress, the table at its end, its figures as JSON.
+"""Decides when a run ends, and shows how: the table at its end, its figures as JSON.
 
 This module does not import matplotlib: roles run without it.
 """
@@ -6,24 +6,17 @@ This module does not import matplotlib: roles run without it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, Episode, Snapshot, compute_mean_return, compute_rates
-
-LINE_INTERVAL_S = 2.0
-"""Seconds between two plain lines: a log file wants few."""
-
-REFRESHES_PER_S = 4
 
 
 class Ending(NamedTuple):
@@ -49,46 +42,6 @@ def find_ending(seen: Snapshot, options: DemoOptions) -> Ending | None:
     if target is not None and seen.mean_return is not None and seen.mean_return >= target:
         return SOLVED
     return TIME_IS_UP if seen.seconds >= options.max_seconds else None
-
-
-@contextmanager
-def open_display(console: Console, options: DemoOptions) -> Iterator[Callable[[Snapshot, dict[str, Any]], None]]:
-    """Yields what shows snapshots with their rates: in a table that renews itself on a terminal, or in plain lines.
-
-    Args:
-        console: The console to print to; whether it is a terminal decides the form.
-        options: Of the run.
-    """
-    target, shown_s = find_target(options), -LINE_INTERVAL_S
-
-    def print_line(snapshot: Snapshot, rates: dict[str, Any]) -> None:
-        nonlocal shown_s
-        if snapshot.seconds - shown_s >= LINE_INTERVAL_S:
-            shown_s = snapshot.seconds
-            figures = describe(snapshot, rates, target=target)
-            console.print(" | ".join(f"{name} {value}" for name, value in figures.items()), soft_wrap=True)
-
-    if not console.is_terminal:
-        yield print_line
-        return
-    with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
-        yield lambda snapshot, rates: live.update(_make_table(options.title, describe(snapshot, rates, target=target)))
-
-
-def describe(snapshot: Snapshot, rates: dict[str, Any], *, target: float | None) -> dict[str, str]:
-    """Returns the figures as text, by their names."""
-    mean = _format_decimal(snapshot.mean_return)
-    stale = "-" if snapshot.staleness is None else f"{snapshot.staleness:.1f} behind"
-    return {
-        "time": f"{snapshot.seconds:.0f} s",
-        "return": mean if target is None else f"{mean} of {target:g}",
-        "episodes": f"{snapshot.num_episodes}",
-        "transitions": f"{rates['transitions']:,.0f}/s",
-        "samples": f"{rates['samples']:,.0f}/s",
-        "updates": f"{rates['updates']:,.0f}/s",
-        "bytes": _format_megabytes(rates["num_bytes"], "/s") or "-",
-        "policy": f"version {snapshot.version}, actors {stale}",
-    }
 
 
 @dataclass(frozen=True)
@@ -137,34 +90,31 @@ def summarize(result: Result) -> dict[str, str]:
         "ending": result.ending,
         "seed": f"{result.options.seed}",
         "seconds": f"{last.seconds:.1f}",
-        f"mean return of the last {NUM_EPISODES_OF_MEAN}": _format_decimal(last.mean_return),
+        f"mean return of the last {NUM_EPISODES_OF_MEAN}": format_decimal(last.mean_return),
         "episodes": f"{last.num_episodes}",
         "transitions": f"{last.num_transitions:,} ({rates['transitions']:,.0f}/s)",
         "samples": f"{last.num_samples:,} ({rates['samples']:,.0f}/s)",
         "updates": f"{last.num_updates:,} ({rates['updates']:,.0f}/s)",
         "policy versions": f"{last.version}",
-        "moved": _format_megabytes(last.num_bytes) or "nothing: all in shared memory",
+        "moved": format_megabytes(last.num_bytes) or "nothing: all in shared memory",
     }
 
 
 def print_summary(console: Console, figures: Mapping[str, str]) -> None:
     """Prints the table that ends a run."""
-    console.print(_make_table("tdserve demo", figures), soft_wrap=not console.is_terminal)
-
-
-def _format_decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _format_megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:
-    """Returns bytes by transport as text, in units of 10^6. Transports that moved nothing are left out."""
-    return ", ".join(f"{name} {count / 1e6:,.1f} MB{per}" for name, count in num_bytes.items() if count)
-
-
-def _make_table(title: str, figures: Mapping[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title="tdserve demo", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right", overflow="fold")
     for name, value in figures.items():
         table.add_row(name, value)
-    return table
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def format_decimal(value: float | None) -> str:
+    """Returns a number with one decimal, or ``-``."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def format_megabytes(num_bytes: Mapping[str, float], per: str = "") -> str:
+    """Returns bytes by transport as text, in units of 10^6. Transports that moved nothing are left out."""
+    return ", ".join(f"{name} {count / 1e6:,.1f} MB{per}" for name, count in num_bytes.items() if count)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,7 +15,8 @@ import tdserve
 from tdserve.cli.exit_codes import INTERRUPTED, NO_ANSWER
 from tdserve.cli.main import main
 from tests.integration.shell import Shell
-from tests.processes import REPOSITORY, quiet_port, wait_for
+from tests.integration.terminal import run_on_terminal
+from tests.processes import quiet_port
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
@@ -35,65 +28,6 @@ NASTY = "<script>\x9b2J\u202eevil[bold]"
 def rows(num_rows: int) -> TensorDict:
     """Some rows."""
     return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
-
-
-class Terminal:
-    """A command on a terminal of its own.
-
-    Args:
-        arguments: Of the command.
-    """
-
-    def __init__(self, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-        command = [sys.executable, "-m", "tdserve", *arguments]
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
-        self.process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
-        )
-        self._theirs = theirs
-        os.set_blocking(self._ours, False)
-        self.text = ""
-
-    def read(self) -> str:
-        """All that was shown until now."""
-        try:
-            while piece := os.read(self._ours, 1 << 16):
-                self.text += piece.decode()
-        except BlockingIOError:
-            pass
-        return self.text
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """Waits until something is shown."""
-        return wait_for(lambda: re.search(pattern, self.read()), f"{pattern!r} on the terminal")
-
-    def type(self, keys: str) -> None:
-        """Presses keys."""
-        os.write(self._ours, keys.encode())
-
-    @property
-    def is_as_usual(self) -> bool:
-        """Whether the terminal echoes and waits for lines."""
-        return bool(termios.tcgetattr(self._theirs)[3] & termios.ICANON)
-
-    def close(self) -> None:
-        """Ends the command."""
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
-
-
-@contextmanager
-def run_on_terminal(*arguments: str) -> Iterator[Terminal]:
-    """Runs a command on a terminal."""
-    terminal = Terminal(*arguments)
-    try:
-        yield terminal
-    finally:
-        terminal.close()
 
 
 def test_top_when_on_a_terminal_then_follows_the_server_until_q(server: tdserve.Server, client: tdserve.Client) -> None:

@@ -14,15 +14,13 @@ from tdserve.examples.demo.run_report import (
     TIME_IS_UP,
     Ending,
     Result,
-    describe,
     find_ending,
     find_target,
-    open_display,
     print_summary,
     summarize,
     write_json,
 )
-from tdserve.examples.demo.watch import Episode, Snapshot, compute_rates
+from tdserve.examples.demo.watch import Episode, Snapshot
 
 
 def result(folder: Path, num_episodes: int = 30, ending: str = "solved") -> Result:
@@ -89,53 +87,6 @@ def test_a_run_without_a_target_ends_when_the_time_is_up() -> None:
     options = DemoOptions(env="Pendulum-v1", max_seconds=10.0)
     assert find_ending(Snapshot(seconds=9.0, mean_return=1e9), options) is None
     assert find_ending(Snapshot(seconds=10.0, mean_return=1e9), options) == TIME_IS_UP
-
-
-SNAPSHOT = Snapshot(
-    seconds=10.0, num_episodes=42, mean_return=123.45, num_transitions=1000, num_samples=64_000, num_updates=250,
-    version=17, staleness=1.25, num_bytes={"gloo": 5_000_000, "inline": 0},
-)  # fmt: skip
-RATES = compute_rates(Snapshot(), SNAPSHOT)
-
-
-def shown(*seconds: float, is_terminal: bool) -> str:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=is_terminal, width=100)
-    with open_display(console, DemoOptions()) as show:
-        for second in seconds:
-            show(Snapshot(seconds=second, num_episodes=7), RATES)
-    return text.getvalue()
-
-
-def test_describe_names_every_figure_of_the_run() -> None:
-    assert describe(SNAPSHOT, RATES, target=475.0) == {
-        "time": "10 s",
-        "return": "123.5 of 475",
-        "episodes": "42",
-        "transitions": "100/s",
-        "samples": "6,400/s",
-        "updates": "25/s",
-        "bytes": "gloo 0.5 MB/s",
-        "policy": "version 17, actors 1.2 behind",
-    }
-
-
-def test_describe_before_anything_happened_shows_no_figures() -> None:
-    figures = describe(Snapshot(), compute_rates(Snapshot(), Snapshot()), target=None)
-    assert (figures["return"], figures["bytes"], figures["policy"]) == ("-", "-", "version 0, actors -")
-
-
-def test_progress_without_a_terminal_prints_a_plain_line_every_two_seconds() -> None:
-    lines = shown(0.0, 0.5, 1.9, 2.0, 2.5, is_terminal=False).splitlines()
-    assert [line.split(" | ")[0] for line in lines] == ["time 0 s", "time 2 s"]
-    assert not any("\x1b" in line for line in lines)
-
-
-def test_progress_on_a_terminal_draws_a_table_with_the_newest_figures() -> None:
-    text = shown(0.0, 3.0, is_terminal=True)
-    assert "CartPole-v1, seed 0" in text
-    assert "3 s" in text
-    assert "time 3 s |" not in text
 
 
 def test_summary_keeps_long_values_whole() -> None:
