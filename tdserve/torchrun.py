@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 
 from tdserve.base.addresses import find_source_address, parse_address, resolve
-from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, RootInUseError, WrongStateError
+from tdserve.base.torchrun_rank import TorchrunRank
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.launcher import START_TIMEOUT_S, Server

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from tdserve.base.errors import ClosedError
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.cancellation import Cancellation
 
 _Result = TypeVar("_Result")
@@ -54,7 +55,7 @@ class Calls:
         future: AwaitableFuture[_Result] = AwaitableFuture()
         threads = self._ending if is_end else self._waiting
         try:
-            threads.submit(future.run, call)
+            threads.submit(future.run, carry_context(call))
         except RuntimeError as fault:
             raise ClosedError(what="the client") from fault
         return future

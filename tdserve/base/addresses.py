@@ -174,3 +174,13 @@ def find_interface_address(interface: str) -> str:
             known = ", ".join(name for _, name in socket.if_nameindex())
             reason = f"{interface!r} is neither an address nor an interface with one; here are {known}"
             raise InvalidRequestError(argument="interface", reason=reason) from error
+
+
+def find_local_address(peer: str) -> str:
+    """Returns the address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
+    family, _, rest = peer.partition(":")
+    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
+    try:
+        return find_source_address(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+    except ConnectError:
+        return "127.0.0.1"

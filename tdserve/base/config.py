@@ -18,7 +18,7 @@ from tdserve.base.adoptions import split_adoption
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS, LOG_FORMATS
-from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX
+from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX, parse_flag
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
@@ -108,6 +108,8 @@ class ServerConfig:
         adopt: Folders to adopt at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` for reading only.
         metrics_port: TCP port for metrics and the status page by HTTP, 0 picks a free one; ``None`` for none.
         metrics_host: Address for these. They ask for the same token as the server.
+        trace_endpoint: URL of a receiver of OTLP over HTTP, such as ``"http://127.0.0.1:4318"``, which gets the spans
+            of requests that clients trace; ``None`` traces nothing.
     """
 
     root: str
@@ -132,6 +134,7 @@ class ServerConfig:
     sync_interval_s: float = DEFAULT_SYNC_INTERVAL_S
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    trace_endpoint: str | None = None
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -154,12 +157,8 @@ class ServerConfig:
             raise InvalidRequestError(argument="devices", reason=reason)
         _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
         _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
-        if self.log_level not in LEVELS:
-            reason = f"it must be one of {', '.join(LEVELS)}, got {self.log_level!r}"
-            raise InvalidRequestError(argument="log_level", reason=reason)
-        if self.log_format not in LOG_FORMATS:
-            reason = f"it must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}"
-            raise InvalidRequestError(argument="log_format", reason=reason)
+        _check_choice("log_level", self.log_level, LEVELS)
+        _check_choice("log_format", self.log_format, LOG_FORMATS)
         if self.umask is not None:
             _check_int("umask", self.umask, low=0, high=0o777)
         for folder in self.adoptable:
@@ -173,6 +172,8 @@ class ServerConfig:
         _check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
         _check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
         _check_seconds("sync_interval_s", self.sync_interval_s)
+        if self.trace_endpoint is not None:
+            _check_url("trace_endpoint", self.trace_endpoint)
         if self.token_file is None and not self.insecure:
             _check_loopback("host", self.host)
             _check_loopback("metrics_host", self.metrics_host)
@@ -303,47 +304,6 @@ def has_address_variable() -> bool:
     return _read_variable("address", str, None) is not None
 
 
-@dataclass(frozen=True)
-class TorchrunRank:
-    """The place of this process in a job that ``torchrun`` has started, from the variables that torchrun sets.
-
-    Attributes:
-        rank, world_size: In the job.
-        local_rank, local_world_size: On this machine.
-        master_addr, master_port: Where the job's key-value store is.
-        restart_count: How often the job was restarted.
-        node_rank, num_nodes: Of this machine among those of the job.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int = 0
-    node_rank: int = 0
-    num_nodes: int = 1
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> TorchrunRank | None:
-        """Returns the rank; None in a process that was not started by torchrun."""
-        variables = os.environ if environ is None else environ
-        if "TORCHELASTIC_RUN_ID" not in variables:  # other launchers set RANK too
-            return None
-        return cls(
-            rank=int(variables["RANK"]),
-            world_size=int(variables["WORLD_SIZE"]),
-            local_rank=int(variables["LOCAL_RANK"]),
-            local_world_size=int(variables["LOCAL_WORLD_SIZE"]),
-            master_addr=variables["MASTER_ADDR"],
-            master_port=int(variables["MASTER_PORT"]),
-            restart_count=int(variables["TORCHELASTIC_RESTART_COUNT"]),
-            node_rank=int(variables["GROUP_RANK"]),
-            num_nodes=int(variables["GROUP_WORLD_SIZE"]),
-        )
-
-
 def read_token(path: str | os.PathLike[str], argument: str) -> str:
     """Reads a token from a file and strips white space, because editors end files with a line feed.
 
@@ -368,6 +328,11 @@ def read_client_interface() -> str | None:
     """Returns the interface that ``TDSERVE_INTERFACE`` names for clients, if any."""
     found: str | None = _read_variable("interface", str, None)
     return found
+
+
+def is_client_traced() -> bool:
+    """Returns whether ``TDSERVE_TRACE`` asks for the traces of this process's clients."""
+    return bool(_read_variable("trace", parse_flag, None))
 
 
 def find_config_path() -> str | None:
@@ -476,6 +441,18 @@ def _check_host(argument: str, host: object) -> None:
         raise InvalidRequestError(argument=argument, reason=reason)
 
 
+def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        reason = f"it must be one of {', '.join(choices)}, got {value!r}"
+        raise InvalidRequestError(argument=argument, reason=reason)
+
+
+def _check_url(argument: str, url: object) -> None:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        reason = f"{url!r} is not a URL such as http://127.0.0.1:4318"
+        raise InvalidRequestError(argument=argument, reason=reason)
+
+
 def _check_loopback(argument: str, host: str) -> None:
     if not _is_loopback(host):
         remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
@@ -522,15 +499,3 @@ _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
     "local_root": str,
     "interface": str,
 }
-
-
-def find_rank() -> int | None:
-    """Returns the rank of this process in its job, as ``torchrun`` and others set it; None if it has none."""
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else None
-
-
-def read_run_id() -> str:
-    """Returns the name of the run that torchrun has started this process for; "" if there is none."""
-    found = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return "" if found == "none" else found  # torchrun's default

@@ -206,4 +206,11 @@ SERVER_OPTIONS = (
         _INTEGER,
     ),
     ServerOption("metrics_host", "--metrics-host", str, "ADDRESS", "Address for these; by default 127.0.0.1."),
+    ServerOption(
+        "trace_endpoint",
+        "--trace-endpoint",
+        str,
+        "URL",
+        "Receiver of traces by OTLP over HTTP, such as http://127.0.0.1:4318; by default there is none.",
+    ),
 )

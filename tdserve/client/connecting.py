@@ -9,7 +9,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import connect_cluster
 from tdserve.client.cluster.cluster_servers import ClusterRecipe
 from tdserve.client.cluster.membership import is_of_cluster
-from tdserve.client.session.session_client import Recipe
+from tdserve.client.session.recipe import Recipe
 
 
 def connect(

@@ -93,6 +93,7 @@ class ControlProcess:
             timeout_s=config.worker_timeout_s,
             on_session=self._on_session_report,
             on_lost=self._on_worker_lost,
+            on_span=self._on_worker_span if config.trace_endpoint else None,
         )
 
     def _make_mover(self, session: ClientSession) -> WorkerMover:
@@ -112,6 +113,12 @@ class ControlProcess:
         self._sessions.on_worker_lost(worker)
         if worker.claim_holder is not None:
             self._services.claiming.on_worker_lost(worker.claim_holder)
+
+    def _on_worker_span(self, worker: DataWorker, report: worker_pb2.Report) -> None:
+        if self._services.requests.traces is not None:
+            self._services.requests.traces.add_worker_span(
+                report.span, report.session, number=worker.number, pid=worker.pid
+            )
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("mail"):
@@ -181,6 +188,8 @@ class ControlProcess:
         is_synced = await self._services.syncing.stop(self._config.grace_s)
         self._db.sync()
         self._db.close()
+        if self._services.requests.traces is not None:
+            await asyncio.to_thread(self._services.requests.traces.close)
         if is_synced:
             self._root.note_run(is_synced=True)
 

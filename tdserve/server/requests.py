@@ -40,6 +40,7 @@ from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
+from tdserve.server.traces import Traces
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.weights.relays import Relays
 from tdserve.v1 import control_pb2
@@ -73,11 +74,13 @@ class Requests:
         dead_values: Frees the space of dead values when a store has no room.
         held: Counts the memory that requests hold.
         syncing: Syncs writes that must be on the disk before they are answered.
+        traces: Exports the spans of requests; None if the server traces nothing.
 
     Attributes:
         catalog: As given; unary calls ask it too.
         moves: As given; it finishes what a restart or the end of a session has cut short.
         call_times: The requests that have ended, by kind.
+        traces: As given.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Requests:
         dead_values: DeadValues,
         held: AdmissionBudget,
         syncing: Syncing,
+        traces: Traces | None,
     ) -> None:
         self.catalog = catalog
         self.moves = moves
@@ -110,6 +114,7 @@ class Requests:
         self._dead_values = dead_values
         self._held = held
         self._syncing = syncing
+        self.traces = traces
         self._stores = stores
         self._answers = answers
         self._row_reads = row_reads
@@ -149,6 +154,7 @@ class Requests:
                 them after a restart.
         """
         kind, begun_s, code = message.WhichOneof("body") or "", time.perf_counter(), _REFUSED
+        span = None if self.traces is None else self.traces.begin(session, message, kind)
         try:
             if await self._wait_for_earlier_attempt(session, kind, message):
                 code = await self._answer(session, kind, message, ahead)
@@ -156,6 +162,8 @@ class Requests:
             self.call_times.count(kind if kind in self._handlers else "unknown", time.perf_counter() - begun_s, code)
             session.num_requests += 1
             session.num_errors += bool(code)
+            if self.traces is not None and span is not None:
+                self.traces.end(session, message.request, span, code)
             if ahead is not None and not self._stores.db.owes:
                 await ahead.remove()
 

@@ -32,6 +32,7 @@ from tdserve.server.tables.samples import Samples
 from tdserve.server.tensordicts.alterations import Alterations
 from tdserve.server.tensordicts.reads import Reads
 from tdserve.server.tensordicts.writes import Writes
+from tdserve.server.traces import Traces
 from tdserve.server.weights.publishing import Publishing
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.version_sender import VersionSender
@@ -135,5 +136,6 @@ def assemble(
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,
+            traces=Traces.from_config(config, root.server_id),
         ),
     )

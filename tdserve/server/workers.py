@@ -68,6 +68,7 @@ class DataWorker:
         timeout_s: Time without a sign of life after which the process counts as hung, and is killed.
         on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
         on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
+        on_span: Called with reports that have a span; None ignores these.
 
     Attributes:
         gpu: The uuid of its GPU; "" if it has none, or is not up yet.
@@ -84,6 +85,7 @@ class DataWorker:
         timeout_s: float = ServerConfig.worker_timeout_s,
         on_session: Callable[[worker_pb2.Report], None],
         on_lost: Callable[[DataWorker], None],
+        on_span: Callable[[DataWorker, worker_pb2.Report], None] | None = None,
     ) -> None:
         self.number = number
         self.num_restarts = 0
@@ -98,6 +100,7 @@ class DataWorker:
         self._num_silent = 0
         self._on_session = on_session
         self._on_lost = on_lost
+        self._on_span = on_span
         self._pending: dict[int, _Pending] = {}
         self._last_order = 0
         self._process: WorkerProcess | None = None
@@ -261,6 +264,8 @@ class DataWorker:
 
     def _on_report(self, report: worker_pb2.Report) -> None:
         self._num_silent = 0
+        if report.HasField("span") and self._on_span is not None:
+            self._on_span(self, report)
         if report.order == 0:
             if report.HasField("heartbeat"):
                 return
@@ -270,7 +275,7 @@ class DataWorker:
                     _log.warning("data worker %d has no GPU: %s", self.number, self.why_no_gpu)
                 self.known_specs.clear()  # of orders that were built before it could get them
                 self.ready.set()
-            else:
+            elif report.WhichOneof("body") is not None:
                 self._on_session(report)
             return
         if report.HasField("prepared"):

@@ -26,7 +26,7 @@ STORE_KIND_KEYED: StoreKind
 STORE_KIND_PLACEMENT: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "part", "channel_lost", "client_report", "answered", "channel")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "part", "channel_lost", "client_report", "answered", "channel", "trace")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class ClientMessage(_message.Message):
     CLIENT_REPORT_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request: int
     hello: Hello
     rendezvous: Rendezvous
@@ -95,7 +96,16 @@ class ClientMessage(_message.Message):
     client_report: ClientReport
     answered: Answered
     channel: int
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., move: _Optional[_Union[MoveRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., client_report: _Optional[_Union[ClientReport, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ...) -> None: ...
+    trace: TraceContext
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., move: _Optional[_Union[MoveRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., client_report: _Optional[_Union[ClientReport, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ...) -> None: ...
+
+class TraceContext(_message.Message):
+    __slots__ = ("traceparent", "tracestate")
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    traceparent: str
+    tracestate: str
+    def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ClientReport(_message.Message):
     __slots__ = ("calls", "degraded")

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail")
+    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail", "trace")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Order(_message.Message):
     CLOSE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
     OPEN_CLAIM_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     order: int
     session: int
     tag: int
@@ -76,10 +77,11 @@ class Order(_message.Message):
     close_channel: CloseChannel
     open_claim: OpenClaim
     mail: bytes
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ...) -> None: ...
+    trace: _control_pb2.TraceContext
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ..., trace: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "claimed", "session")
+    __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "claimed", "session", "span")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,7 @@ class Report(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
     order: int
     done: Worked
     failure: _control_pb2.Failure
@@ -102,7 +105,30 @@ class Report(_message.Message):
     heartbeat: bool
     claimed: _control_pb2.Claimed
     session: int
-    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., channel_lost: _Optional[_Union[_control_pb2.ChannelLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., heartbeat: bool = ..., claimed: _Optional[_Union[_control_pb2.Claimed, _Mapping]] = ..., session: _Optional[int] = ...) -> None: ...
+    span: WorkerSpan
+    def __init__(self, order: _Optional[int] = ..., done: _Optional[_Union[Worked, _Mapping]] = ..., failure: _Optional[_Union[_control_pb2.Failure, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., channel_lost: _Optional[_Union[_control_pb2.ChannelLost, _Mapping]] = ..., mail: _Optional[bytes] = ..., heartbeat: bool = ..., claimed: _Optional[_Union[_control_pb2.Claimed, _Mapping]] = ..., session: _Optional[int] = ..., span: _Optional[_Union[WorkerSpan, _Mapping]] = ...) -> None: ...
+
+class WorkerSpan(_message.Message):
+    __slots__ = ("parent", "name", "begun_ns", "ended_ns", "nbytes", "code", "store", "num_rows", "request")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    parent: _control_pb2.TraceContext
+    name: str
+    begun_ns: int
+    ended_ns: int
+    nbytes: int
+    code: str
+    store: str
+    num_rows: int
+    request: int
+    def __init__(self, parent: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ..., name: _Optional[str] = ..., begun_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., nbytes: _Optional[int] = ..., code: _Optional[str] = ..., store: _Optional[str] = ..., num_rows: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class OpenClaim(_message.Message):
     __slots__ = ("store", "claim")
@@ -183,18 +209,20 @@ class SessionLost(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("transport", "host", "is_mail", "secret", "client_id")
+    __slots__ = ("transport", "host", "is_mail", "secret", "client_id", "is_traced")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_TRACED_FIELD_NUMBER: _ClassVar[int]
     transport: str
     host: str
     is_mail: bool
     secret: bytes
     client_id: bytes
-    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ..., client_id: _Optional[bytes] = ...) -> None: ...
+    is_traced: bool
+    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ..., client_id: _Optional[bytes] = ..., is_traced: bool = ...) -> None: ...
 
 class CloseSession(_message.Message):
     __slots__ = ()

@@ -39,6 +39,7 @@ from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.small_reads import SmallReads
+from tdserve.worker.spans import note_order
 from tdserve.worker.worker_claims import WorkerClaims
 
 REAPED_AT_ONCE = MAX_SENT // 2
@@ -223,6 +224,7 @@ class Lane:
     def carry_out(self, order: worker_pb2.Order) -> None:
         """Carries out an order now, and reports the result."""
         report = worker_pb2.Report(order=order.order, session=self.session)
+        begun_ns = time.time_ns() if order.HasField("trace") else 0
         try:
             report.done.CopyFrom(self._perform(self, order))
         except TDServeError as error:
@@ -230,8 +232,9 @@ class Lane:
         except Exception as fault:  # noqa: BLE001 (the boundary of an order)
             _log.exception("order %s failed", order.WhichOneof("body"))
             self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
-        else:
-            self.context.report(report)
+        if begun_ns:
+            note_order(order, report, begun_ns)
+        self.context.report(report)
         self._used_s = time.monotonic()
 
     def refuse(self, order: worker_pb2.Order, error: TDServeError) -> None:
@@ -268,15 +271,14 @@ class Lane:
             self.fail(error)
 
     def _fail(self, order: worker_pb2.Order, report: worker_pb2.Report, error: TDServeError) -> None:
-        """Reports a failure. The channel closes first, since control reuses the rows after the report. Then control
-        learns that it is closed: a client that retries after the failure must not use it."""
+        """Makes the report of a failure. The channel closes first, since control reuses the rows after the report. Then
+        control learns that it is closed: a client that retries after the failure must not use it."""
         reported = error
         if isinstance(error, (TransportError, DeadlineExceededError)):  # the request is valid: the caller may retry
             reported = TransferAbortedError(transfer=order.tag, reason=str(error))
         if order.is_accepted or reported is not error:
             self.fail(error)
         report.failure.CopyFrom(encode_failure(reported))
-        self.context.report(report)
 
     def _lose(self, error: TDServeError) -> None:
         if not self._is_closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import Thread
 
@@ -18,6 +19,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, WorkerContext
 from tdserve.worker.session_writes import Handled, SessionWrites
+from tdserve.worker.spans import describe_mail
 
 REAP_TIMEOUT_S = 30.0
 """Time for a client to take answers that were sent long ago."""
@@ -150,6 +152,7 @@ class WorkerSession:
         self._perform = perform
         self._is_quick = is_quick
         self._writes: SessionWrites | None = None
+        self._is_traced = False
         self.mailbox = Mailbox(number, context.report, self._handle)
         self.lane = self._make_lane(0)
 
@@ -161,6 +164,7 @@ class WorkerSession:
             self.send_mail(order.mail)
         elif kind == "open_session" and order.open_session.is_mail:
             self._writes = SessionWrites(order.open_session.client_id, self.context.worker_claims)
+            self._is_traced = order.open_session.is_traced
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
             self.mailbox.feed(order.rendezvous)
@@ -211,6 +215,17 @@ class WorkerSession:
 
     def _handle(self, mail: bytes, label: int) -> Handled:
         """Handles a message of the client; called by the thread that reads mail."""
+        if not self._is_traced:
+            return self._answer(mail, label)
+        begun_ns = time.time_ns()
+        handled = self._answer(mail, label)
+        if handled.to_client or not handled.to_control:
+            span = describe_mail(mail, handled.to_client, begun_ns)
+            if span is not None:
+                self.context.report(worker_pb2.Report(session=self.number, span=span))
+        return handled
+
+    def _answer(self, mail: bytes, label: int) -> Handled:
         lane = self.lane
         if label == MAIL_WRITE and self._writes is not None:
             return self._writes.handle(mail, lane)

@@ -14,8 +14,10 @@ from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.catalog_client import check_wait_s
-from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS, Recipe
+from tdserve.client.session.recipe import Recipe
+from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
 
 _Result = TypeVar("_Result")
 
@@ -86,7 +88,7 @@ class ClusterServers:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-cluster-later")
         future: AwaitableFuture[_Result] = AwaitableFuture()
-        self._executor.submit(future.run, work)
+        self._executor.submit(future.run, carry_context(work))
         return future
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.reach import reach_within
 from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
@@ -222,7 +223,7 @@ class Members:
                 raise ClosedError(what=f"the client of {self.membership.text}")
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS_PER_SERVER * len(self), thread_name_prefix="tdserve-cluster")
-            self._threads.submit(future.run, work)
+            self._threads.submit(future.run, carry_context(work))
         return future
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.session.call_traces import gather_spans
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
 
@@ -93,6 +94,7 @@ class ShardedKeyedHandle(ShardedStore):
 
     # ------------------------------------------------------------ changes
 
+    @gather_spans
     def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
         """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server."""
         if isinstance(keys, str):
@@ -116,6 +118,7 @@ class ShardedKeyedHandle(ShardedStore):
 
         return self._cluster.later(put) if return_early else put()
 
+    @gather_spans
     def delete(self, keys: Any, if_version: Any = None, **options: Any) -> int:
         """Deletes entries; see ``KeyedHandle.delete``. Atomic for the keys of each server."""
         names = [keys] if isinstance(keys, str) else _list_names(keys)
@@ -135,6 +138,7 @@ class ShardedKeyedHandle(ShardedStore):
 
     # ------------------------------------------------------------ reads
 
+    @gather_spans
     def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, *, numpy: bool | None = None) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
         if isinstance(keys, str):

@@ -10,6 +10,7 @@ from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBatches
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.padding import Pad
+from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.tables.sampling import Conditions, check_num_rows
 from tdserve.rules.placement import PlacementRecord
 
@@ -25,6 +26,7 @@ class ShardedQueueHandle(ShardedTable):
         super().__init__(cluster, name, placement, timeout_s=timeout_s)
         self._draws = ShardDraws(self)
 
+    @gather_spans
     def take(
         self,
         num_rows: int,

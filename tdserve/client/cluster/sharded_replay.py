@@ -17,6 +17,7 @@ from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
+from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import to_priorities, to_row_numbers
 from tdserve.client.tables.sampling import Conditions, Query, check_num_rows
@@ -39,6 +40,7 @@ class ShardedReplayHandle(ShardedTable):
         self._shares = ShardShares(self)
         self._step_counts = StepCounts()
 
+    @gather_spans
     def sample(
         self,
         num_rows: int,
@@ -105,6 +107,7 @@ class ShardedReplayHandle(ShardedTable):
         self._shares.forget()
         self._step_counts.restart(self.name)
 
+    @gather_spans
     def take(
         self,
         num_rows: int,
@@ -132,6 +135,7 @@ class ShardedReplayHandle(ShardedTable):
         wait_s = self._get_timeout_s(timeout_s)
         self.change_rows(rows, timeout_s, lambda part, some, _: part.ack(some, consumer=consumer, timeout_s=wait_s))
 
+    @gather_spans
     def update_priority(
         self,
         index: Any,

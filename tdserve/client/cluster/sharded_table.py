@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from tdserve.base.config import find_rank
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
@@ -22,10 +21,12 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.base.ids import make_client_id
+from tdserve.base.torchrun_rank import find_rank
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
 from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.row_annotations import RowAnnotations
@@ -69,6 +70,7 @@ class ShardedTable(ShardedRows):
 
     # ------------------------------------------------------------ writes
 
+    @gather_spans
     def extend(
         self,
         batch: Any,

@@ -11,7 +11,8 @@ from multiprocessing.util import Finalize
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
-from tdserve.client.session.session_client import Recipe, SessionClient
+from tdserve.client.session.recipe import Recipe
+from tdserve.client.session.session_client import SessionClient
 
 _Value = TypeVar("_Value")
 _Self = TypeVar("_Self", bound="ByAddress")

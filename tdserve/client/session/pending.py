@@ -13,6 +13,7 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransferAbortedError
+from tdserve.client.session.call_traces import TracedCall
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
 from tdserve.control.status import decode_failure, get_code
@@ -97,6 +98,7 @@ class Pending:
         call: Kind of the request; "" if it is not counted.
         begun_s: When it was sent, as of ``time.perf_counter``.
         code: Code of the error that was its answer, "" if none was.
+        traced_call: The call that ends with it, if that is traced.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Pending:
         self.announced: Announced | None = None
         self.call = self.code = ""
         self.begun_s = 0.0
+        self.traced_call: TracedCall | None = None
         self._on_announced = on_announced
 
     def put(self, answer: Answer) -> None:
@@ -133,6 +136,11 @@ class Pending:
         if self._on_announced is not None and isinstance(answer, control_pb2.ServerMessage) and not self.has_ended:
             self.announced = self._on_announced(self, answer.accepted)
         (self._take_callback() or self._answers.put)(answer)
+
+    def end_trace(self) -> None:
+        """Ends the traced call that consists of this request, if there is one."""
+        if self.traced_call is not None:
+            self.traced_call.end(self.code)
 
     def disown(self) -> None:
         """Abandons the request: nobody waits for an answer, and the content may change from now on."""

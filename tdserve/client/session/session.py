@@ -24,6 +24,7 @@ from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
+from tdserve.client.session.call_traces import find_call_traces
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.client_control_channel import ClientControlChannel
 from tdserve.client.session.client_mover import ClientMover
@@ -183,9 +184,10 @@ class Session:
         pending.content_channel = content_channel
         pending.call, pending.begun_s = next(iter(body), ""), time.perf_counter()
         self._open.add(request, pending, free)
-        message = control_pb2.ClientMessage(request=request, answered=self.requests.report_with(request), **body)
-        if content_channel is not None:
-            message.channel = content_channel.number
+        number, answered = content_channel.number if content_channel else None, self.requests.report_with(request)
+        message = control_pb2.ClientMessage(request=request, answered=answered, channel=number, **body)
+        if (traces := find_call_traces()) is not None:
+            pending.traced_call = traces.trace_request(message, pending.call, self)
         try:
             pending.is_mailed = self._control_channel is not None and self._control_channel.send(message)
             if not pending.is_mailed:
@@ -219,6 +221,7 @@ class Session:
             self._control_channel.forget(request)
         if pending is not None and pending.call:
             self.count_call(pending.call, pending.begun_s, pending.code)
+            pending.end_trace()
 
     def count_call(self, call: str, begun_s: float, code: str = "") -> None:
         """Counts a call that ends now, and reports if that is due; arguments as of ``ObservedCalls.count``."""

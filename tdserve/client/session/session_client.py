@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -26,16 +25,19 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_traces import carry_context, find_call_traces, get_traced_call
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.observed_calls import ObservedCalls
 from tdserve.client.session.reach import get_reach
+from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.step_counts import StepCounts
 from tdserve.client.session.timeouts import compute_min_channel_s
+from tdserve.messages.span_attributes import name_rows
 from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
@@ -62,34 +64,6 @@ class Sender(Protocol):
 
     def close(self, deadline: Deadline) -> None:
         """Sends what is left, and ends. Raises TDServeError if that fails or takes too long."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Address and settings of a client; equal recipes make equivalent clients."""
-
-    kind: type[SessionClient]
-    address: str
-    transport: TransportName
-    token: str | None = field(repr=False)
-    timeout_s: float
-    allow_pickle: bool
-    root: str | None
-    device: Any
-    numpy: bool = False
-
-    def make(self) -> SessionClient:
-        """Makes a client, which connects when it is first used."""
-        return self.kind(
-            self.address,
-            transport=self.transport,
-            token=self.token,
-            timeout_s=self.timeout_s,
-            allow_pickle=self.allow_pickle,
-            root=self.root,
-            device=self.device,
-            numpy=self.numpy,
-        )
 
 
 FindMoved = Callable[[StoreMovedError, Deadline], "SessionClient"]
@@ -132,6 +106,7 @@ class SessionClient:
         self.catalog.ask_session = self._ask_session
         self.requests = self.catalog.requests
         self.observed_calls = ObservedCalls()
+        self._traces = find_call_traces()
         self.transport = chosen
         self.allow_pickle = allow_pickle
         self.numpy = numpy
@@ -204,6 +179,14 @@ class SessionClient:
             TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: The server's answer.
         """
+        if self._traces is None:
+            return self._call_anywhere(attempt, deadline, request)
+        with self._traces.trace_call():
+            return self._call_anywhere(attempt, deadline, request)
+
+    def _call_anywhere(
+        self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, request: int | None
+    ) -> _Result:
         try:
             return self._call_here(attempt, deadline, request)
         except StoreMovedError as error:
@@ -239,10 +222,12 @@ class SessionClient:
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
+                    _note_retry(error)
                 except (ServerBusyError, StoreMovedError) as error:
                     if getattr(error, "server", None) is not None or _is_over(deadline, backoff_s) or _is_cancelled():
                         raise
                     self.requests.report_again()
+                    _note_retry(error)
                 except TDServeError as error:
                     raise self.catalog.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
@@ -259,10 +244,14 @@ class SessionClient:
             if request is not None:
                 self.requests.end(request)
 
-    def count_call(self, call: str, begun_s: float) -> None:
-        """Counts a call that was made without a request, and ends now; arguments as of ``ObservedCalls.count``."""
+    def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int) -> None:
+        """Counts a call about rows of a store that was made without a request, and ends now; other arguments as of
+        ``ObservedCalls.count``."""
         if (session := self._session) is not None:
             session.count_call(call, begun_s)
+            if self._traces is not None:
+                attributes = name_rows(store, num_rows, transport=session.transport)
+                self._traces.note_local_call(call, begun_s, attributes)
 
     def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
         """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""
@@ -292,7 +281,7 @@ class SessionClient:
                 self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
             future: AwaitableFuture[_Result] = AwaitableFuture()
             try:
-                self._executor.submit(future.run, work)
+                self._executor.submit(future.run, carry_context(work))
             except RuntimeError as fault:
                 raise ClosedError(what="the interpreter") from fault
             return future
@@ -453,6 +442,12 @@ def _has_to_wait(request: Any) -> bool:
 def _is_cancelled() -> bool:
     cancellation = get_cancellation()
     return cancellation is not None and cancellation.is_cancelled
+
+
+def _note_retry(error: TDServeError) -> None:
+    call = get_traced_call()
+    if call is not None:
+        call.note_retry(error)
 
 
 def _is_over(deadline: Deadline, pause_s: float) -> bool:

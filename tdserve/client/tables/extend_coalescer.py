@@ -170,7 +170,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         begun_s = time.perf_counter()
         found = self._claim_policy.extend(captured)
         if isinstance(found, torch.Tensor):
-            self._client.count_call("extend", begun_s)
+            self._client.count_call("extend", begun_s, store=self._target.store, num_rows=len(found))
         return found
 
     def _claim(self, part: ExtendPart) -> bool:

@@ -399,7 +399,7 @@ def _draw_without_request(client: SessionClient, query: Query, num_rows: int) ->
     with suppress(TDServeError):
         content = _draw_here(mover, query, num_rows)
         if content is not None:
-            client.count_call("sample", begun_s)
+            client.count_call("sample", begun_s, store=query.name, num_rows=num_rows)
             return Sampled(content, query)
     return None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tdserve.base.config import read_run_id
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
+from tdserve.base.torchrun_rank import read_run_id
 from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
+from tdserve.client.session.call_traces import TracedCall, find_call_traces, get_traced_call
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
 from tdserve.client.session.session import Session
@@ -155,6 +157,8 @@ class _Sent:
     def ask(self, request: int, body: dict[str, Any], *, on_answer: OnAnswer | None = None) -> Pending:
         """Sends the request. Errors as of ``Session.send``."""
         outgoing = self._outgoing
+        if find_call_traces() is not None and (call := get_traced_call()) is not None:
+            call.note_content(outgoing.content_nbytes)
         return self._session.send(
             request,
             on_answer=on_answer,
@@ -280,9 +284,20 @@ class _EarlyWrite:
         self._deadline = deadline
         self._what = what
         self._on_later = on_later
+        traces = find_call_traces()
+        self._traced_call = None if traces is None else TracedCall(traces)
+        if self._traced_call is not None:
+            self.future.add_done_callback(self._traced_call.end_with)
 
     def begin(self) -> None:
         """Sends the request and its content, or leaves both to the background."""
+        if self._traced_call is None:
+            self._begin()
+            return
+        with self._traced_call.make_current():
+            self._begin()
+
+    def _begin(self) -> None:
         client = self._client
         if not client.has_session:  # opening one may take as long as the server is away
             self._retry()
@@ -308,6 +323,8 @@ class _EarlyWrite:
             sent.mark_refused(requests.newest)
             session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
+                if self._traced_call is not None:
+                    self._traced_call.note_retry(error)
                 self._retry()
                 return
             self.future.set_exception(error)
@@ -326,6 +343,10 @@ class _EarlyWrite:
             self.future.set_exception(error)
 
     def _write(self) -> None:
+        with nullcontext() if self._traced_call is None else self._traced_call.make_current():
+            self._write_again()
+
+    def _write_again(self) -> None:
         try:
             done = write(
                 self._client,

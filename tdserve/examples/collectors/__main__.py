@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import tdserve
-from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import InvalidRequestError, PeerLostError, TDServeError
 from tdserve.base.machine import get_own_command
+from tdserve.base.torchrun_rank import TorchrunRank
 from tdserve.examples.collectors.collector import collect_all
 from tdserve.examples.collectors.training import lead
 from tdserve.examples.demo.processes import Processes

@@ -12,10 +12,9 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
-from tdserve.base.addresses import find_source_address
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
+from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
 from tdserve.base.ids import make_secret
 from tdserve.base.logs import name_request
 from tdserve.control.servicer import SessionConnection
@@ -25,6 +24,7 @@ from tdserve.rules.tags import make_tag
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
+from tdserve.server.traces import RequestSpan
 from tdserve.server.waiting import Waiters, retrieve_exception
 from tdserve.server.workers import DataWorker
 from tdserve.structure.tree import Spec
@@ -67,6 +67,7 @@ class ClientSession:
         inline_bytes: Content up to this size is sent inside messages of the stream.
         invitation: The invitation that a client on this machine gets.
         channel_transport: Transport of content that moves over a channel.
+        is_traced: Whether the spans of its requests are exported, if its client asks for that.
 
     Attributes:
         connection: Connection for answers: the stream, or the local connection once the client is attached.
@@ -84,6 +85,7 @@ class ClientSession:
         begun_s: When it began, as of ``time.monotonic``.
         degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
         num_requests, num_errors: Requests that have ended, and those of them that have failed.
+        spans: Spans of traced requests under way, of which their orders are part.
         known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
     """
 
@@ -99,8 +101,11 @@ class ClientSession:
         inline_bytes: int,
         invitation: Invitation | None = None,
         channel_transport: str = BASE_TRANSPORT,
+        is_traced: bool = False,
     ) -> None:
         self.channel_transport = channel_transport
+        self._is_traced = is_traced
+        self.spans: dict[int, RequestSpan] = {}
         self.invitation = invitation
         self._losing: asyncio.Task[None] | None = None
         self.number = number
@@ -302,9 +307,12 @@ class ClientSession:
             raise TransferAbortedError(transfer=request, reason=reason)
         if is_accepted:
             self.accepted_requests.add(request)
-        return worker_pb2.Order(
+        order = worker_pb2.Order(
             session=self.number, tag=make_tag(request), is_accepted=is_accepted, channel=self.channel_number
         )
+        if (span := self.spans.get(request)) is not None:
+            order.trace.CopyFrom(span.make_context())
+        return order
 
     def send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
         """Sends a rendezvous entry of the client to the worker; the first one of a channel opens it there."""
@@ -355,6 +363,7 @@ class ClientSession:
         opening.open_session.host = self._interface
         opening.open_session.secret = self.secret
         opening.open_session.client_id = self.client_id
+        opening.open_session.is_traced = self._is_traced
         self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
 
     def _on_opened(self, order: worker_pb2.Order, opening: asyncio.Future[worker_pb2.Worked]) -> None:
@@ -486,13 +495,3 @@ def to_error(fault: Exception, request_id: str) -> TDServeError:
         return fault
     _log.exception("a request failed", exc_info=fault, extra=name_request(request_id))
     return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])
-
-
-def find_local_address(peer: str) -> str:
-    """Returns the address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
-    family, _, rest = peer.partition(":")
-    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
-    try:
-        return find_source_address(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
-    except ConnectError:
-        return "127.0.0.1"

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 
-from tdserve.base.addresses import find_interface_address
+from tdserve.base.addresses import find_interface_address, find_local_address
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -29,7 +29,7 @@ from tdserve.rules.channel_transports import (
     choose_channel,
 )
 from tdserve.server.sessions.admission import check_room
-from tdserve.server.sessions.client_session import ClientSession, find_local_address
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.workers import DataWorker
@@ -123,6 +123,7 @@ class Sessions:
             inline_bytes=self._config.inline_bytes,
             invitation=self._make_invitation(hello),
             channel_transport=channel.transport,
+            is_traced=bool(self._config.trace_endpoint),
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(

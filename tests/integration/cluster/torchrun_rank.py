@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.config import TorchrunRank
+from tdserve.base.torchrun_rank import TorchrunRank
 from tests.processes import START_TIMEOUT_S, wait_for
 
 NUM_ROWS = 10

@@ -14,7 +14,6 @@ from tdserve.base import config
 from tdserve.base.config import (
     ClientConfig,
     ServerConfig,
-    TorchrunRank,
     build_single_threaded_environment,
     hold_variable,
     read_token,
@@ -76,6 +75,7 @@ def test_validate_when_others_can_reach_it_then_needs_token_or_insecure(host: st
         ("sync_interval_s", -1.0),
         ("metrics_port", 70_000),
         ("metrics_host", "here:80"),
+        ("trace_endpoint", "127.0.0.1:4318"),
         ("metrics_host", "10.0.0.8"),
     ],
 )
@@ -110,6 +110,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "sync_interval_s": 4.5,
         "metrics_port": 77,
         "metrics_host": "10.0.0.8",
+        "trace_endpoint": "http://collector:4318",
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
@@ -239,28 +240,6 @@ def test_parse_bytes_when_with_or_without_a_unit_then_that_many(text: str, nbyte
 def test_parse_bytes_when_it_is_none_then_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
         parse_bytes(text)
-
-
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node",
-    "MASTER_PORT": "29500",
-}
-
-
-def test_torchrun_rank_when_torchrun_started_the_process_then_is_read() -> None:
-    assert TorchrunRank.from_env(TORCHRUN) == TorchrunRank(5, 8, 1, 4, "node", 29500, 2, 1, 2)
-
-
-def test_torchrun_rank_when_the_variables_are_anothers_then_none() -> None:
-    assert TorchrunRank.from_env({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE")}) is None
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:", "cuda:-1", "cuda:01", "cpu", "0", "", " cuda:0"])

@@ -36,6 +36,7 @@ adopt = ["old=new:ro", "/x=y"]
 adoptable = ["."]
 metrics_port = 7708
 metrics_host = "::1"
+trace_endpoint = "http://collector:4318"
 """
 
 
@@ -71,6 +72,7 @@ def test_file_when_it_has_every_option_then_every_field_has_it(path: Path) -> No
         adoptable=(folder,),
         metrics_port=7708,
         metrics_host="::1",
+        trace_endpoint="http://collector:4318",
     )
     unset = [each.name for each in dataclasses.fields(expected) if getattr(expected, each.name) == each.default]
     assert unset == []

@@ -8,8 +8,8 @@ import pytest
 import torch.distributed as dist
 
 import tdserve
-from tdserve.base.config import TorchrunRank
 from tdserve.base.errors import InvalidRequestError
+from tdserve.base.torchrun_rank import TorchrunRank
 from tdserve.examples.collectors import __main__ as under_test
 from tdserve.examples.collectors.__main__ import KEY, end_on_signals, parse, provide_server, run_rank
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from tdserve.base.addresses import find_local_address
 from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -16,7 +17,7 @@ from tdserve.base.errors import (
 )
 from tdserve.rules.tags import make_tag
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.sessions.client_session import ClientSession, find_local_address, to_error
+from tdserve.server.sessions.client_session import ClientSession, to_error
 from tdserve.server.waiting import Waiters
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
