@@ -23,8 +23,8 @@ def answer(address: str) -> None:
             said = policy(number % 9).softmax(-1).multinomial(1)[:, 0]
             texts = [[f"{number[0] % 9} + 1 = ?", str(reply)] for reply in said.tolist()]
             history = History(role=[["user", "assistant"]] * GROUP_SIZE, content=texts, batch_size=[GROUP_SIZE, 2])
-            rows = TensorDict({"prompt": number, "said": said, "history": history}, [GROUP_SIZE])
-            rollouts.extend(rows, policy_version=weights.version)  # their rewards come later
+            rows = {"prompt": number, "said": said, "history": history}  # their rewards come later
+            rollouts.extend(TensorDict(rows, [GROUP_SIZE]), policy_version=weights.version)
 
 
 def judge(address: str) -> None:
@@ -35,8 +35,8 @@ def judge(address: str) -> None:
             client.replay("rollouts").set_at_("reward", rewards, rows)
 
 
-def train(address: str, rank: int) -> float:
-    """Trains on this rank's share of each step's groups; returns the last mean reward. Rank 0 creates and publishes."""
+def train(address: str, rank: int, log: Any = lambda *_: None) -> None:
+    """Trains on this rank's share of each step's groups and logs their mean reward. Rank 0 creates and publishes."""
     policy = torch.nn.Embedding(9, 10, _weight=torch.zeros(9, 10))
     share: dict[str, Any] = {"rank": rank, "world_size": NUM_RANKS, "balance": "history", "consumer": "trainers"}
     with tdserve.connect(address) as client, client.group("trainers", world_size=NUM_RANKS, rank=rank) as group:
@@ -54,7 +54,7 @@ def train(address: str, rank: int) -> float:
             gains = torch.nn.functional.layer_norm(rows["reward"].reshape(-1, GROUP_SIZE), [GROUP_SIZE]).flatten()
             loss = torch.nn.functional.cross_entropy(policy(rows["prompt"] % 9), rows["said"], reduction="none") @ gains
             (gradient,) = torch.autograd.grad(loss / NUM_ROWS, policy.weight)
+            log("reward", rows["reward"].mean().item(), step)
             policy.weight.data -= 20.0 * group.all_reduce(TensorDict({"mean": gradient}), "mean")["mean"]
         prompts.close()
         rollouts.close()
-    return float(rows["reward"].mean())

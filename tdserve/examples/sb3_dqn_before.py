@@ -24,6 +24,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--total-timesteps", type=int, default=20_000)
     parser.add_argument("--learning-starts", type=int, default=1_000)
+    parser.add_argument("--tensorboard-log", help="folder for TensorBoard; by default nothing is logged")
     return parser.parse_args(arguments)
 
 
@@ -42,6 +43,7 @@ def train(args: argparse.Namespace) -> None:
         exploration_fraction=0.16,
         policy_kwargs={"net_arch": [64, 64]},
         seed=args.seed,
+        tensorboard_log=args.tensorboard_log,
     )
     started_s = time.monotonic()
     model.learn(args.total_timesteps)

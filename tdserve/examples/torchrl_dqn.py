@@ -16,6 +16,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
+from torchrl.record.loggers import get_logger
 
 from tdserve.torchrl import TDServeStorage
 
@@ -30,6 +31,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--updates-per-batch", type=int, default=10)
     parser.add_argument("--buffer-size", type=int, default=100_000)
     parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--logger", default="", help="tensorboard, wandb, csv or another of TorchRL's; none by default")
+    parser.add_argument("--log-dir", default="runs", help="folder of the logger")
     return parser.parse_args(arguments)
 
 
@@ -57,11 +60,13 @@ def train(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
     )
 
+    logger = get_logger(args.logger, args.log_dir, "torchrl_dqn")
     lengths: list[float] = []
-    num_updates, started_s = 0, time.monotonic()
+    num_frames, num_updates, started_s = 0, 0, time.monotonic()
     for frames in collector:
         buffer.extend(frames.reshape(-1))
         explored.step(frames.numel())
+        num_frames += frames.numel()
         lengths += frames["next", "step_count"][frames["next", "done"]].tolist()
         if len(buffer) < 10 * args.frames_per_batch:
             continue
@@ -72,10 +77,15 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             target_updater.step()
             num_updates += 1
+        if logger is not None:
+            logger.log_scalar("train/loss", loss.item(), num_frames)
+            logger.log_scalar("train/episode_length", sum(lengths[-20:]) / len(lengths[-20:]), num_frames)
     took_s = time.monotonic() - started_s
     print(f"mean length of the last 20 episodes: {sum(lengths[-20:]) / len(lengths[-20:]):.0f}")
     print(f"{args.total_frames / took_s:.0f} frames/s, {num_updates / took_s:.0f} updates/s")
     collector.shutdown()
+    if logger is not None:
+        logger.close()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import tdserve
 from tdserve.examples import frames_per_second, vector_envs
+from tests.event_files import read_scalars
 from tests.processes import wait_for
 
 FRAMES = {"cleanrl_dqn": 400, "sb3_dqn": 512, "torchrl_dqn": 1_200}
@@ -34,11 +36,11 @@ def client(server: tdserve.Server, request: Any, monkeypatch: pytest.MonkeyPatch
             connected.delete(name)
 
 
-def run(name: str, module: str) -> None:
+def run(name: str, module: str, *options: str) -> None:
     """Runs a program in this process."""
     pytest.importorskip(name.partition("_")[0].replace("cleanrl", "gymnasium").replace("sb3", "stable_baselines3"))
     program = importlib.import_module(f"tdserve.examples.{module}")
-    program.train(program.parse_args([frames_per_second.PROGRAMS[name], str(FRAMES[name]), *OPTIONS[name]]))
+    program.train(program.parse_args([frames_per_second.PROGRAMS[name], str(FRAMES[name]), *OPTIONS[name], *options]))
 
 
 @pytest.mark.once("shm")  # the programs are the same
@@ -51,6 +53,27 @@ def test_program_when_run_then_its_rows_are_on_the_server(
     wait_for(lambda: client.describe(table).inserts == FRAMES[name], "the rows that were on their way")
     assert client.describe(table).as_dict()["samples"] > 0
     assert " updates/s" in capsys.readouterr().out
+
+
+LOGGED = {
+    "cleanrl_dqn": (["--log-dir"], {"charts/episodic_return", "charts/SPS", "losses/td_loss", "losses/q_values"}),
+    "sb3_dqn": (["--tensorboard-log"], {"rollout/ep_rew_mean", "rollout/exploration_rate", "time/fps"}),
+    "torchrl_dqn": (["--logger", "tensorboard", "--log-dir"], {"train/loss", "train/episode_length"}),
+}
+"""Options that name a folder for TensorBoard, and what is found there."""
+
+
+@pytest.mark.once("shm")
+@pytest.mark.parametrize("name", FRAMES)
+def test_program_when_it_logs_then_tensorboard_finds_its_curves(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    options, logged = LOGGED[name]
+    run(name, name, *options, str(tmp_path))
+    scalars = read_scalars(tmp_path)
+    assert scalars.keys() >= logged
+    assert all(0 <= step <= FRAMES[name] for values in scalars.values() for step, _ in values)
 
 
 @pytest.mark.full
