@@ -17,6 +17,7 @@ import click
 
 from tdserve.base.config import read_fail_delay_s
 from tdserve.base.errors import TDServeError
+from tdserve.cli.advice import advise_shell
 from tdserve.cli.exit_codes import FAILED
 from tdserve.cli.render import to_one_line
 
@@ -60,8 +61,8 @@ def is_lasting(command: click.Command) -> bool:
 
 
 def print_error(error: TDServeError) -> None:
-    """Prints an error as one line on stderr."""
-    click.echo(f"tdserve: {to_one_line(str(error))}", err=True)
+    """Prints an error as one line on stderr, with advice for a shell."""
+    click.echo(f"tdserve: {to_one_line(advise_shell(str(error)))}", err=True)
 
 
 def end_on_sigterm() -> None:

@@ -1,0 +1,20 @@
+"""Errors as a shell needs them: what they advise a program to call is said as a command."""
+
+from __future__ import annotations
+
+import re
+
+_COMMANDS = (
+    (re.compile(r"client\.stores\(\)"), "`tdserve ls`"),
+    (re.compile(r"client\.keys\('([^']+)'\)"), r"`tdserve keys \1`"),
+    (re.compile(r"pass exists_ok=True, delete it, or"), "delete it (`tdserve rm`), or"),
+    (re.compile(r" \(--force, replaces=True\)"), " by --force"),
+)
+"""Advice in the texts of errors, and what a shell can do instead."""
+
+
+def advise_shell(text: str) -> str:
+    """Returns the text of an error with advice for a shell."""
+    for advice, command in _COMMANDS:
+        text = advice.sub(command, text)
+    return text

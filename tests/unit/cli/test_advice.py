@@ -1,0 +1,34 @@
+"""tdserve/cli/advice.py: what errors advise, for a shell."""
+
+from __future__ import annotations
+
+import pytest
+
+from tdserve.base.errors import (
+    InvalidRequestError,
+    KeyNotFoundError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+)
+from tdserve.cli.advice import advise_shell
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (StoreNotFoundError(name="a"), "`tdserve ls` lists the stores"),
+        (KeyNotFoundError(store="my store", key="x"), "`tdserve keys my store` lists its keys"),
+        (StoreExistsError(name="a"), "delete it (`tdserve rm`), or choose another name"),
+    ],
+)
+def test_error_when_it_advises_a_call_then_a_shell_reads_the_command(error: TDServeError, advice: str) -> None:
+    shown = advise_shell(str(error))
+    assert advice in shown
+    assert "client." not in shown
+    assert "exists_ok" not in shown
+
+
+def test_error_when_it_advises_nothing_then_stays_as_it_is() -> None:
+    error = InvalidRequestError(argument="num_rows", reason="it is 0")
+    assert advise_shell(str(error)) == str(error)
