@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import click
 
@@ -31,38 +32,63 @@ SERVING = "SERVING"
 def health(address: str | None, wait_s: float, as_json: bool) -> int:
     """Ask whether a server serves: exit code 0 if so, 1 if not. Needs no token.
 
-    A server does not serve while it loads its stores, nor once it has been told to shut down.
+    Of several servers there is a line for each, and code 0 if all serve. A server does not serve while it loads its
+    stores, nor once it has been told to shut down.
     """
     asked = address or ClientConfig.from_env().address
     deadline_s = time.monotonic() + wait_s
     while True:
-        status, reason = check(asked, timeout_s=CHECK_TIMEOUT_S)
-        if status == SERVING or time.monotonic() + POLL_INTERVAL_S > deadline_s:
+        checks = check(asked)
+        is_serving = all(each.status == SERVING for each in checks)
+        if is_serving or time.monotonic() + POLL_INTERVAL_S > deadline_s:
             break
         time.sleep(POLL_INTERVAL_S)
-    facts: dict[str, Any] = {"address": asked, "status": status, "reason": reason}
     if as_json:
-        print_json(facts)
+        worst = next((each for each in checks if each.status != SERVING), checks[0])
+        several = {"servers": [each._asdict() for each in checks]} if is_of_cluster(asked) else {}
+        print_json({"address": asked, "status": worst.status, "reason": worst.reason, **several})
     else:
-        click.echo(to_one_line(f"{asked} {status}" + (f": {reason}" if reason else "")))
-    return 0 if status == SERVING else 1
+        for each in checks:
+            click.echo(to_one_line(f"{each.address} {each.status}" + (f": {each.reason}" if each.reason else "")))
+    return 0 if is_serving else 1
 
 
-def check(address: str, *, timeout_s: float) -> tuple[str, str]:
-    """Checks once; of several servers all.
+class Check(NamedTuple):
+    """What a check has found.
 
-    Returns:
-        ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``, and the reason for the last; of several the first that is not
-        ``SERVING``.
+    Attributes:
+        address: Of the server, or of the cluster if its servers are not known.
+        status: ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``.
+        reason: For the last.
     """
-    if is_of_cluster(address):
-        try:
-            servers = read_membership(address)
-            found = [check(servers.find(server), timeout_s=timeout_s) for server in range(servers.num_servers)]
-        except TDServeError as error:
-            return "UNREACHABLE", str(error)
-        return next((each for each in found if each[0] != SERVING), found[0])
+
+    address: str
+    status: str
+    reason: str = ""
+
+
+def check(address: str, *, timeout_s: float = CHECK_TIMEOUT_S) -> list[Check]:
+    """Checks a server once, or each of a cluster at the same time, in their order."""
+    if not is_of_cluster(address):
+        return [_check_server(address, timeout_s)]
     try:
-        return (SERVING if check_health(address, timeout_s=timeout_s) else "NOT_SERVING"), ""
+        servers = read_membership(address)
     except TDServeError as error:
-        return "UNREACHABLE", str(error)
+        return [Check(address, "UNREACHABLE", str(error))]
+
+    def check_one(server: int) -> Check:
+        try:
+            found = servers.find(server)
+        except TDServeError as error:
+            return Check(f"server {server}", "UNREACHABLE", str(error))
+        return _check_server(found, timeout_s)
+
+    with ThreadPoolExecutor(servers.num_servers) as threads:
+        return list(threads.map(check_one, range(servers.num_servers)))
+
+
+def _check_server(address: str, timeout_s: float) -> Check:
+    try:
+        return Check(address, SERVING if check_health(address, timeout_s=timeout_s) else "NOT_SERVING")
+    except TDServeError as error:
+        return Check(address, "UNREACHABLE", str(error))

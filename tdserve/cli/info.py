@@ -10,8 +10,10 @@ import click
 
 from tdserve.cli.completion import complete_stores
 from tdserve.cli.leaf_table import COLUMNS, describe_leaves
-from tdserve.cli.options import Inquiry, asks_server
+from tdserve.cli.ls import show_kind
+from tdserve.cli.options import Inquiry, asks_server, report_lost
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
+from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -20,23 +22,44 @@ HIDDEN = ("spec", "name")
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_stores)
 @asks_server
-def info(inquiry: Inquiry, name: str | None) -> None:
+def info(inquiry: Inquiry, name: str | None) -> int:
     """Show everything known about store NAME; without NAME, about the server."""
     with inquiry.open_catalog() as client:
-        described = None if name is None else client.describe(name)
-        facts = client.stats() if described is None else described.as_dict()
-    if described is None:
-        print_json(facts) if inquiry.as_json else print_table(("fact", "value"), make_fact_rows(facts))
-        return
+        if name is None:
+            stats = client.stats()
+            inquiry.answer(stats, lambda: show_stats(stats))
+            return report_lost(client)
+        where: dict[str, Any] = {}
+        if isinstance(client, ClusterCatalog):
+            located = client.locate(name)
+            described = located.description
+            where = {"servers": list(located.servers), "degraded": list(located.degraded)}
+        else:
+            described = client.describe(name)
+    facts = {**described.as_dict(), **where, "kind": show_kind(described)}
     leaves = describe_leaves(described.spec)
     batch_size = list(described.spec.batch_size)
     if inquiry.as_json:
         print_json({**facts, "spec": {"batch_size": batch_size, "keys": [leaf.as_dict() for leaf in leaves]}})
-        return
+        return report_lost(client)
     shown = {key: value for key, value in facts.items() if key not in HIDDEN}
     print_table((escape_unprintable(described.name), ""), make_fact_rows({**shown, "batch_size": batch_size}))
     click.echo()
     print_table(COLUMNS, [leaf.make_cells() for leaf in leaves], right=("bytes",))
+    return report_lost(client)
+
+
+def show_stats(stats: Mapping[str, Any]) -> None:
+    """Prints the figures of a server; of several, a table for each."""
+    if "servers" not in stats:
+        print_table(("fact", "value"), make_fact_rows(stats))
+        return
+    for number, (server, facts) in enumerate(sorted(stats["servers"].items())):
+        if number:
+            click.echo()
+        print_table((f"server {server}", "value"), make_fact_rows(facts))
+    for server in stats["lost"]:
+        click.echo(f"\nserver {server}\ndoes not answer")
 
 
 def make_fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

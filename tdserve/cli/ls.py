@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
-from tdserve.cli.options import Inquiry, asks_server
+from tdserve.cli.options import Inquiry, asks_server, report_lost
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines, print_table
+from tdserve.client.cluster.cluster_catalog import ClusterCatalog
+from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
-
-if TYPE_CHECKING:
-    from tdserve.client.cluster.cluster_client import ClusterClient
-    from tdserve.client.session.catalog_client import CatalogClient
 
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
@@ -22,17 +20,21 @@ COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 @click.command()
 @click.option("-l", "--long", "is_long", is_flag=True, help="Kind, rows, size, version and age of each.")
 @asks_server
-def ls(inquiry: Inquiry, is_long: bool) -> None:
-    """List the stores, one name per line; with --long, a table."""
+def ls(inquiry: Inquiry, is_long: bool) -> int:
+    """List the stores, one name per line; with --long, a table. Of several servers, also the servers of each store."""
     with inquiry.open_catalog() as client:
-        names = client.stores()
-        found = [shown for name in names if (shown := _describe(client, name))] if is_long else []
+        is_cluster = isinstance(client, ClusterCatalog)
+        servers = client.list_servers() if isinstance(client, ClusterCatalog) else dict.fromkeys(client.stores(), ())
+        shown = [found for name in servers if (found := _describe(client, name, servers[name]))] if is_long else []
+    code = report_lost(client)
     if inquiry.as_json:
-        print_json([each.facts for each in found] if is_long else names)
+        print_json([each.facts for each in shown] if is_long else list(servers))
     elif is_long:
-        print_table(COLUMNS, [each.cells for each in found], right=("rows", "capacity", "version", "age"))
+        columns = (*COLUMNS[:1], "server", *COLUMNS[1:]) if is_cluster else COLUMNS
+        print_table(columns, [each.cells for each in shown], right=("rows", "capacity", "version", "age"))
     else:
-        print_lines(map(escape_unprintable, names))
+        print_lines(map(escape_unprintable, servers))
+    return code
 
 
 class Shown(NamedTuple):
@@ -42,27 +44,36 @@ class Shown(NamedTuple):
     cells: list[str]
 
 
-def _describe(client: CatalogClient | ClusterClient, name: str) -> Shown | None:
+def _describe(client: CatalogClient | ClusterCatalog, name: str, servers: tuple[int, ...]) -> Shown | None:
     try:
         described = client.describe(name)
     except StoreNotFoundError:
         return None  # deleted since it was listed
     except CorruptDataError:  # such as one whose adopted folder has vanished: tdserve info says more
-        return Shown(
-            {"name": name, "kind": "damaged"}, [escape_unprintable(name), "damaged", *[""] * (len(COLUMNS) - 2)]
-        )
-    return Shown(_make_facts(described), _make_cells(described))
+        facts: dict[str, Any] = {"name": name, "kind": "damaged"}
+        cells = [escape_unprintable(name), "damaged", *[""] * (len(COLUMNS) - 2)]
+    else:
+        facts, cells = _make_facts(described), _make_cells(described)
+    if isinstance(client, ClusterCatalog):
+        facts["servers"] = list(servers)
+        cells.insert(1, ", ".join(map(str, servers)))
+    return Shown(facts, cells)
 
 
 def _make_facts(described: StoreDescription) -> dict[str, Any]:
     names = ("name", "kind", "num_rows", "capacity", "nbytes", "version", "created_s")
-    return {name: getattr(described, name) for name in names}
+    return {**{name: getattr(described, name) for name in names}, "kind": show_kind(described)}
+
+
+def show_kind(described: StoreDescription) -> str:
+    """Returns the kind of a store as it was created: a queue is a table whose rows are taken."""
+    return "queue" if described.is_queue else described.kind
 
 
 def _make_cells(described: StoreDescription) -> list[str]:
     return [
         escape_unprintable(described.name),
-        described.kind,
+        show_kind(described),
         str(described.num_rows),
         str(described.capacity or ""),
         format_nbytes(described.nbytes),

@@ -12,8 +12,10 @@ import click
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName, read_token
 from tdserve.cli.completion import complete_stores
-from tdserve.cli.render import print_json
-from tdserve.client.cluster.membership import is_of_cluster
+from tdserve.cli.exit_codes import NO_ANSWER
+from tdserve.cli.render import print_json, to_one_line
+from tdserve.client.cluster.cluster_catalog import ClusterCatalog
+from tdserve.client.cluster.membership import is_of_cluster, read_membership
 from tdserve.client.session.catalog_client import CatalogClient
 
 if TYPE_CHECKING:
@@ -104,8 +106,8 @@ class Inquiry(NamedTuple):
             raise click.UsageError(f"{endpoint.address} is one server; give all of them, as in a:7707,b:7707")
         return cast("ClusterClient", endpoint.connect(timeout_s=CONNECT_TIMEOUT_S))
 
-    def open_catalog(self) -> CatalogClient | ClusterClient:
-        """Opens a client for commands that read no content; of one server it does not import torch."""
+    def open_catalog(self) -> CatalogClient | ClusterCatalog:
+        """Opens a client for commands that read no content; it does not import torch."""
         return open_catalog_client(self.address, self.token_file)
 
     def answer(self, document: Any, show: Callable[[], None]) -> None:
@@ -113,9 +115,18 @@ class Inquiry(NamedTuple):
         print_json(document) if self.as_json else show()
 
 
-def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient | ClusterClient:
-    """Opens a client for commands that read no content; of one server it does not import torch."""
+def open_catalog_client(address: str | None, token_file: Path | None) -> CatalogClient | ClusterCatalog:
+    """Opens a client for commands that read no content; it does not import torch."""
     server = make_endpoint(address, token_file)
     if is_of_cluster(server.address):
-        return cast("ClusterClient", server.connect(timeout_s=CONNECT_TIMEOUT_S))
+        return ClusterCatalog(read_membership(server.address), token=server.token, timeout_s=CONNECT_TIMEOUT_S)
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
+
+
+def report_lost(client: CatalogClient | ClusterCatalog) -> int:
+    """Prints a line on stderr for each server of a cluster that did not answer; returns the exit code of the command,
+    0 if all did."""
+    lost = client.describe_lost() if isinstance(client, ClusterCatalog) else ()
+    for line in lost:
+        click.echo(f"tdserve: {to_one_line(line)}", err=True)
+    return NO_ANSWER if lost else 0

@@ -94,7 +94,7 @@ def _list_stores(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, La
     num_readers = 0
     for store in figures.stores:
         label, kind_name = make_label(store.description.name), KIND_NAMES.get(store.description.kind, "")
-        yield from _list_store(store, label, kind_name)
+        yield from _list_store(store, label, "queue" if store.is_queue else kind_name)
         if kind_name == "weights":
             yield from _list_weights(store, label)
             for reader in store.readers[: MAX_READERS - num_readers]:

@@ -22,6 +22,12 @@ class Shell:
         assert main([*arguments, "--address", self._address]) == 0
         return self._capsys.readouterr().out.splitlines()
 
+    def run(self, code: int, *arguments: str) -> tuple[str, str]:
+        """Standard output and error of a command with this exit code."""
+        assert main([*arguments, "--address", self._address]) == code
+        shown = self._capsys.readouterr()
+        return shown.out, shown.err
+
     def json(self, *arguments: str) -> Any:
         """The one JSON document that a command prints."""
         (line,) = self.lines(*arguments, "--json")

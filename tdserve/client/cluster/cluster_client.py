@@ -19,6 +19,7 @@ from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, move_store
+from tdserve.client.cluster.sums import add_up_stats
 from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -453,16 +454,7 @@ class ClusterClient:
         """
         calls = {server: self._make_stats(server) for server in range(len(self.members))}
         found, lost = self.members.ask_all(calls)
-        mine = {each["transport"] for each in found.values()} - {None}
-        return {
-            "address": self.address,
-            "servers": found,
-            "lost": sorted(lost),
-            "transport": mine.pop() if len(mine) == 1 else None,
-            "transports": _sum_counts([each["transports"] for each in found.values()]),
-            "sessions": [{"server": server, **each} for server in found for each in found[server]["sessions"]],
-            "workers": [{"server": server, **each} for server in found for each in found[server]["workers"]],
-        }
+        return add_up_stats(self.address, found, lost)
 
     def _make_stats(self, server: int) -> Callable[[], dict[str, Any]]:
         return lambda: self.members.get(server).stats()
@@ -480,17 +472,6 @@ _create_replay = _at_home(Client.create_replay)
 _create_queue = _at_home(Client.create_queue)
 _create_kv = _at_home(Client.create_kv)
 _memmap, _memmap_like = _at_home(Client.memmap), _at_home(Client.memmap_like)
-
-
-def _sum_counts(counts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Adds up the counts of each transport."""
-    found: dict[str, dict[str, int]] = {}
-    for each in counts:
-        for transport, figures in each.items():
-            sums = found.setdefault(transport, {})
-            for figure, value in figures.items():
-                sums[figure] = sums.get(figure, 0) + value
-    return found
 
 
 def _make_client(recipe: ClusterRecipe) -> ClusterClient:

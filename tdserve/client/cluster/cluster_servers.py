@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar, cast
 
 from tdserve.base.deadline import Deadline
@@ -15,9 +16,10 @@ from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import carry_context
-from tdserve.client.session.catalog_client import check_wait_s
+from tdserve.client.session.catalog_client import MissingNames, check_wait_s
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
+from tdserve.rules.placement import find_whole
 
 _Result = TypeVar("_Result")
 
@@ -66,7 +68,17 @@ class ClusterServers:
         client = self.recipe.make_client(address, self.members.membership.token)
         client.find_moved = self.find_moved
         client.catalog.find_moved = lambda error, deadline: self.find_moved(error, deadline).catalog
+        client.catalog.missing_names = MissingNames(self._find_names_around)
         return client
+
+    def _find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
+        servers = self.members.list_alive(range(len(self.members)))
+        calls = {at: partial(self._find_at, at, name, num_names, timeout_s) for at in servers}
+        found, _ = self.members.ask_all(calls)
+        return sorted({find_whole(each) or each for names in found.values() for each in names})
+
+    def _find_at(self, server: int, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
+        return self.members.get(server).catalog.find_names_around(name, num_names, timeout_s)
 
     def find_moved(self, error: StoreMovedError, deadline: Deadline) -> Client:
         """Finds the client of the server that has a store now which another one has refused with this error.

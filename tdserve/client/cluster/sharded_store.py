@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,16 +12,11 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreMovedError, StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
-
-_SUMS = (
-    "num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_incomplete",
-    "num_pinned", "num_discarded", "num_waiting",
-)  # fmt: skip
-"""Figures of a store that are the sums of those of its parts."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -227,10 +221,7 @@ class ShardedStore:
         return self._add_up(self._describe_parts())
 
     def _add_up(self, parts: dict[int, StoreDescription]) -> StoreDescription:
-        whole = next(iter(parts.values()))
-        sums = {name: sum(getattr(part, name) for part in parts.values()) for name in _SUMS}
-        is_closed = all(part.is_closed for part in parts.values())
-        return replace(whole, name=self.name, settings=self.placement.settings, is_closed=is_closed, **sums)
+        return add_up_parts(self.name, self.placement.settings, parts.values())
 
     def _describe_parts(self) -> dict[int, StoreDescription]:
         return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))

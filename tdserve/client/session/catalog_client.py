@@ -91,7 +91,7 @@ class CatalogClient:
         self.token = _check_token(token)
         self._pid = os.getpid()
         self.is_closed = False
-        self.missing_names = MissingNames(self._find_names_around)
+        self.missing_names = MissingNames(self.find_names_around)
         self.connection = ControlConnection(_check_address(address), token=token)
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
@@ -165,7 +165,8 @@ class CatalogClient:
         except StoreNotCreatedError as error:
             raise self.missing_names.explain(error, wait_s) from None
 
-    def _find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
+    def find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
+        """Lists up to so many names around one, in their order, with that name if there is such a store."""
         request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
         names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names

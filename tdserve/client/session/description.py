@@ -133,6 +133,11 @@ class StoreDescription:
         return self.nbytes
 
     @property
+    def is_queue(self) -> bool:
+        """Whether its rows are taken, and not sampled."""
+        return bool(self.settings and json.loads(self.settings).get("is_queue"))
+
+    @property
     def objects(self) -> tuple[str, ...]:
         """Paths of what is in the store's folder ``objects``, which plain tensordict does not open.
 

@@ -1,0 +1,60 @@
+"""Figures of a cluster as the sums of those of its servers. Imports no torch: commands use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tdserve.client.session.description import StoreDescription
+
+_SUMS = (
+    "num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_incomplete",
+    "num_pinned", "num_discarded", "num_waiting",
+)  # fmt: skip
+"""Figures of a store that are the sums of those of its parts."""
+
+
+def add_up_parts(name: str, settings: str, parts: Iterable[StoreDescription]) -> StoreDescription:
+    """Returns the structure of a shared store, and the sums of its parts' figures.
+
+    Args:
+        name: Of the whole store.
+        settings: Of the whole store.
+        parts: At least one.
+    """
+    found = list(parts)
+    sums = {figure: sum(getattr(part, figure) for part in found) for figure in _SUMS}
+    is_closed = all(part.is_closed for part in found)
+    return replace(found[0], name=name, settings=settings, is_closed=is_closed, **sums)
+
+
+def add_up_stats(address: str, found: Mapping[int, dict[str, Any]], lost: Iterable[int]) -> dict[str, Any]:
+    """Returns the figures of a cluster; see ``ClusterClient.stats``.
+
+    Args:
+        address: Of the cluster.
+        found: Those of each server that answers, by number.
+        lost: Numbers of the others.
+    """
+    mine = {each.get("transport") for each in found.values()} - {None}
+    return {
+        "address": address,
+        "servers": dict(found),
+        "lost": sorted(lost),
+        "transport": mine.pop() if len(mine) == 1 else None,
+        "transports": _sum_counts(each["transports"] for each in found.values()),
+        "sessions": [{"server": server, **each} for server in found for each in found[server]["sessions"]],
+        "workers": [{"server": server, **each} for server in found for each in found[server]["workers"]],
+    }
+
+
+def _sum_counts(counts: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Adds up the counts of each transport."""
+    found: dict[str, dict[str, int]] = {}
+    for each in counts:
+        for transport, figures in each.items():
+            sums = found.setdefault(transport, {})
+            for figure, value in figures.items():
+                sums[figure] = sums.get(figure, 0) + value
+    return found
