@@ -25,6 +25,9 @@ WORKLOAD_NAMES = (
 USUAL_WORKLOADS = tuple(name for name in WORKLOAD_NAMES if name != "cluster")
 """Those of a run that names none: a cluster takes as many servers as it has shards, and as long as all others."""
 
+FLOORS = "floors"
+"""What every run measures before its workloads: the machine, without tdserve."""
+
 SIMULATE = "simulate"
 """In place of a workload: nothing is measured."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from tdserve.bench.bench_options import FLOORS
 from tdserve.bench.comparison import MIN_ROUNDS, Change, Comparison, SavedRun, compare_figures, list_differences
 from tdserve.bench.figures import Figure
 from tdserve.bench.fitted_table import TableColumn, print_fitted
@@ -48,12 +49,12 @@ def show_comparison(
         console.print(f"other than before: {names}", style="yellow", markup=False)
     console.print(NOTE, style="dim")
     # what a figure lost beside its floor is tdserve's own; where there is no floor, the figure itself is judged
-    changes = [each.beside_floor or each.change for each in found]
+    changes = [each.beside_floor or each.change for each in found if each.now.workload != FLOORS]
     num_faster = sum(bool(change.is_beyond) and change.ratio > 1 for change in changes)
     num_slower = sum(bool(change.is_beyond) and change.ratio < 1 for change in changes)
     console.print(
-        f"{len(found)} of {len(figures)} figures are in both; beside the floor, where there is one,"
-        f" {num_faster} are faster beyond the spread, {num_slower} slower",
+        f"{len(found)} of {len(figures)} figures are in both; beyond the spread, beside the floor where there is one:"
+        f" {num_faster} faster, {num_slower} slower",
         markup=False,
     )
 

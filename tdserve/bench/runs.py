@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.bench.bench_options import MIB, WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.bench_options import FLOORS, MIB, WORKLOAD_NAMES, BenchOptions
 from tdserve.bench.comparison import SavedRun, read_run
 from tdserve.bench.comparison_report import show_comparison
 from tdserve.bench.cost_report import show_costs
@@ -32,9 +32,6 @@ from tdserve.bench.workloads.mixed import measure_mixed
 from tdserve.bench.workloads.replays import measure_pixels, measure_prioritized, measure_transitions
 from tdserve.bench.workloads.small import measure_small
 from tdserve.bench.workloads.weight_trees import measure_weights
-
-FLOORS = "floors"
-"""What every run measures before its workloads."""
 
 ROUND_TRIP = "gloo round trip"
 

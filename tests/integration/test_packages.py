@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.bills import LIST_PACKAGES, SCRIPT, check_bill
 from tests.processes import REPOSITORY
 
 pytestmark = pytest.mark.integration
@@ -158,20 +158,5 @@ def test_wheel_when_a_fresh_environment_has_nothing_else_then_the_demo_and_its_b
     figures = json.loads((elsewhere / "tdserve-demo" / "figures.json").read_text())
     assert figures["num_updates"] > 0, shown
     bill = elsewhere / "bill.json"
-    environment.run("sh", str(REPOSITORY / "deploy" / "sbom.sh"), str(environment.python), str(bill), folder=elsewhere)
-    assert_is_bill_of(bill, environment.run("pip", "list", "--format", "json", folder=elsewhere))
-
-
-def assert_is_bill_of(bill: Path, listed: str) -> None:
-    """Checks that a bill of materials names the packages of a list of pip, and no tool that has made it."""
-    content = json.loads(bill.read_text())
-    assert content["bomFormat"] == "CycloneDX"
-    found = normalize((each["name"], each["version"]) for each in content["components"])
-    assert found == normalize((each["name"], each["version"]) for each in json.loads(listed))
-    (ours,) = (each for each in content["components"] if each["name"] == "tdserve")
-    assert ours["licenses"][0]["license"]["id"] == "MIT"
-
-
-def normalize(packages: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Returns names as indexes compare them, with versions."""
-    return {(re.sub(r"[-_.]+", "-", name).lower(), version) for name, version in packages}
+    environment.run("sh", str(SCRIPT), str(environment.python), str(bill), folder=elsewhere)
+    check_bill(bill, environment.run("python", "-c", LIST_PACKAGES, folder=elsewhere))
