@@ -24,7 +24,7 @@ LOGGED_EVERY_S = 5.0
 @contextmanager
 def show_step(console: Console, text: str) -> Iterator[None]:
     """Shows what a command does in this block: on a terminal a line that moves, and then how long it took."""
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         console.print(text, soft_wrap=True, markup=False)
         yield
         return

@@ -57,7 +57,7 @@ def open_display(console: Console, options: DemoOptions) -> Iterator[Show]:
             parts[1:] = [describe_phase(snapshot)]  # all figures are still 0
         console.print(" | ".join(parts), soft_wrap=True)
 
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield print_line
         return
     screen = RunScreen(options, target)

@@ -86,6 +86,7 @@ def summarize(result: Result) -> dict[str, str]:
     """Returns the rows of the table that ends a run."""
     last = result.last
     rates = compute_rates(Snapshot(), last)
+    nothing = "nothing: all in shared memory" if last.num_transitions else "nothing"
     return {
         "ending": result.ending,
         "seed": f"{result.options.seed}",
@@ -96,7 +97,7 @@ def summarize(result: Result) -> dict[str, str]:
         "samples": f"{last.num_samples:,} ({rates['samples']:,.0f}/s)",
         "updates": f"{last.num_updates:,} ({rates['updates']:,.0f}/s)",
         "policy versions": f"{last.version}",
-        "moved": format_megabytes(last.num_bytes) or "nothing: all in shared memory",
+        "moved": format_megabytes(last.num_bytes) or nothing,
     }
 
 

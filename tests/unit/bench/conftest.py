@@ -8,6 +8,12 @@ from tdserve.bench.bench_options import BenchOptions
 from tdserve.bench.stage import Stage, open_stage
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose width counts, whatever runs the tests."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """A real server, a client and a floor link, for the workloads in quick sizes."""

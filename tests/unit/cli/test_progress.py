@@ -11,6 +11,12 @@ from rich.console import Console
 from tdserve.cli.progress import show_step
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can move its cursor, whatever runs the tests."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def run_step(*, is_terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=is_terminal, color_system=None, width=40)
     with show_step(console, "starts a server [1]"):

@@ -29,6 +29,12 @@ SNAPSHOT = Snapshot(
 RATES = compute_rates(Snapshot(), SNAPSHOT)
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can move its cursor, whatever runs the tests."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def shown(*seconds: float, is_terminal: bool) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=is_terminal, width=100)
@@ -60,6 +66,11 @@ def test_progress_without_a_terminal_prints_a_plain_line_every_two_seconds() -> 
     lines = shown(0.0, 0.5, 1.9, 2.0, 2.5, is_terminal=False).splitlines()
     assert [line.split(" | ")[0] for line in lines] == ["time 0 s", "time 2 s"]
     assert not any("\x1b" in line for line in lines)
+
+
+def test_progress_on_a_terminal_that_cannot_move_its_cursor_prints_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert [line.split(" | ")[0] for line in shown(0.0, 2.0, is_terminal=True).splitlines()] == ["time 0 s", "time 2 s"]
 
 
 def test_progress_on_a_terminal_draws_a_screen_with_the_newest_figures() -> None:

@@ -53,6 +53,14 @@ def test_summary_gives_counts_with_their_rates(tmp_path: Path) -> None:
     assert rows["moved"] == "gloo 4.0 MB"
 
 
+@pytest.mark.parametrize(("num_transitions", "moved"), [(3, "nothing: all in shared memory"), (0, "nothing")])
+def test_summary_when_no_byte_was_moved_then_names_shared_memory_if_there_were_rows(
+    tmp_path: Path, num_transitions: int, moved: str
+) -> None:
+    last = Snapshot(num_transitions=num_transitions, num_bytes={"gloo": 0})
+    assert summarize(Result(DemoOptions(), "time is up", last, []))["moved"] == moved
+
+
 @pytest.mark.parametrize("num_episodes", [0, 5, 30])
 def test_write_draws_a_curve_however_short_the_run(tmp_path: Path, num_episodes: int) -> None:
     draw(
