@@ -81,6 +81,7 @@ _HOMES = {
         "WriterFailedError",
         "WrongStateError",
     ),
+    "tdserve.base.tls": ("TLS",),
     "tdserve.launcher": ("Server",),
     "tdserve.rules.replay.limiter": ("MinSize", "Queue", "SampleToInsertRatio"),
     "tdserve.rules.replay.order": ("Fifo", "Lifo"),

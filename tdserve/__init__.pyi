@@ -45,6 +45,9 @@ from tdserve.base.errors import (
     WriterFailedError as WriterFailedError,
     WrongStateError as WrongStateError,
 )
+from tdserve.base.tls import (
+    TLS as TLS,
+)
 from tdserve.client.client import (
     Client as Client,
 )

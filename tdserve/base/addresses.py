@@ -176,11 +176,17 @@ def find_interface_address(interface: str) -> str:
             raise InvalidRequestError(argument="interface", reason=reason) from error
 
 
-def find_local_address(peer: str) -> str:
-    """Returns the address of the interface through which this machine reaches a gRPC peer (``ipv4:10.0.0.2:1234``)."""
+def find_peer_host(peer: str) -> str:
+    """Returns the address in the name of a gRPC peer (``ipv4:10.0.0.2:1234``); that of this machine for another
+    kind."""
     family, _, rest = peer.partition(":")
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]").removeprefix("::ffff:")
+    return host if family in ("ipv4", "ipv6") else "127.0.0.1"
+
+
+def find_local_address(peer: str) -> str:
+    """Returns the address of the interface through which this machine reaches a gRPC peer."""
     try:
-        return find_source_address(host) if family in ("ipv4", "ipv6") else "127.0.0.1"
+        return find_source_address(find_peer_host(peer))
     except ConnectError:
         return "127.0.0.1"

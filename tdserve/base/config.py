@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import re
@@ -16,9 +15,18 @@ from typing import Any, Literal, NamedTuple, get_args
 from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.adoptions import split_adoption
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.integers import to_integer
 from tdserve.base.logs import LEVELS, LOG_FORMATS
 from tdserve.base.server_options import SERVER_OPTIONS, VARIABLE_PREFIX, parse_flag
+from tdserve.base.setting_checks import (
+    check_choice,
+    check_host,
+    check_int,
+    check_loopback,
+    check_seconds,
+    check_url,
+    is_loopback,
+)
+from tdserve.base.tls import TLS, check_pair
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
@@ -84,6 +92,14 @@ class ServerConfig:
         devices: GPUs for content that travels by NCCL, such as ``"cuda:0"``, one per data worker; empty for no NCCL.
         token_file: File whose content clients must send as bearer token; ``None`` asks for none.
         insecure: Explicitly allows listening on other addresses than loopback without a token.
+        tls_cert: PEM file with the server's certificate and those of the authorities between it and the root. ``None``:
+            nothing is encrypted. The files are read again when they change.
+        tls_key: PEM file with its private key.
+        tls_client_ca: PEM file with authorities, one of which must have signed the certificate that a client shows;
+            ``None`` asks for none.
+        trusted_network: Name or address of an interface, or a range such as ``10.0.0.0/8``, in which content may go
+            unencrypted although there is TLS; ``None``: nowhere.
+        one_port: Whether clients reach nothing but ``port``.
         advertise: ``host`` or ``host:port`` by which others reach the server, if that differs from where it listens. It
             is shown in the ready line and in the refusal of a second server; it does not open a port.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one that the client
@@ -119,6 +135,11 @@ class ServerConfig:
     devices: tuple[str, ...] = ()
     token_file: str | None = None
     insecure: bool = False
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    trusted_network: str | None = None
+    one_port: bool = False
     advertise: str | None = None
     interface: str | None = None
     grace_s: float = 10.0
@@ -145,22 +166,22 @@ class ServerConfig:
         """
         if not isinstance(self.root, str) or not self.root or "\0" in self.root:
             raise InvalidRequestError(argument="root", reason=f"{self.root!r} names no folder")
-        _check_host("host", self.host)
-        _check_host("metrics_host", self.metrics_host)
-        _check_int("port", self.port, low=0, high=65535)
-        _check_int("metrics_port", self.metrics_port or 0, low=0, high=65535)
-        _check_int("num_workers", self.num_workers, low=1, high=1024)
+        check_host("host", self.host)
+        check_host("metrics_host", self.metrics_host)
+        check_int("port", self.port, low=0, high=65535)
+        check_int("metrics_port", self.metrics_port or 0, low=0, high=65535)
+        check_int("num_workers", self.num_workers, low=1, high=1024)
         for device in self.devices:
             check_cuda_device("devices", device)
         if self.devices and len(self.devices) != self.num_workers:
             reason = f"{len(self.devices)} are not one for each of {self.num_workers} data workers"
             raise InvalidRequestError(argument="devices", reason=reason)
-        _check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
-        _check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
-        _check_choice("log_level", self.log_level, LEVELS)
-        _check_choice("log_format", self.log_format, LOG_FORMATS)
+        check_int("inline_bytes", self.inline_bytes, low=0, high=1 << 20)
+        check_int("memory_limit_bytes", self.memory_limit_bytes, low=1 << 20, high=1 << 50)
+        check_choice("log_level", self.log_level, LEVELS)
+        check_choice("log_format", self.log_format, LOG_FORMATS)
         if self.umask is not None:
-            _check_int("umask", self.umask, low=0, high=0o777)
+            check_int("umask", self.umask, low=0, high=0o777)
         for folder in self.adoptable:
             if not os.path.isabs(folder):
                 raise InvalidRequestError(argument="adoptable", reason=f"{folder!r} is not absolute")
@@ -168,21 +189,39 @@ class ServerConfig:
             split_adoption(adoption)
         if self.advertise is not None:
             parse_address("advertise", self.advertise)
-        _check_seconds("grace_s", self.grace_s)
-        _check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
-        _check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
-        _check_seconds("sync_interval_s", self.sync_interval_s)
+        check_seconds("grace_s", self.grace_s)
+        check_seconds("transfer_timeout_s", self.transfer_timeout_s, above=0.0)
+        check_seconds("worker_timeout_s", self.worker_timeout_s, above=HEARTBEAT_S)
+        check_seconds("sync_interval_s", self.sync_interval_s)
         if self.trace_endpoint is not None:
-            _check_url("trace_endpoint", self.trace_endpoint)
-        if self.token_file is None and not self.insecure:
-            _check_loopback("host", self.host)
-            _check_loopback("metrics_host", self.metrics_host)
+            check_url("trace_endpoint", self.trace_endpoint)
+        self._check_tls()
+        self._check_strangers()
         return self
+
+    def _check_strangers(self) -> None:
+        """Raises InvalidRequestError if others reach the server and need prove nothing."""
+        if self.token_file is None and not self.insecure:
+            if self.tls_client_ca is None:
+                check_loopback("host", self.host)
+            check_loopback("metrics_host", self.metrics_host)
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidRequestError(argument="tls_cert", reason="tls_cert and tls_key belong together: give both")
+        if self.tls_cert is not None and self.tls_key is not None:
+            check_pair("tls_cert", self.tls_cert, self.tls_key, self.tls_client_ca)
+        for name in ("tls_client_ca", "trusted_network"):
+            if self.tls_cert is None and getattr(self, name) is not None:
+                raise InvalidRequestError(argument=name, reason="it means nothing without tls_cert")
+        if self.tls_cert is not None and self.metrics_port is not None and self.token_file is None:
+            reason = "with tls_cert it needs token_file: its process asks the server over another port of this machine"
+            raise InvalidRequestError(argument="metrics_port", reason=reason)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     def build_child_environment(self) -> dict[str, str]:
         """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
@@ -251,6 +290,7 @@ class ClientConfig:
         token_file: File that holds the token, used if ``token`` is not given.
         transport: How content travels.
         local_root: Where this process sees the server's root, if the path differs from the server's.
+        tls_ca, tls_cert, tls_key: Files of :class:`tdserve.TLS`; with none of them the connection is not encrypted.
         interface: Address or name (``eth0``) of the interface for content; ``None`` takes the one towards the server.
             Every client reads it, not only commands: see ``read_client_interface``.
     """
@@ -261,6 +301,9 @@ class ClientConfig:
     transport: TransportName = "auto"
     local_root: str | None = None
     interface: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
@@ -287,6 +330,13 @@ class ClientConfig:
             reason = "it is not given, and TDSERVE_ADDRESS is not set; one of them must be the server's host:port"
             raise InvalidRequestError(argument="address", reason=reason)
         return cls.from_env()
+
+    def find_tls(self) -> TLS | None:
+        """Returns TLS with these files; None without any. Raises InvalidRequestError for a certificate without its
+        key."""
+        if self.tls_ca is None and self.tls_cert is None:
+            return None
+        return TLS(self.tls_ca, self.tls_cert, self.tls_key)
 
     def find_token(self) -> str | None:
         """Returns the token, which may be in a file; None if there is none.
@@ -430,56 +480,6 @@ def check_transport(name: str) -> TransportName:
     raise InvalidRequestError(argument="transport", reason=f"it must be one of {', '.join(TRANSPORTS)}, got {name!r}")
 
 
-def _check_host(argument: str, host: object) -> None:
-    if not host:
-        raise InvalidRequestError(argument=argument, reason="is empty; 0.0.0.0 listens on every interface")
-    if not isinstance(host, str):
-        raise InvalidRequestError(argument=argument, reason=f"{host!r} is not a str")
-    if parse_address(argument, host)[1] is not None:
-        port = argument.replace("host", "port")
-        reason = f"{host!r} has a port; give it as {port}= (--{port.replace('_', '-')})"
-        raise InvalidRequestError(argument=argument, reason=reason)
-
-
-def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        reason = f"it must be one of {', '.join(choices)}, got {value!r}"
-        raise InvalidRequestError(argument=argument, reason=reason)
-
-
-def _check_url(argument: str, url: object) -> None:
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        reason = f"{url!r} is not a URL such as http://127.0.0.1:4318"
-        raise InvalidRequestError(argument=argument, reason=reason)
-
-
-def _check_loopback(argument: str, host: str) -> None:
-    if not _is_loopback(host):
-        remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
-        raise InvalidRequestError(argument=argument, reason=f"{host!r} is reachable by others: {remedy}")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # a host name may resolve to anything
-
-
-def _check_int(name: str, value: int, *, low: int, high: int) -> None:
-    if to_integer(value) is None or not low <= value <= high:
-        raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
-
-
-def _check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidRequestError(argument=name, reason=f"{value!r} is not a number of seconds, 0 or more")
-    if value <= above:
-        raise InvalidRequestError(argument=name, reason=f"{value!r} is not more than {above:g} s")
-
-
 def _read_variable(name: str, parse: Callable[[str], Any], environ: Mapping[str, str] | None) -> Any:
     variable = VARIABLE_PREFIX + name.upper()
     text = (os.environ if environ is None else environ).get(variable)
@@ -498,4 +498,7 @@ _CLIENT_PARSERS: dict[str, Callable[[str], Any]] = {
     "transport": check_transport,
     "local_root": str,
     "interface": str,
+    "tls_ca": str,
+    "tls_cert": str,
+    "tls_key": str,
 }

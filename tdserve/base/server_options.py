@@ -102,6 +102,33 @@ SERVER_OPTIONS = (
         "insecure", "--insecure", parse_flag, "", "Listen on other addresses than loopback without a token.", (bool,)
     ),
     ServerOption(
+        "tls_cert", "--tls-cert", str, "FILE", "Certificate (PEM) to encrypt all that leaves the machine.", is_path=True
+    ),
+    ServerOption("tls_key", "--tls-key", str, "FILE", "Its private key.", is_path=True),
+    ServerOption(
+        "tls_client_ca",
+        "--tls-client-ca",
+        str,
+        "FILE",
+        "Authorities (PEM) one of which must have signed the certificate of every client.",
+        is_path=True,
+    ),
+    ServerOption(
+        "trusted_network",
+        "--trusted-network",
+        str,
+        "INTERFACE|RANGE",
+        "Where content may go unencrypted by gloo although there is TLS: eth1, or 10.0.0.0/8.",
+    ),
+    ServerOption(
+        "one_port",
+        "--one-port",
+        parse_flag,
+        "",
+        "Clients reach nothing but the server's own port: content goes there too.",
+        (bool,),
+    ),
+    ServerOption(
         "advertise",
         "--advertise",
         str,

@@ -62,7 +62,8 @@ def _list_stores(context: Context, prefix: str) -> list[str]:
     token_file = given.get("token_file")
     token = settings.find_token() if token_file is None else read_token(token_file, "--token-file")
     names: set[str] = set()
+    options: dict[str, Any] = {"token": token, "timeout_s": COMPLETE_TIMEOUT_S, "tls": settings.find_tls()}
     for server in address.split(",") if is_of_cluster(address) else [address]:
-        with suppress(Exception), CatalogClient(server, token=token, timeout_s=COMPLETE_TIMEOUT_S) as client:
+        with suppress(Exception), CatalogClient(server, **options) as client:
             names.update(client.stores(prefix))
     return sorted(name for name in names if find_whole(name) is None)

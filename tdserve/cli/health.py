@@ -89,6 +89,7 @@ def check(address: str, *, timeout_s: float = CHECK_TIMEOUT_S) -> list[Check]:
 
 def _check_server(address: str, timeout_s: float) -> Check:
     try:
-        return Check(address, SERVING if check_health(address, timeout_s=timeout_s) else "NOT_SERVING")
+        tls = ClientConfig.from_env().find_tls()
+        return Check(address, SERVING if check_health(address, timeout_s=timeout_s, tls=tls) else "NOT_SERVING")
     except TDServeError as error:
         return Check(address, "UNREACHABLE", str(error))

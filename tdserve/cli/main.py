@@ -11,6 +11,7 @@ import click
 from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
+from tdserve.cli.certs import certs
 from tdserve.cli.completion import completion
 from tdserve.cli.config_show import config
 from tdserve.cli.demo import demo
@@ -54,6 +55,7 @@ COMMANDS = (
     sessions,
     top,
     config,
+    certs,
     bench,
     demo,
     guide,

@@ -11,6 +11,7 @@ import click
 
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName, read_token
+from tdserve.base.tls import TLS
 from tdserve.cli.completion import complete_stores
 from tdserve.cli.exit_codes import NO_ANSWER
 from tdserve.cli.render import print_json, to_one_line
@@ -63,6 +64,7 @@ class Endpoint(NamedTuple):
     address: str
     token: str | None
     transport: TransportName = "auto"
+    tls: TLS | None = None
     root: str | None = None  # where this process sees the server's root, if elsewhere than the server does
 
     def connect(self, *, timeout_s: float) -> Client:
@@ -79,7 +81,7 @@ def make_endpoint(address: str | None, token_file: Path | None) -> Endpoint:
     """
     settings = ClientConfig.from_env()
     token = settings.find_token() if token_file is None else read_token(token_file, "--token-file")
-    return Endpoint(address or settings.address, token, settings.transport, settings.local_root)
+    return Endpoint(address or settings.address, token, settings.transport, settings.find_tls(), settings.local_root)
 
 
 class Inquiry(NamedTuple):
@@ -119,8 +121,10 @@ def open_catalog_client(address: str | None, token_file: Path | None) -> Catalog
     """Opens a client for commands that read no content; it does not import torch."""
     server = make_endpoint(address, token_file)
     if is_of_cluster(server.address):
-        return ClusterCatalog(read_membership(server.address), token=server.token, timeout_s=CONNECT_TIMEOUT_S)
-    return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S)
+        return ClusterCatalog(
+            read_membership(server.address), token=server.token, timeout_s=CONNECT_TIMEOUT_S, tls=server.tls
+        )
+    return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S, tls=server.tls)
 
 
 def report_lost(client: CatalogClient | ClusterCatalog) -> int:

@@ -83,7 +83,7 @@ def open_figures(inquiry: Inquiry) -> Iterator[FigureReader]:
         addresses = [servers.find(server) for server in range(servers.num_servers)]
     with ExitStack() as stack:
         clients = {
-            server: stack.enter_context(CatalogClient(address, token=token, timeout_s=ASK_TIMEOUT_S))
+            server: stack.enter_context(CatalogClient(address, token=token, timeout_s=ASK_TIMEOUT_S, tls=endpoint.tls))
             for server, address in enumerate(addresses)
         }
         yield FigureReader(clients)

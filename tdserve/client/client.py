@@ -600,7 +600,8 @@ class Client(TensorDictClient):
         """Returns figures of the server and of this client's session, as plain values.
 
         ``transport`` is this session's. ``why_not_shm`` explains why it is not ``"shm"`` although the client may use
-        that, and ``why_not_nccl`` why it is not ``"nccl"`` although a GPU was named; else they are ``""``.
+        that, ``why_not_nccl`` why it is not ``"nccl"`` although a GPU was named, and ``why_not_gloo`` why content takes
+        the server's own port (``"grpc"``) although ``"auto"`` prefers gloo; else they are ``""``.
         ``transports`` counts bytes and transfers of the whole server by transport. Over shm only transfers are counted:
         no byte passes through the server. ``bytes_relayed`` were sent from client to client.
         """
@@ -611,6 +612,7 @@ class Client(TensorDictClient):
             "transport": session.transport if session is not None else None,
             "why_not_shm": session.why_not_local if session is not None else "",
             "why_not_nccl": self.why_not_nccl,
+            "why_not_gloo": self.why_not_gloo,
             "session": session.welcome.session if session is not None else None,
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from tdserve.base.config import ClientConfig, TransportName
+from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import connect_cluster
 from tdserve.client.cluster.cluster_servers import ClusterRecipe
@@ -22,6 +23,7 @@ def connect(
     root: str | None = None,
     device: Any = None,
     numpy: bool = False,
+    tls: TLS | None = None,
 ) -> Client:
     """Connects to a server, or to several that are one; see ``Client`` for the arguments.
 
@@ -30,8 +32,9 @@ def connect(
     ``tdserve.ray.start`` runs. The result is then a :class:`~tdserve.ClusterClient`, which has the same calls.
 
     Without an address it takes the server that the environment names: ``TDSERVE_ADDRESS``, and ``TDSERVE_TOKEN`` or
-    ``TDSERVE_TOKEN_FILE``, ``TDSERVE_TRANSPORT`` and ``TDSERVE_LOCAL_ROOT`` for arguments that are not given. With an
-    address no variable counts, so that a token is not sent to another server.
+    ``TDSERVE_TOKEN_FILE``, ``TDSERVE_TRANSPORT``, ``TDSERVE_LOCAL_ROOT`` and ``TDSERVE_TLS_CA`` (with ``_CERT`` and
+    ``_KEY``) for arguments that are not given. With an address no variable counts, so that a token is not sent to
+    another server.
 
     Raises:
         InvalidRequestError: No address is given, and ``TDSERVE_ADDRESS`` is not set; or a variable has an invalid
@@ -43,9 +46,10 @@ def connect(
     if address is None:
         found = ClientConfig.of_program()
         address, transport = found.address, found.transport if transport == "auto" else transport
+        tls = found.find_tls() if tls is None else tls
         token, root = found.find_token() if token is None else token, found.local_root if root is None else root
     if is_of_cluster(address):
-        recipe = Recipe(Client, address, transport, token, timeout_s, allow_pickle, root, device, numpy)
+        recipe = Recipe(Client, address, transport, token, timeout_s, allow_pickle, root, device, numpy, tls)
         return cast(Client, connect_cluster(ClusterRecipe(recipe)))
     client = Client(
         address,
@@ -56,6 +60,7 @@ def connect(
         root=root,
         device=device,
         numpy=numpy,
+        tls=tls,
     )
     try:
         client.call(lambda *_: None, client.deadline(None))  # again, if the server is restarting

@@ -18,8 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tdserve.base.addresses import explain_unreachable, resolve
 from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
+from tdserve.base.tls import TLS, explain_refused
 from tdserve.control.content_stream import CHANNEL_KEY, CONTENT_METHOD, SECRET_KEY, SESSION_KEY, ContentStream
 from tdserve.control.control_pb2_grpc import ControlServiceStub
+from tdserve.control.credentials import open_grpc_channel
 from tdserve.control.forking import (
     exclude_forks,
     receive_beside_forks,
@@ -145,14 +147,16 @@ class ControlConnection:
     Args:
         address: ``host:port``.
         token: Bearer token, sent with every call.
+        tls: TLS of the connection; None for none.
 
     Attributes:
         address: As given, or as ``find_address`` has last returned it.
         find_address: Returns where the server is now; asked while it does not answer. It may raise ConnectError.
     """
 
-    def __init__(self, address: str, *, token: str | None = None) -> None:
+    def __init__(self, address: str, *, token: str | None = None, tls: TLS | None = None) -> None:
         self.address = address
+        self._tls = tls
         self.find_address: Callable[[], str] = lambda: address
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = Lock()
@@ -164,7 +168,8 @@ class ControlConnection:
 
     def _open_channel(self) -> None:
         with exclude_forks():
-            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+            self._channel = open_grpc_channel(self.address, self._tls, CHANNEL_OPTIONS)
+        self._tls_version = self._find_tls_version()
         watch_forks()
         self._stub: Any = ControlServiceStub(self._channel)
         self._exchange: Any = self._channel.stream_stream(CONTENT_METHOD, None, None)
@@ -189,9 +194,13 @@ class ControlConnection:
         self._why_unknown = ""
         with self._lock:
             is_elsewhere = self.address != before or (self._resolved and self._resolved != found)
+            is_elsewhere = is_elsewhere or self._tls_version != self._find_tls_version()
             if is_elsewhere and not self._closed.is_set():
                 self._open_channel()  # the old one ends with the last call that uses it
             self._resolved = found
+
+    def _find_tls_version(self) -> tuple[int, ...]:
+        return () if self._tls is None else self._tls.find_version()
 
     def _on_unknown(self, reason: str) -> None:
         self._why_unknown = reason
@@ -207,7 +216,8 @@ class ControlConnection:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-        why = explain_unreachable(self.address) or "it listens there and does not answer"
+        why = explain_unreachable(self.address) or explain_refused(self.address, self._tls)
+        why = why or "it listens there and does not answer"
         return f"{why} {waited}; {NOBODY_THERE}"
 
     def _warn(self, why: str) -> None:
@@ -336,7 +346,7 @@ def _close(channel: grpc.Channel) -> None:
     thread.join(JOIN_TIMEOUT_S)
 
 
-def check_health(address: str, *, timeout_s: float) -> bool:
+def check_health(address: str, *, timeout_s: float, tls: TLS | None = None) -> bool:
     """Returns whether the server at ``address`` reports SERVING; asks the standard gRPC health service, which needs no
     token.
 
@@ -345,11 +355,13 @@ def check_health(address: str, *, timeout_s: float) -> bool:
         DeadlineExceededError: No answer in time.
     """
     resolve(address)
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with open_grpc_channel(address, tls, CHANNEL_OPTIONS) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             ours = from_rpc_error(error, address=address, what="the health check", timeout_s=timeout_s)
+            if why := explain_refused(address, tls):
+                raise ConnectError(address=address, reason=why) from error
             if isinstance(ours, (ConnectError, DeadlineExceededError)):
                 raise ours from error
             return False

@@ -21,6 +21,7 @@ from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.content_stream import CONTENT_METHOD
 from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_ControlServiceServicer_to_server
+from tdserve.control.credentials import ServerCertificates
 from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.status import abort
 from tdserve.v1 import control_pb2
@@ -195,9 +196,21 @@ class ControlServer:
         host: Address to listen on.
         port: 0 takes a free one, which the attribute ``port`` then has.
         token: Bearer token that every call but health must carry; None asks for none.
+        certificates: For TLS; None for none.
+        has_local_port: Whether to listen, without TLS, on another port too, which only this machine reaches: the
+            attribute ``local_port``, which is ``port`` without TLS.
     """
 
-    def __init__(self, handlers: Handlers, *, host: str, port: int, token: str | None) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        host: str,
+        port: int,
+        token: str | None,
+        certificates: ServerCertificates | None = None,
+        has_local_port: bool = False,
+    ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
         interceptors = [_TokenCheck(token, f"{host}:{port}", self._get_health)] if token else []
@@ -209,7 +222,12 @@ class ControlServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        self.port = self._server.add_insecure_port(join_address(host, port))
+        address = join_address(host, port)
+        if certificates is None:
+            self.port = self.local_port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, certificates.make_credentials())
+            self.local_port = self._server.add_insecure_port("127.0.0.1:0") if has_local_port else 0
 
     async def start(self) -> None:
         """Starts to listen; health reports NOT_SERVING until ``set_serving``."""

@@ -46,7 +46,7 @@ class Groups:
         Raises:
             InvalidRequestError: The request contradicts itself or those of other members.
             WrongStateError: This session is waiting for this group already.
-            NotSupportedError: Two members of an nccl group share a GPU.
+            NotSupportedError: Two members of an nccl group share a GPU, or the client may not be linked to others.
             CapacityError: The server has ``MAX_GROUPS`` already.
             DeadlineExceededError: The other members did not ask in time.
         """
@@ -55,6 +55,8 @@ class Groups:
         if asked.name not in self._groups and len(self._groups) >= MAX_GROUPS:
             raise CapacityError(what="groups of one server", asked=1, free=0)
         check_backend(asked.backend)
+        if session.why_unlinked:
+            raise NotSupportedError(feature=f"group {asked.name!r}", reason=session.why_unlinked)
         deadline = Deadline.after(asked.timeout_s)
         await inline_tasks.ensure_task()
         group = self._groups.setdefault(asked.name, _Group(asked.name))

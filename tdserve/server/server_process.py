@@ -16,6 +16,7 @@ from tdserve.base.config import ServerConfig, join_local_address, read_token
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import pass_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
+from tdserve.control.credentials import ServerCertificates
 from tdserve.control.servicer import ControlServer
 from tdserve.server.control_process import ControlProcess
 from tdserve.server.observer_process import ObserverProcess
@@ -83,7 +84,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
             await server.set_serving(True)
             _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
             if observer is not None:
-                observer.start(join_local_address(config.host, server.port), token)
+                observer.start(_find_observed_address(config, server), token)
                 _log.info("metrics and the status page are at http://%s", observer.address)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
@@ -112,14 +113,29 @@ async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) ->
 
 
 def _listen(process: ControlProcess, config: ServerConfig, token: str | None) -> ControlServer:
+    certificates = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        certificates = ServerCertificates(config.tls_cert, config.tls_key, config.tls_client_ca)
     check_listenable(config.host, config.port)
     try:
-        return ControlServer(process, host=config.host, port=config.port, token=token)
+        return ControlServer(
+            process,
+            host=config.host,
+            port=config.port,
+            token=token,
+            certificates=certificates,
+            has_local_port=config.metrics_port is not None,
+        )
     except RuntimeError as error:  # how grpc reports that bind() failed
         reason = (
             f"{config.host}:{config.port} cannot be listened on; is another server there? --port 0 takes a free one"
         )
         raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def _find_observed_address(config: ServerConfig, server: ControlServer) -> str:
+    is_encrypted = server.local_port != server.port
+    return join_local_address("127.0.0.1" if is_encrypted else config.host, server.local_port)
 
 
 def _format_address(config: ServerConfig, port: int) -> str:

@@ -158,7 +158,7 @@ class ServerMessage(_message.Message):
     def __init__(self, request: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., group_formed: _Optional[_Union[GroupFormed, _Mapping]] = ..., group_event: _Optional[_Union[GroupEvent, _Mapping]] = ..., relay_order: _Optional[_Union[RelayOrder, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "takes_values", "gpu")
+    __slots__ = ("protocol_version", "client_id", "transport", "boot_id", "pid", "host", "takes_values", "gpu", "why_one_port")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class Hello(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     TAKES_VALUES_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    WHY_ONE_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     client_id: bytes
     transport: str
@@ -175,7 +176,8 @@ class Hello(_message.Message):
     host: str
     takes_values: bool
     gpu: str
-    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., takes_values: bool = ..., gpu: _Optional[str] = ...) -> None: ...
+    why_one_port: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[bytes] = ..., transport: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., takes_values: bool = ..., gpu: _Optional[str] = ..., why_one_port: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "session", "worker", "server_id", "inline_bytes", "transport", "reader", "local", "gpu", "why_not", "interface", "secret")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, TDServeError
+from tdserve.base.tls import TLS
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.cluster.sums import add_up_parts, add_up_stats
 from tdserve.client.session.catalog_client import CatalogClient, MissingNames
@@ -44,13 +45,14 @@ class ClusterCatalog:
     Args:
         membership: Where the servers are.
         token: Bearer token, if they require one.
+        tls: TLS of the connections; None for none.
         timeout_s: Of every call, seconds; a server at whose address nobody listens is given up earlier.
 
     Attributes:
         lost: The errors of servers that did not answer, by number.
     """
 
-    def __init__(self, membership: Membership, *, token: str | None, timeout_s: float) -> None:
+    def __init__(self, membership: Membership, *, token: str | None, timeout_s: float, tls: TLS | None = None) -> None:
         self.address = membership.text
         self.lost: dict[int, TDServeError] = {}
         self._clients: dict[int, CatalogClient] = {}
@@ -63,7 +65,7 @@ class ClusterCatalog:
             except TDServeError as error:
                 self.lost[server] = error
                 continue
-            client = CatalogClient(address, token=token or membership.token, timeout_s=timeout_s)
+            client = CatalogClient(address, token=token or membership.token, timeout_s=timeout_s, tls=tls)
             client.missing_names = MissingNames(self._find_names_around)
             self._clients[server] = self._open.enter_context(client)
 

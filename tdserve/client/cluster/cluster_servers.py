@@ -60,7 +60,7 @@ class ClusterServers:
         self.address = membership.text
         self.timeout_s = check_wait_s(recipe.of_client.timeout_s)
         self.numpy = recipe.of_client.numpy
-        self.members = Members(membership, self._make_client)
+        self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
         self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
         self._executor: ThreadPoolExecutor | None = None
 

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     TDServeError,
     TransportError,
 )
+from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -40,9 +41,11 @@ class Members:
     Args:
         membership: Tells where they are.
         make_client: Makes the client of a server at an address; it connects when it is first used.
+        tls: TLS of the connections; None for none.
     """
 
-    def __init__(self, membership: Membership, make_client: Callable[[str], Client]) -> None:
+    def __init__(self, membership: Membership, make_client: Callable[[str], Client], *, tls: TLS | None = None) -> None:
+        self._tls = tls
         self.membership = membership
         self._make_client = make_client
         self.is_closed = False
@@ -137,7 +140,7 @@ class Members:
 
     def _answers(self, server: int) -> bool:
         try:
-            return check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S)
+            return check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S, tls=self._tls)
         except TDServeError:
             return False
 

@@ -26,6 +26,7 @@ from tdserve.base.errors import (
     TDServeError,
 )
 from tdserve.base.ids import check_store_name, make_client_id
+from tdserve.base.tls import TLS
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.reach import Reach, get_reach
@@ -74,6 +75,7 @@ class CatalogClient:
     Args:
         address: ``host:port``.
         token: Bearer token, if the server requires one.
+        tls: TLS of the connection; None for none.
         timeout_s: Default of every call that can wait, seconds; None is 30.
 
     Attributes:
@@ -86,13 +88,21 @@ class CatalogClient:
         find_moved: Finds the client to which calls about a store that has moved go on.
     """
 
-    def __init__(self, address: str, *, token: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        tls: TLS | None = None,
+    ) -> None:
         self.timeout_s = check_wait_s(DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
         self.token = _check_token(token)
         self._pid = os.getpid()
         self.is_closed = False
         self.missing_names = MissingNames(self.find_names_around)
-        self.connection = ControlConnection(_check_address(address), token=token)
+        self.tls = tls
+        self.connection = ControlConnection(_check_address(address), token=token, tls=tls)
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
         self.ask_session: AskSession = _ask_no_session

@@ -10,13 +10,14 @@ from tdserve.base.machine import read_boot_id
 from tdserve.v1 import control_pb2
 
 
-def make_hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hello:
+def make_hello(client_id: bytes, *, transport: str, gpu: str, why_one_port: str = "") -> control_pb2.Hello:
     """Makes the first message of a session.
 
     Args:
         client_id: Identifies the client object across its sessions.
         transport: Transport of the content.
         gpu: uuid of the client's GPU, for content by NCCL; "" for none.
+        why_one_port: Why the client can use but the server's own port; "" if it has not found that.
     """
     return control_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -27,4 +28,5 @@ def make_hello(client_id: bytes, *, transport: str, gpu: str) -> control_pb2.Hel
         host=socket.gethostname(),
         takes_values=True,
         gpu=gpu,
+        why_one_port=why_one_port,
     )

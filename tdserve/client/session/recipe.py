@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdserve.base.config import TransportName
+from tdserve.base.tls import TLS
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Recipe:
     root: str | None
     device: Any
     numpy: bool = False
+    tls: TLS | None = None
 
     def make(self) -> Any:
         """Makes a client, which connects when it is first used."""
@@ -33,4 +35,5 @@ class Recipe:
             root=self.root,
             device=self.device,
             numpy=self.numpy,
+            tls=self.tls,
         )

@@ -68,13 +68,14 @@ class Session:
         root: Path of the server's root folder in this process, if it differs from the server's.
         gpu: GPU of the client, for content by NCCL.
         observed_calls: Counts its calls; by default they are its own.
+        why_one_port: As of ``make_hello``.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
         channel_transport: The transport of its content channel.
         device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
         why_not_channel: Why that is not the one asked for, or none between GPUs although a GPU was named; else "".
-        device_failure: Why the attempt to open a channel from device to device failed.
+        channel_failure: Why the attempt to open its first channel failed.
         local: Its local end, if the client reads and writes the server's files itself.
         why_not_local: Why it has none, if the client asked for one; else "".
         requests: Numbers of its client's requests.
@@ -83,6 +84,7 @@ class Session:
         known_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
             keys.
         connect_timeout_s: For the first call that uses the channel: it may take no longer than its own timeout.
+        max_connect_s: Most of that.
 
     Raises:
         ConnectError, UnauthenticatedError, ProtocolVersionError: No session could be opened.
@@ -101,15 +103,16 @@ class Session:
         root: str | None = None,
         gpu: Gpu = NO_GPU,
         observed_calls: ObservedCalls | None = None,
+        why_one_port: str = "",
     ) -> None:
-        self.device = self.why_not_channel = self.device_failure = ""
+        self.device = self.why_not_channel = self.channel_failure = ""
         self.channel_transport = BASE_TRANSPORT
         self.local: LocalEnd | None = None
         self.why_not_local = ""
         self.groups = GroupInbox()
         self.address = connection.address
         self.known_specs: dict[bytes, Spec] = {}
-        self.connect_timeout_s = CONNECT_TIMEOUT_S
+        self.connect_timeout_s = self.max_connect_s = CONNECT_TIMEOUT_S
         self.requests = requests
         self._observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
@@ -123,7 +126,7 @@ class Session:
         self._open_content = connection.open_content
         self._stream = connection.open_session(on_message=self._on_message, on_lost=self._on_lost)
         self._connection: SessionStream | LocalEnd = self._stream
-        hello = make_hello(client_id, transport=transport, gpu=gpu.uuid)
+        hello = make_hello(client_id, transport=transport, gpu=gpu.uuid, why_one_port=why_one_port)
         self._stream.send(control_pb2.ClientMessage(hello=hello, answered=requests.report_answered()))
         try:
             self.welcome = greeting.wait(timeout_s, "Hello").welcome
@@ -326,8 +329,7 @@ class Session:
             raise make_channel_error(str(error), self.address, self.welcome.interface) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
-        if self.device:
-            self.device_failure = str(error)
+        self.channel_failure = str(error)
         reason = self._open.loss or make_channel_error(
             str(error.fields["reason"]), self.address, self.welcome.interface
         )

@@ -23,14 +23,16 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
+from tdserve.base.tls import TLS
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_conditions import has_to_wait, is_cancelled, is_over
 from tdserve.client.session.call_traces import carry_context, find_call_traces, get_traced_call
-from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.observed_calls import ObservedCalls
+from tdserve.client.session.one_port import OnePort, explain_one_port
 from tdserve.client.session.reach import get_reach
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.session import Session
@@ -99,10 +101,11 @@ class SessionClient:
         root: str | None = None,
         device: Any = None,
         numpy: bool = False,
+        tls: TLS | None = None,
     ) -> None:
         chosen = check_transport(transport)
         self._gpu = find_gpu(device, transport=chosen)
-        self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s)
+        self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s, tls=tls)
         self.catalog.ask_session = self._ask_session
         self.requests = self.catalog.requests
         self.observed_calls = ObservedCalls()
@@ -111,6 +114,7 @@ class SessionClient:
         self.allow_pickle = allow_pickle
         self.numpy = numpy
         self._root = root
+        self._one_port = OnePort()
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
@@ -148,6 +152,7 @@ class SessionClient:
             root=self._root,
             device=self._gpu.device or None,
             numpy=self.numpy,
+            tls=self.catalog.tls,
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -158,6 +163,11 @@ class SessionClient:
         """Why content does not move by NCCL although a GPU was named; "" if it does, or none was named."""
         session = self._session
         return self._gpu.why_not or (session.why_not_channel if session is not None else "")
+
+    @property
+    def why_not_gloo(self) -> str:
+        """Why content takes the server's own port although the client would take gloo; "" if it does not."""
+        return explain_one_port(self._session) if self.transport == "auto" else ""
 
     def deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout."""
@@ -218,13 +228,13 @@ class SessionClient:
                         session.close()
                     failed_s = min(failed_s, begun_s if session is None else time.monotonic())
                     is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
-                    if not error.retryable or _is_over(deadline, backoff_s) or is_given_up or _is_cancelled():
+                    if not error.retryable or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
                         raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
                 except (ServerBusyError, StoreMovedError) as error:
-                    if getattr(error, "server", None) is not None or _is_over(deadline, backoff_s) or _is_cancelled():
+                    if getattr(error, "server", None) is not None or is_over(deadline, backoff_s) or is_cancelled():
                         raise
                     self.requests.report_again()
                     _note_retry(error)
@@ -256,7 +266,7 @@ class SessionClient:
     def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
         """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""
         session, field = self._session, CATALOG_FIELDS.get(method)
-        if session is None or session.is_lost or session.is_silent or field is None or _has_to_wait(request):
+        if session is None or session.is_lost or session.is_silent or field is None or has_to_wait(request):
             return None
         number, asked = self.requests.take_number(), control_pb2.CatalogRequest()
         getattr(asked, field).CopyFrom(request)
@@ -349,7 +359,8 @@ class SessionClient:
             session = self._open_session(deadline)
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
-            session.connect_timeout_s = max(remaining_s, compute_min_channel_s(deadline))
+            limit_s = max(remaining_s, compute_min_channel_s(deadline))
+            session.connect_timeout_s = min(limit_s, session.max_connect_s)
         return session
 
     def _open_session(self, deadline: Deadline) -> Session:
@@ -375,9 +386,12 @@ class SessionClient:
         """Opens the client's session, in a thread of its own; one such thread runs at a time."""
         self.catalog.check_usable()
         self.catalog.connection.wait_ready(deadline.remaining_s or 0.0)
-        failure = self._session.device_failure if self._session is not None else ""
-        if failure and self.transport == "auto":  # not retried
-            self._gpu = self._gpu._replace(uuid="", why_not=failure)
+        former = self._session
+        if former is not None and former.channel_failure and self.transport == "auto":  # not retried
+            if former.device:
+                self._gpu = self._gpu._replace(uuid="", why_not=former.channel_failure)
+            else:
+                self._one_port.why = former.channel_failure
         session = Session(
             self.catalog.connection,
             client_id=self.catalog.client_id,
@@ -387,7 +401,10 @@ class SessionClient:
             requests=self.requests,
             timeout_s=deadline.remaining_s or 0.0,
             observed_calls=self.observed_calls,
+            why_one_port=self._one_port.why,
         )
+        if self.transport == "auto":
+            self._one_port.begin(session)
         session.mover = self.make_mover(session)
         self._session = session
         if self.is_closed:  # by another thread, which may not know this session
@@ -435,21 +452,7 @@ class SessionClient:
                 sender.close(deadline)
 
 
-def _has_to_wait(request: Any) -> bool:
-    return isinstance(request, control_pb2.DescribeStoreRequest) and request.timeout_s > 0
-
-
-def _is_cancelled() -> bool:
-    cancellation = get_cancellation()
-    return cancellation is not None and cancellation.is_cancelled
-
-
 def _note_retry(error: TDServeError) -> None:
     call = get_traced_call()
     if call is not None:
         call.note_retry(error)
-
-
-def _is_over(deadline: Deadline, pause_s: float) -> bool:
-    remaining_s = deadline.remaining_s
-    return remaining_s is not None and remaining_s <= pause_s

@@ -69,6 +69,8 @@ class ClientSession:
         channel_transport: Transport of content that moves over a channel.
         is_traced: Whether the spans of its requests are exported, if its client asks for that.
 
+        why_unlinked: Why the client may not be linked to others, in groups or as a relay; "" if it may.
+
     Attributes:
         connection: Connection for answers: the stream, or the local connection once the client is attached.
         mover: The mover of the session's content; replaced when a local client is attached.
@@ -102,7 +104,9 @@ class ClientSession:
         invitation: Invitation | None = None,
         channel_transport: str = BASE_TRANSPORT,
         is_traced: bool = False,
+        why_unlinked: str = "",
     ) -> None:
+        self.why_unlinked = why_unlinked
         self.channel_transport = channel_transport
         self._is_traced = is_traced
         self.spans: dict[int, RequestSpan] = {}

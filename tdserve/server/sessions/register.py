@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 
-from tdserve.base.addresses import find_interface_address, find_local_address
+from tdserve.base.addresses import find_interface_address, find_local_address, find_peer_host
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -28,6 +28,7 @@ from tdserve.rules.channel_transports import (
     check_available,
     choose_channel,
 )
+from tdserve.rules.trusted_network import TrustedNetwork, is_range
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
@@ -41,6 +42,9 @@ OPEN_TIMEOUT_S = 60.0
 
 END_GRACE_S = 5.0
 """Time for a worker to report the end of a transfer, after the transfer timeout that ends it at the latest."""
+
+MAX_REASON = 500
+"""Most characters of a client's reason that are kept."""
 
 FIRST_NUMBER_BITS = 40
 """Random bits of a run's first session number. With a thousand sessions per run, a number recurs once in a thousand
@@ -70,6 +74,7 @@ class Sessions:
         self._workers = workers
         self._root = root
         self._make_mover = make_mover
+        self._network = _read_trusted_network(config)
         self._server_id = root.server_id
         self._boot_id = read_boot_id()
         self._by_number: dict[int, ClientSession] = {}
@@ -107,12 +112,19 @@ class Sessions:
                 if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
                     raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
         worker = await self._choose_worker(hello.gpu)
-        ends = SessionEnds(hello.gpu, worker.gpu, worker.why_no_gpu, is_one_machine=self._is_here(hello))
+        chosen = self._config.interface
+        interface = find_local_address(connection.peer) if chosen is None else find_interface_address(chosen)
+        why_unlinked = self._network.explain_one_port(find_peer_host(connection.peer), interface)
+        ends = SessionEnds(
+            hello.gpu,
+            worker.gpu,
+            worker.why_no_gpu,
+            is_one_machine=self._is_here(hello),
+            why_one_port=why_unlinked or hello.why_one_port[:MAX_REASON],
+        )
         channel = choose_channel(hello.transport, ends)
         check_room(worker, self, channel.transport)
         self._last_number += 1
-        chosen = self._config.interface
-        interface = find_local_address(connection.peer) if chosen is None else find_interface_address(chosen)
         session = ClientSession(
             self._last_number,
             hello,
@@ -124,6 +136,7 @@ class Sessions:
             invitation=self._make_invitation(hello),
             channel_transport=channel.transport,
             is_traced=bool(self._config.trace_endpoint),
+            why_unlinked=why_unlinked,
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
@@ -245,3 +258,13 @@ class Sessions:
                 wait.cancel()
             if not done:
                 raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)
+
+
+def _read_trusted_network(config: ServerConfig) -> TrustedNetwork:
+    text = config.trusted_network or ""
+    return TrustedNetwork.make(
+        is_encrypted=config.tls_cert is not None,
+        has_one_port=config.one_port,
+        text=text,
+        interface=find_interface_address(text) if text and not is_range(text) else "",
+    )

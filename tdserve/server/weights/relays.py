@@ -106,7 +106,7 @@ class Relays:
         Returns:
             A placement with a relay, which has been told to send it; or with the server, to be sent within ``sending``.
         """
-        if not asked.relays or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
+        if not asked.relays or session.why_unlinked or sent.values or sent.nbytes < MIN_RELAYED_BYTES:
             return None
         trees = self._get_trees(store)
         trees.fanout.fanout = store.get_versions().fanout

@@ -95,6 +95,11 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "devices": ("cuda:0", "cuda:2", "cuda:1"),
         "token_file": "/run/token",
         "insecure": True,
+        "tls_cert": "/run/server.pem",
+        "tls_key": "/run/server.key",
+        "tls_client_ca": "/run/ca.pem",
+        "trusted_network": "10.0.0.0/8",
+        "one_port": True,
         "advertise": "here:99",
         "interface": "10.0.0.7",
         "grace_s": 1.5,
@@ -183,6 +188,9 @@ def test_client_from_env_when_every_variable_is_set_then_every_field_has_it() ->
         "transport": "shm",
         "local_root": "/data",
         "interface": "eth0",
+        "tls_ca": "/run/ca.pem",
+        "tls_cert": "/run/client.pem",
+        "tls_key": "/run/client.key",
     }
     environ = {f"TDSERVE_{name.upper()}": value for name, value in expected.items()}
     assert dataclasses.asdict(ClientConfig.from_env(environ)) == expected

@@ -33,7 +33,7 @@ COMMANDS = (
         "adopt",
         "import",
     ),
-    *("rebalance", "stats", "sessions", "top", "config", "bench", "demo", "guide", "completion", "version"),
+    *("rebalance", "stats", "sessions", "top", "config", "certs", "bench", "demo", "guide", "completion", "version"),
 )
 
 

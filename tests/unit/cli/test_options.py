@@ -26,7 +26,7 @@ def test_endpoint_when_everything_is_a_variable_then_found(variables: pytest.Mon
     variables.setenv("TDSERVE_TOKEN_FILE", str(tmp_path / "token"))
     variables.setenv("TDSERVE_TRANSPORT", "shm")
     variables.setenv("TDSERVE_LOCAL_ROOT", "/data")
-    assert make_endpoint(None, None) == Endpoint("a:1", "from the file", "shm", "/data")
+    assert make_endpoint(None, None) == Endpoint("a:1", "from the file", "shm", None, "/data")
     variables.setenv("TDSERVE_TOKEN", "itself")
     assert make_endpoint("b:2", None)[:2] == ("b:2", "itself")
     assert make_endpoint("b:2", tmp_path / "token").token == "from the file"

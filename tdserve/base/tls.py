@@ -1,0 +1,182 @@
+"""Certificates: those that a client or a server presents and trusts, and what a failed handshake means."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tdserve.base.addresses import parse_address
+from tdserve.base.errors import InvalidRequestError
+
+PROBE_TIMEOUT_S = 1.0
+"""Time for a handshake that finds out why another one failed."""
+
+ALPN = ["h2"]
+"""What gRPC asks for; its servers refuse others."""
+
+
+@dataclass(frozen=True)
+class TLS:
+    """TLS of a client: an encrypted connection to a server that proves its name. All files are PEM.
+
+    The files are read whenever a connection is made, so they may be replaced while a client runs.
+
+    Attributes:
+        ca: File with the certificates of the authorities that sign the server's; None takes those that gRPC knows.
+        cert: File with the client's own certificate, for servers that ask for one (``--tls-client-ca``).
+        key: File with its private key.
+        server_name: Name that the server's certificate must have; None takes the host of the address.
+
+    Raises:
+        InvalidRequestError: One of ``cert`` and ``key`` is given without the other.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidRequestError(argument="tls", reason="cert and key belong together: give both or none")
+
+    def read(self) -> PemFiles:
+        """Reads the files.
+
+        Raises:
+            InvalidRequestError: One cannot be read.
+        """
+        return PemFiles(*(None if path is None else read_pem("tls", path) for path in (self.ca, self.key, self.cert)))
+
+    def find_version(self) -> tuple[int, ...]:
+        """Returns numbers that differ once a file has changed."""
+        return find_version(self.ca, self.cert, self.key)
+
+
+class PemFiles(NamedTuple):
+    """Contents of files.
+
+    Attributes:
+        ca: Certificates of authorities.
+        key, cert: A private key, and the chain of certificates for it.
+    """
+
+    ca: bytes | None
+    key: bytes | None
+    cert: bytes | None
+
+
+def read_pem(argument: str, path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a PEM file.
+
+    Args:
+        argument: The option that names it, for the error.
+        path: Its path.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or holds nothing of that kind.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as fault:
+        raise InvalidRequestError(argument=argument, reason=f"cannot read {path}: {fault.strerror}") from fault
+    if b"-----BEGIN " not in content:
+        raise InvalidRequestError(argument=argument, reason=f"{path} is not a PEM file")
+    return content
+
+
+def find_version(*paths: str | os.PathLike[str] | None) -> tuple[int, ...]:
+    """Returns numbers that differ once one of these files has changed; 0 for a file that is missing."""
+    found = []
+    for path in paths:
+        try:
+            status = os.stat(path) if path is not None else None
+        except OSError:
+            status = None
+        found += [0, 0] if status is None else [status.st_mtime_ns, status.st_ino]
+    return tuple(found)
+
+
+def check_pair(argument: str, cert: str, key: str, client_ca: str | None = None) -> None:
+    """Checks files that a server would present and trust.
+
+    Raises:
+        InvalidRequestError: One cannot be read, or the key is not that of the certificate.
+    """
+    for path in (cert, key, client_ca):
+        if path is not None:
+            read_pem(argument, path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except (ssl.SSLError, OSError, ValueError) as fault:
+        reason = f"{cert} with {key} is not a certificate with its key: {fault}"
+        raise InvalidRequestError(argument=argument, reason=reason) from fault
+
+
+def _refuse_password() -> str:
+    """Keeps openssl from asking on the terminal; the key then counts as unreadable."""
+    return ""
+
+
+def explain_refused(address: str, tls: TLS | None) -> str:
+    """Returns why a handshake with a listening server fails, and what to do; "" if it succeeds, or cannot be tried.
+
+    Args:
+        address: ``host:port``.
+        tls: The client's.
+    """
+    host, port = parse_address("address", address)
+    try:
+        if tls is None:
+            _shake_hands(host, port or 0, _make_trusting_context(), host)
+            return "the server asks for TLS: pass tls=tdserve.TLS(ca=...), or set TDSERVE_TLS_CA"
+        if not _shake_hands(host, port or 0, _make_context(tls), tls.server_name or host):
+            return "the server refuses the client's certificate" if tls.cert is not None else _NO_CERTIFICATE
+    except ssl.SSLCertVerificationError as fault:
+        return f"the server's certificate was refused: {fault.verify_message}"
+    except (ssl.SSLError, ConnectionError) as fault:
+        reason = getattr(fault, "reason", None) or str(fault)
+        if tls is None:  # it has no TLS either
+            return ""
+        return f"no TLS handshake: {reason}; does the server have TLS (--tls-cert)?"
+    except (OSError, ValueError):
+        return ""
+    return ""
+
+
+_NO_CERTIFICATE = "the server asks for a client certificate: pass tls=tdserve.TLS(ca=, cert=, key=)"
+
+
+def _make_trusting_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(ALPN)
+    return context
+
+
+def _make_context(tls: TLS) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=None if tls.ca is None else os.fspath(tls.ca))
+    context.set_alpn_protocols(ALPN)
+    if tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key, password=_refuse_password)
+    return context
+
+
+def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> bool:
+    """Returns whether the server goes on after the client's end of the handshake: it refuses the client's certificate
+    only then, by closing."""
+    with (
+        socket.create_connection((host.strip("[]"), port), PROBE_TIMEOUT_S) as plain,
+        context.wrap_socket(plain, server_hostname=name.strip("[]")) as encrypted,
+    ):
+        try:
+            return bool(encrypted.recv(1))
+        except (ssl.SSLError, ConnectionError):
+            return False

@@ -1,0 +1,302 @@
+"""TLS between real processes: who is refused and why, what a listener on the path sees, and new certificates."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.cli.main import main
+from tests.recording_proxy import recording
+from tests.roots import make_quick_root
+
+SECRET = b"the words that nobody else may read, "
+TOKEN = "a-token-that-nobody-else-may-read"
+HOSTS = ["localhost", "127.0.0.1"]
+
+
+class Certificates:
+    """A folder with an authority, a server's certificate and a client's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_authority(folder, 2)
+        self.make("server")
+        self.make("client", hosts=[])
+
+    def make(self, stem: str, *, hosts: list[str] = HOSTS) -> None:
+        make_certificate(self.folder, stem, hosts, 2)
+
+    def make_expired(self, stem: str) -> None:
+        """Signs a server's certificate anew, until yesterday."""
+        self.make(stem)
+        cert, key, asked = (self.folder / f"{stem}.{ending}" for ending in ("pem", "key", "csr"))
+        names = self.folder / "names"
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+        authority = [
+            "-extfile",
+            names,
+            "-CA",
+            self.folder / "ca.pem",
+            "-CAkey",
+            self.folder / "ca.key",
+            "-CAcreateserial",
+        ]
+        commands = (
+            ["openssl", "x509", "-x509toreq", "-in", cert, "-signkey", key, "-out", asked],
+            ["openssl", "x509", "-req", "-in", asked, *authority, "-days", "-1", "-out", cert],
+        )
+        for command in commands:
+            subprocess.run([str(part) for part in command], check=True, capture_output=True)
+
+    @property
+    def server(self) -> dict[str, Any]:
+        return self.find("server")
+
+    def find(self, stem: str) -> dict[str, Any]:
+        """The settings of a server with this certificate."""
+        return {"tls_cert": str(self.folder / f"{stem}.pem"), "tls_key": str(self.folder / f"{stem}.key")}
+
+    @property
+    def trusting(self) -> tdserve.TLS:
+        return tdserve.TLS(ca=self.folder / "ca.pem")
+
+    @property
+    def proving(self) -> tdserve.TLS:
+        return tdserve.TLS(self.folder / "ca.pem", self.folder / "client.pem", self.folder / "client.key")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(certificates: Certificates) -> Iterator[tdserve.Server]:
+    """A server with TLS, which asks clients for no certificate."""
+    with make_quick_root() as root, tdserve.Server(root, port=0, **certificates.server) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strict_server(certificates: Certificates) -> Iterator[tdserve.Server]:
+    """A server that asks clients for certificates."""
+    client_ca = str(certificates.folder / "ca.pem")
+    with (
+        make_quick_root() as root,
+        tdserve.Server(root, port=0, tls_client_ca=client_ca, **certificates.server) as made,
+    ):
+        yield made
+
+
+def make_secrets() -> TensorDict:
+    secret = torch.frombuffer(bytearray(SECRET * 20_000), dtype=torch.uint8)
+    return TensorDict({"large": secret, "small": secret[:100].clone(), "text": SECRET.decode()}, [])
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_content_when_recorded_on_the_way_then_unreadable_with_tls_alone(
+    certificates: Certificates, tmp_path: Path, is_encrypted: bool
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN)
+    settings: dict[str, Any] = certificates.server if is_encrypted else {"one_port": True}
+    tls = certificates.trusting if is_encrypted else None
+    with (
+        make_quick_root() as root,
+        tdserve.Server(root, port=0, token_file=str(token_file), **settings) as served,
+        recording(served.address) as proxy,
+        tdserve.connect(proxy.address, transport="grpc", token=TOKEN, tls=tls) as client,
+    ):
+        secrets = make_secrets()
+        client.init_remote(secrets, "secrets")
+        found = client.from_remote_init("secrets")
+        assert found is not None
+        assert bool((found["large"] == secrets["large"]).all())
+        replay = client.create_replay("rows", like=secrets, capacity=4)
+        replay.extend(secrets.expand(2).clone())
+        assert replay.sample(2)["text"][0] == SECRET.decode()
+    assert len(proxy.recorded) > 2 * len(secrets["large"])
+    for plain in (SECRET, TOKEN.encode(), b"secrets"):
+        assert (plain in proxy.recorded) is not is_encrypted
+
+
+def test_auto_when_the_server_has_tls_then_one_port_and_the_reason(
+    server: tdserve.Server, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdserve.client.session.hello.read_boot_id", lambda: "another machine")
+    with server.client(tls=certificates.trusting) as client:
+        client.init_remote(TensorDict({"a": torch.arange(1_000_000)}, []), "auto")
+        assert client["auto"]["a"][-1] == 999_999
+        stats = client.stats()
+        assert stats["transport"] == "grpc"
+        assert "--trusted-network" in stats["why_not_gloo"]
+        with pytest.raises(tdserve.NotSupportedError, match=r"group 'g'.*--trusted-network"):
+            client.group("g", world_size=2, timeout_s=5.0)
+
+
+def test_gloo_when_the_server_has_tls_then_refused_by_name_but_in_a_trusted_network(
+    server: tdserve.Server, certificates: Certificates
+) -> None:
+    with pytest.raises(tdserve.NotSupportedError, match=r"transport 'gloo'.*--trusted-network"):
+        server.client(transport="gloo", tls=certificates.trusting)
+    for trusted, transport in (("127.0.0.0/8", "gloo"), ("lo", "gloo"), ("10.0.0.0/8", "")):
+        with (
+            make_quick_root() as root,
+            tdserve.Server(root, port=0, trusted_network=trusted, **certificates.server) as made,
+        ):
+            if not transport:
+                with pytest.raises(tdserve.NotSupportedError, match=r"127\.0\.0\.1 does not come from"):
+                    made.client(transport="gloo", tls=certificates.trusting)
+                continue
+            with made.client(transport="gloo", tls=certificates.trusting) as client:
+                assert client.stats()["transport"] == transport
+
+
+def test_local_client_when_the_server_has_tls_then_maps_its_files(
+    server: tdserve.Server, certificates: Certificates
+) -> None:
+    with server.client(tls=certificates.trusting) as client:
+        assert client.stats()["transport"] == "shm"
+
+
+def test_client_when_the_authority_is_another_then_refused_with_the_reason(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    other = Certificates(tmp_path)
+    with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
+        server.client(tls=other.trusting, timeout_s=2.0)
+
+
+def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    certificates.make("elsewhere", hosts=["elsewhere.example"])
+    with make_quick_root() as root, tdserve.Server(root, port=0, **certificates.find("elsewhere")) as made:
+        with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
+            made.client(tls=certificates.trusting, timeout_s=2.0)
+        named = tdserve.TLS(certificates.folder / "ca.pem", server_name="elsewhere.example")
+        with made.client(tls=named) as client:
+            assert client.stores() == []
+
+
+def test_client_when_the_certificate_has_expired_then_refused_with_the_reason(certificates: Certificates) -> None:
+    certificates.make_expired("expired")
+    with (
+        make_quick_root() as root,
+        tdserve.Server(root, port=0, **certificates.find("expired")) as made,
+        pytest.raises(tdserve.ConnectError, match="expired"),
+    ):
+        made.client(tls=certificates.trusting, timeout_s=2.0)
+
+
+def test_client_when_without_tls_then_refused_with_the_remedy(server: tdserve.Server) -> None:
+    with pytest.raises(tdserve.ConnectError, match=r"asks for TLS: pass tls="):
+        server.client(timeout_s=2.0)
+
+
+def test_client_when_its_own_certificate_is_missing_then_refused_with_the_remedy(
+    strict_server: tdserve.Server, certificates: Certificates, tmp_path: Path
+) -> None:
+    with pytest.raises(tdserve.ConnectError, match="asks for a client certificate"):
+        strict_server.client(tls=certificates.trusting, timeout_s=2.0)
+    other = Certificates(tmp_path)
+    foreign = tdserve.TLS(certificates.folder / "ca.pem", other.folder / "client.pem", other.folder / "client.key")
+    with pytest.raises(tdserve.ConnectError, match="client"):
+        strict_server.client(tls=foreign, timeout_s=2.0)
+    with strict_server.client(tls=certificates.proving, transport="grpc") as client:
+        assert client.stores() == []
+        with pickle.loads(pickle.dumps(client)) as copy:
+            assert copy.stores() == []
+
+
+def test_commands_when_the_variables_name_the_files_then_they_connect(
+    strict_server: tdserve.Server,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TDSERVE_ADDRESS", strict_server.address)
+    assert main(["health"]) == 1
+    assert "asks for TLS" in capsys.readouterr().out
+    monkeypatch.setenv("TDSERVE_TLS_CA", str(certificates.folder / "ca.pem"))
+    monkeypatch.setenv("TDSERVE_TLS_CERT", str(certificates.folder / "client.pem"))
+    monkeypatch.setenv("TDSERVE_TLS_KEY", str(certificates.folder / "client.key"))
+    for command in (["health"], ["ls"], ["stats"]):
+        assert main(command) == 0, capsys.readouterr().err
+    with tdserve.connect(transport="grpc") as client:
+        assert client.stores() == []
+
+
+def test_certificates_when_replaced_under_load_then_new_connections_get_them_and_no_call_fails(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    with (
+        make_quick_root() as root,
+        tdserve.Server(root, port=0, **certificates.server) as made,
+        made.client(transport="grpc", tls=certificates.trusting) as client,
+    ):
+        row = TensorDict({"x": torch.zeros(50_000)}, [])
+        replay = client.create_replay("rows", like=row, capacity=100)
+        ends, failures, num_calls = Event(), [], 0
+
+        def write() -> None:
+            nonlocal num_calls
+            try:
+                while not ends.is_set():
+                    replay.extend(row.expand(2).clone())
+                    num_calls += 1
+            except tdserve.TDServeError as error:
+                failures.append(error)
+
+        writing = Thread(target=write)
+        writing.start()
+        (tmp_path / "new").mkdir()
+        replaced = Certificates(tmp_path / "new")
+        old = tdserve.TLS(ca=tmp_path / "old.pem")
+        (tmp_path / "old.pem").write_bytes((tmp_path / "ca.pem").read_bytes())
+        for name in ("server.key", "server.pem"):  # for a moment the key is not the certificate's
+            (tmp_path / "new" / name).replace(tmp_path / name)
+        before = num_calls
+        with made.client(transport="grpc", tls=replaced.trusting) as other:
+            assert other.stores() == ["rows"]
+        with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
+            made.client(tls=old, timeout_s=2.0)
+        ends.set()
+        writing.join()
+        assert failures == []
+        assert num_calls >= before
+        assert replay.extend(row.expand(2).clone()).numel() == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"tls_cert": "server.pem"}, "tls_cert"),
+        ({"tls_cert": "server.pem", "tls_key": "client.key"}, "tls_cert"),
+        ({"tls_cert": "server.key", "tls_key": "server.key"}, "tls_cert"),
+        ({"tls_cert": "missing.pem", "tls_key": "server.key"}, "tls_cert"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca"),
+        ({"trusted_network": "lo"}, "trusted_network"),
+        ({"tls_cert": "server.pem", "tls_key": "server.key", "metrics_port": 0}, "metrics_port"),
+        ({"tls_cert": "server.pem", "tls_key": "server.key", "host": "0.0.0.0"}, "host"),
+    ],
+)
+def test_server_when_its_settings_contradict_then_refused_by_name(
+    certificates: Certificates, tmp_path: Path, settings: dict[str, Any], argument: str
+) -> None:
+    paths: dict[str, Any] = {
+        name: str(certificates.folder / str(value)) if name.startswith("tls_") else value
+        for name, value in settings.items()
+    }
+    with pytest.raises(tdserve.InvalidRequestError) as caught:
+        tdserve.Server(tmp_path / "root", port=0, **paths)
+    assert caught.value.argument == argument
