@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    DeadlineExceededError,
     NotSupportedError,
     StoreNotFoundError,
     WrongStateError,
@@ -17,16 +16,14 @@ from tdserve.base.errors import (
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
-from tdserve.server.moves.content_mark import ContentMark, find_generations
+from tdserve.server.moves.file_lists import FileLists
+from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.stores import Stores
 from tdserve.store import moved_files
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2
-
-POLL_S = 0.005
-"""Pause between two looks at what a store that is being sealed still waits for."""
 
 MAX_CONTENT_BYTES = 1 << 20
 """Most bytes of one answer: the event loop handles it at once."""
@@ -41,7 +38,8 @@ class LeavingStores:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._marks: dict[tuple[int, str], tuple[str, ContentMark]] = {}  # of the last list, by session and store
+        self._sealing = Sealing(stores)
+        self._lists = FileLists()
 
     def restore(self) -> None:
         """Removes what a crash has left of stores that have moved."""
@@ -74,13 +72,9 @@ class LeavingStores:
         return store
 
     async def list_files(self, store: OpenedStore, by: Seal) -> control_pb2.FileSizes:
-        """Returns the files that move, with their sizes, and which of their blocks may have changed since the list
-        before of the same move."""
-        mark = await asyncio.to_thread(ContentMark.of, store, find_generations(store))
-        move, before = self._marks.get((by.session, store.name), ("", None))
-        changed = await asyncio.to_thread(mark.list_changed, before if move == by.move else None)
-        self._marks[by.session, store.name] = by.move, mark
-        return control_pb2.FileSizes(paths=mark.sizes.keys(), nbytes=mark.sizes.values(), changed=changed)
+        """Returns the files that move, and which of their blocks may have changed since the list before of this
+        move."""
+        return await self._lists.list_files(store, by)
 
     async def read(self, store: OpenedStore, asked: Iterable[control_pb2.FileBlock]) -> control_pb2.FileBlocks:
         """Returns the digests of the first of some blocks, and the content of those that have changed."""
@@ -100,60 +94,24 @@ class LeavingStores:
             StoreMovedError: Another move has sealed it.
             DeadlineExceededError: A client is still writing, or was stopped while it did. The store serves again.
         """
-        name, table = store.name, store.table
-        self._stores.seals.seal(name, seal)
-
-        async def wait(is_over: Callable[[], bool], what: str) -> None:
-            await _wait(is_over, deadline, what)
-            if self._stores.seals.find(name) != seal:  # its session has ended meanwhile
-                raise WrongStateError(state=f"the seal of {name!r} is over", event="moving it")
-
+        self._sealing.begin(store, seal)
         try:
-            # Claims first: what their writers have filled is acknowledged, and must be committed.
-            store.is_leaving = True
-            if table is not None:
-                store.catch_up()
-                table.take_back_claims()
-                await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
-            store.waiters.send_away(name)
-            await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
-            await wait(lambda: _is_at_rest(store), f"rows of {name!r} that a client has begun to write")
-            files = await self.list_files(store, seal)
-            return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=self._describe(store))
+            await self._sealing.wait_at_rest(store, seal, deadline)
+            files = await self._lists.list_files(store, seal)
+            return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=describe_store(self._stores, store))
         except BaseException:
-            self.unseal(name, seal)
+            self.unseal(store.name, seal)
             raise
 
     def unseal(self, name: str, seal: Seal) -> None:
         """Lets a store serve again. Does nothing unless this very move has sealed it."""
-        self._marks.pop((seal.session, name), None)
-        if self._stores.seals.find(name) == seal:
-            self._unseal(name)
-
-    def _unseal(self, name: str) -> None:
-        self._stores.seals.unseal(name)
-        store = self._stores.find_used(name)
-        if store is not None:
-            store.is_leaving = False
-            store.waiters.call_back()
+        self._lists.forget(seal, name)
+        self._sealing.end(name, seal)
 
     def on_session_ended(self, session: int) -> None:
         """Lets the stores serve again that a session had sealed, and forgets what it has listed."""
-        for listed in [key for key in self._marks if key[0] == session]:
-            del self._marks[listed]
-        for name in self._stores.seals.list_of(session):
-            self._unseal(name)
-
-    def _describe(self, store: OpenedStore) -> control_pb2.MovedStore:
-        record, kind = store.record, KINDS[store.record.kind]
-        state = kind.get_state(store)
-        moved = control_pb2.MovedStore(record=record.to_bytes(), state=json.dumps(state).encode() if state else b"")
-        named = {(record.fingerprint, record.order)} if record.fingerprint else set()
-        for fingerprint, order in sorted(named | (store.versions.structures if store.versions else set())):
-            moved.specs.append(codec.encode(self._stores.specs.get(fingerprint, order)))
-            moved.orders.append(order)
-        moved.draws.extend(draw for _, draw in self._stores.db.scan("draws", record.uid.encode()))
-        return moved
+        self._lists.forget_session(session)
+        self._sealing.end_all(session)
 
     async def release(self, name: str, uid: str, seal: Seal, server: int) -> None:
         """Leaves a sealed store to another server, which has all of it; only a record of where it is stays here.
@@ -168,7 +126,7 @@ class LeavingStores:
         if record.uid != uid or self._stores.seals.find(name) != seal:
             raise WrongStateError(state=f"store {name!r} was not sealed by this move", event="releasing it")
         store = self._stores.get(name)
-        self._marks.pop((seal.session, name), None)
+        self._lists.forget(seal, name)
         await self._hand_over(store, PlacementRecord.make_forward(server, seal.move))
 
     async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:
@@ -191,13 +149,14 @@ class LeavingStores:
         await stores.free(store.record.uid)
 
 
-def _is_at_rest(store: OpenedStore) -> bool:
-    """Returns whether nobody can still write into a store's files."""
-    return not (store.writes or store.lost or (store.table is not None and store.table.ring.num_reserved))
-
-
-async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:
-    while not is_over():
-        if deadline.expired:
-            raise DeadlineExceededError(what=f"the end of {what}", timeout_s=deadline.timeout_s)
-        await asyncio.sleep(POLL_S)
+def describe_store(stores: Stores, store: OpenedStore) -> control_pb2.MovedStore:
+    """Returns what is on record of a store at rest."""
+    record, kind = store.record, KINDS[store.record.kind]
+    state = kind.get_state(store)
+    moved = control_pb2.MovedStore(record=record.to_bytes(), state=json.dumps(state).encode() if state else b"")
+    named = {(record.fingerprint, record.order)} if record.fingerprint else set()
+    for fingerprint, order in sorted(named | (store.versions.structures if store.versions else set())):
+        moved.specs.append(codec.encode(stores.specs.get(fingerprint, order)))
+        moved.orders.append(order)
+    moved.draws.extend(draw for _, draw in stores.db.scan("draws", record.uid.encode()))
+    return moved

@@ -6,6 +6,7 @@ of weights is never written again. All other files count as changed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
 from tdserve.server.weights.version_files import make_path
 from tdserve.store.moved_files import MAX_BLOCK_BYTES, list_files
 from tdserve.store.version_names import make_values_name
 from tdserve.store.watermark import SyncedStore
+from tdserve.v1 import control_pb2
 
 _KINDS_OF_ROWS = ("tensordict", "replay")
 """Kinds of stores whose rows have generations; those of a keyed store name other things."""
@@ -47,7 +50,7 @@ class ContentMark:
         """Makes the mark of a store; blocking. What is read of its files from now on is compared with this.
 
         Args:
-            generations: As of ``find_generations``.
+            generations: Of its rows; None if they do not tell all that changes.
         """
         record, row_nbytes, copied = store.record, {}, None
         if generations is not None:
@@ -91,7 +94,32 @@ class ContentMark:
         return _pack(np.cumsum(begun)[:num_blocks] > 0)
 
 
-def find_generations(store: OpenedStore) -> NDArray[np.int64] | None:
+class FileLists:
+    """Lists the files of stores for their readers, and remembers a mark of each list."""
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[int, str], tuple[str, ContentMark]] = {}  # by session and store
+
+    async def list_files(self, store: OpenedStore, by: Seal) -> control_pb2.FileSizes:
+        """Returns the files of a store with their sizes, and which of their blocks may have changed since the list
+        before of the same reader."""
+        mark = await asyncio.to_thread(ContentMark.of, store, _find_generations(store))
+        reader, before = self._marks.get((by.session, store.name), ("", None))
+        changed = await asyncio.to_thread(mark.list_changed, before if reader == by.move else None)
+        self._marks[by.session, store.name] = by.move, mark
+        return control_pb2.FileSizes(paths=mark.sizes.keys(), nbytes=mark.sizes.values(), changed=changed)
+
+    def forget(self, by: Seal, name: str) -> None:
+        """Forgets what a session has listed of a store."""
+        self._marks.pop((by.session, name), None)
+
+    def forget_session(self, session: int) -> None:
+        """Forgets all that a session has listed."""
+        for listed in [key for key in self._marks if key[0] == session]:
+            del self._marks[listed]
+
+
+def _find_generations(store: OpenedStore) -> NDArray[np.int64] | None:
     """Returns the generations by which a store's files are compared, a view; None if they do not tell all."""
     if store.generations is None or store.record.kind not in _KINDS_OF_ROWS or store.is_filling or store.is_hidden:
         return None

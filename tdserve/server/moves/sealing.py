@@ -1,0 +1,87 @@
+"""Brings stores to rest: from then on nobody uses them, until their seals end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, WrongStateError
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
+from tdserve.server.stores import Stores
+
+POLL_S = 0.005
+"""Pause between two looks at what a store that is being sealed still waits for."""
+
+
+class Sealing:
+    """Seals stores and waits until nothing is under way for them.
+
+    Args:
+        stores: All stores of the server.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+
+    def begin(self, store: OpenedStore, seal: Seal) -> None:
+        """Lets nobody use a store any more. It serves again after ``end``, or when the session ends.
+
+        Raises:
+            StoreMovedError: Somebody else has sealed it.
+        """
+        self._stores.seals.seal(store.name, seal)
+        # Claims first: what their writers have filled is acknowledged, and must be committed.
+        store.is_leaving = True
+        if store.table is not None:
+            store.catch_up()
+            store.table.take_back_claims()
+
+    async def wait_at_rest(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> None:
+        """Waits until nobody can still write into a store's files. After an error it stays sealed.
+
+        Raises:
+            DeadlineExceededError: A client is still writing, or was stopped while it did.
+            WrongStateError: The seal is over: its session has ended.
+        """
+        name, table = store.name, store.table
+
+        async def wait(is_over: Callable[[], bool], what: str) -> None:
+            await _wait(is_over, deadline, what)
+            if self._stores.seals.find(name) != seal:
+                raise WrongStateError(state=f"the seal of {name!r} is over", event="reading it at rest")
+
+        if table is not None:
+            await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
+        store.waiters.send_away(name)
+        await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
+        await wait(lambda: _is_at_rest(store), f"rows of {name!r} that a client has begun to write")
+
+    def end(self, name: str, seal: Seal) -> None:
+        """Lets a store serve again. Does nothing unless this very seal holds it."""
+        if self._stores.seals.find(name) == seal:
+            self._end(name)
+
+    def end_all(self, session: int) -> None:
+        """Lets the stores serve again that a session had sealed."""
+        for name in self._stores.seals.list_of(session):
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        self._stores.seals.unseal(name)
+        store = self._stores.find_used(name)
+        if store is not None:
+            store.is_leaving = False
+            store.waiters.call_back()
+
+
+def _is_at_rest(store: OpenedStore) -> bool:
+    return not (store.writes or store.lost or (store.table is not None and store.table.ring.num_reserved))
+
+
+async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:
+    while not is_over():
+        if deadline.expired:
+            raise DeadlineExceededError(what=f"the end of {what}", timeout_s=deadline.timeout_s)
+        await asyncio.sleep(POLL_S)
