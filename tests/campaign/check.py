@@ -42,7 +42,13 @@ def check(client: tdserve.Client, folder: Path) -> Report:
     for path in sorted(folder.glob("fault-*.txt")):
         report.faults.append(f"{path.name}: {path.read_text()[-1500:]}")
     for name in TABLES:
-        _check_table(report, name, identify_rows(name, client.replay(name)[:]), folder)
+        table = client.replay(name)
+        parts = table.info().get("shards") or [table.info()]
+        full = [number for number, part in enumerate(parts) if part["num_rows"] == part["capacity"]]
+        report.expect(
+            not full, f"parts {full} of {name!r} are full, and rows have made room for later ones: raise CAPACITY"
+        )
+        _check_table(report, name, identify_rows(name, table[:]), folder)
     _check_slots(report, client, folder)
     _check_keys(report, client, folder)
     _check_weights(report, client, folder)

@@ -13,7 +13,7 @@ from tdserve.client.cluster.cluster_client import ClusterClient
 TABLES = ("claimed", "asked", "chats")
 """A plain ring that local clients fill by claims, one for which every extend is requested, and one with values."""
 
-CAPACITY = 400_000
+CAPACITY = 1_500_000
 NUM_SLOTS = 64
 """Number of rows in the store that is overwritten."""
 
