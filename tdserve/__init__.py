@@ -27,6 +27,8 @@ _HOMES = {
     "tdserve.client.cluster.sharded_replay": ("ShardedReplayHandle",),
     "tdserve.client.connecting": ("connect",),
     "tdserve.client.session.description": ("StoreDescription", "VersionInfo"),
+    "tdserve.client.moves.manifest": ("Checkpoint",),
+    "tdserve.client.moves.server_checkpoints": ("list_checkpoints",),
     "tdserve.client.groups.group": ("Group",),
     "tdserve.client.handles.handle": ("StoreHandle",),
     "tdserve.client.kv.keyed_handle": ("KeyedHandle",),

@@ -78,6 +78,8 @@ from tdserve.client.handles.handle import (
 from tdserve.client.kv.keyed_handle import (
     KeyedHandle as KeyedHandle,
 )
+from tdserve.client.moves.manifest import Checkpoint as Checkpoint
+from tdserve.client.moves.server_checkpoints import list_checkpoints as list_checkpoints
 from tdserve.client.session.description import (
     StoreDescription as StoreDescription,
     VersionInfo as VersionInfo,

@@ -63,6 +63,8 @@ class AsyncClient(AsyncSequence, of=sync.Client, hides=SessionClient, attributes
     keys = make_coroutine(sync.Client.keys)
     describe = make_coroutine(sync.Client.describe)
     delete = make_coroutine(sync.Client.delete)
+    checkpoint = make_coroutine(sync.Client.checkpoint)
+    restore = make_coroutine(sync.Client.restore)
     stats = make_coroutine(sync.Client.stats)
     init_remote = make_coroutine(sync.Client.init_remote)
     from_remote_init = make_coroutine(sync.Client.from_remote_init)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from torch import nn
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
@@ -16,6 +17,10 @@ from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.movers.channel_mover import ChannelMover
 from tdserve.client.movers.mapped_mover import MappedMover
+from tdserve.client.moves.checkpoint_restore import OnRestore
+from tdserve.client.moves.checkpoint_writer import OnCheckpoint
+from tdserve.client.moves.manifest import Checkpoint
+from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place, checkpoint_server, restore_server
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.client_mover import ClientMover
@@ -592,6 +597,83 @@ class Client(TensorDictClient):
         """
         return join_group(
             self, name, world_size, rank, backend=backend, device=device, interface=interface, timeout_s=timeout_s
+        )
+
+    # ------------------------------------------------------------ checkpoints
+
+    def checkpoint(
+        self,
+        place: Place,
+        *,
+        keep: int | None = None,
+        timeout_s: float = CHECKPOINT_TIMEOUT_S,
+        on_progress: OnCheckpoint = lambda _: None,
+    ) -> Checkpoint:
+        """Writes a checkpoint of all stores of the server to a place, while others use them.
+
+        The stores are read while they serve. Then all of them are brought to rest for some tens of milliseconds, and
+        what has changed since is kept apart: the checkpoint has all of them as they were at that moment. What an
+        earlier checkpoint of the same place has is not written again. Nobody else may write checkpoints to it
+        meanwhile. Adopted folders are not in it. Threads: safe.
+
+        Args:
+            place: Path of a folder here, on the client's machine, or a URL of fsspec such as ``"s3://bucket/run"``.
+            keep: How many checkpoints the place keeps, this one included; None: all.
+            timeout_s: For all of it.
+            on_progress: Called after each request.
+
+        Returns:
+            The checkpoint: ``id``, ``nbytes``, ``written_nbytes``, ``paused_s``, ``left_out``.
+
+        Raises:
+            DeadlineExceededError: The time was over, or a client has begun to write and did not end. The place has the
+                checkpoints that it had.
+            CapacityError: The place, or the server's disk, is full. Likewise.
+        """
+        deadline = Deadline.after(timeout_s)
+        return checkpoint_server(self, place, keep=keep, deadline=deadline, on_progress=on_progress)
+
+    def restore(
+        self,
+        place: Place,
+        *,
+        checkpoint: str | None = None,
+        names: Collection[str] | None = None,
+        prefix: str = "",
+        timeout_s: float = CHECKPOINT_TIMEOUT_S,
+        on_progress: OnRestore = lambda _: None,
+    ) -> list[str]:
+        """Brings stores of a checkpoint back, as new stores of this server; its others go on.
+
+        Rows have the numbers, priorities and order that they had; generations and later versions get other numbers, so
+        that nobody takes them for what came after the checkpoint. Threads: safe.
+
+        Args:
+            place: As of ``checkpoint``.
+            checkpoint: Its id; None: the newest.
+            names: Stores that are brought back; None: all.
+            prefix: Put in front of the name of each.
+            timeout_s: For all of it.
+            on_progress: Called after each block.
+
+        Returns:
+            The names of the new stores.
+
+        Raises:
+            StoreExistsError: A store has such a name. Nothing was restored.
+            StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
+            CorruptDataError: There is no such checkpoint, or a part of it is missing or damaged. Stores that came
+                before it stay.
+        """
+        deadline = Deadline.after(timeout_s)
+        return restore_server(
+            self,
+            place,
+            checkpoint=checkpoint,
+            names=names,
+            prefix=prefix,
+            deadline=deadline,
+            on_progress=on_progress,
         )
 
     # ------------------------------------------------------------ figures

@@ -229,7 +229,7 @@ class ControlProcess:
             if session.invitation is not None:
                 self._process_watch.watch(session.invitation.lock_name, _do_nothing)
             await self._services.samples.release(session.number)
-            self._services.requests.moves.leaving.on_session_ended(session.number)
+            await self._services.requests.moves.on_session_ended(session.number)
             await self._services.creation.abandon(session.number)
         finally:
             await self._incoming.forget(session)

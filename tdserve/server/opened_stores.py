@@ -35,6 +35,10 @@ class OpenedStores:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, name: str) -> bool:
+        """Returns whether a store is open, which does not count as a use."""
+        return name in self._kept or name in self._held
+
     def get(self, name: str) -> OpenedStore | None:
         """Returns a store if it is open."""
         store = self._kept.get(name)

@@ -139,7 +139,7 @@ class Requests:
             "delete_store": store_requests.delete,
             "end_filling": store_requests.end_filling,
             "catalog": catalog.serve,
-            "move": moves.serve,
+            **moves.handlers,
             "read": self._read,
             "write": self._write,
         }
@@ -243,6 +243,9 @@ class Requests:
         asked = getattr(message, kind)
         try:
             place_lists(message, ahead)
+            if kind in self.moves.handlers:  # no use of a store
+                await self._handle(session, handler, kind, message)
+                return
             name = getattr(asked, "store", "")
             if (store := self._stores.find_used(name)) is not None:
                 # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
@@ -255,9 +258,6 @@ class Requests:
                     await session.send_done(request, control_pb2.Done.FromString(answered))
                     return
                 self._answers.check_room(session.client_id)
-            if kind == "move":
-                await self._handle(session, handler, kind, message)
-                return
             name = _get_store_name(kind, asked)
             self._stores.seals.begin(name)
             try:

@@ -138,7 +138,7 @@ class Stores:
 
     def is_long_to_open(self, name: str) -> bool:
         """Returns whether ``open_apart`` has something to do, so that ``find`` takes no time afterwards."""
-        record = self.catalog.find(name) if self.opened.get(name) is None else None
+        record = None if name in self.opened else self.catalog.find(name)
         return record is not None and KINDS[record.kind].is_long_to_open(record)
 
     async def open_apart(self, name: str) -> None:

@@ -30,6 +30,7 @@ HEADER_BYTES = 4096
 
 _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
+_UID_OFFSET = 8
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
 _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
@@ -185,6 +186,12 @@ class Generations:
     def move_structure(self, number: int) -> None:
         """Shows all processes that map this file that the files of the leaves are about to change."""
         self._structure[0] = number
+
+    def begin_copy(self, uid: str) -> None:
+        """Makes the file that of a copy, another incarnation, and syncs it; drops the mapping."""
+        self._get_header()[_UID_OFFSET : _UID_OFFSET + len(uid)] = np.frombuffer(uid.encode(), np.uint8)
+        self.close()
+        sync_file(self.path)
 
     def close(self) -> None:
         """Drops the mapping. Idempotent. Views taken from :attr:`values` stay usable."""

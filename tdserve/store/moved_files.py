@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.store import value_copy, version_marks, watermark
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
-
-MAX_BLOCK_BYTES = 1 << 20
-"""Most bytes of one block: both servers' event loops handle the message that brings it at once."""
 
 DIGEST_BYTES = 16
 
@@ -151,6 +149,27 @@ def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
                 os.pwrite(fd, block.content, block.offset)
             finally:
                 os.close(fd)
+
+
+def copy_blocks(folder: Path, target: Path, numbers: Mapping[bytes, Sequence[int]]) -> None:
+    """Copies blocks of files into files of the same names, which have holes for all others.
+
+    Args:
+        folder: Folder of a store at rest.
+        target: Created if it is missing.
+        numbers: Of the blocks of each file; block ``n`` begins at ``n * MAX_BLOCK_BYTES``.
+
+    Raises:
+        CapacityError: There is no room for them.
+    """
+    for path, chosen in numbers.items():
+        source, copied = _find(folder, Block(path, 0, 0)), _find(target, Block(path, 0, 0))
+        with convert_os_errors(copied, asked=len(chosen) * MAX_BLOCK_BYTES):
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            with open(source, "rb", buffering=0) as read, open(copied, "wb", buffering=0) as written:
+                for number in chosen:
+                    content = os.pread(read.fileno(), MAX_BLOCK_BYTES, number * MAX_BLOCK_BYTES)
+                    os.pwrite(written.fileno(), content, number * MAX_BLOCK_BYTES)
 
 
 def sync_files(folder: Path) -> None:

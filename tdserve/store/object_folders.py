@@ -32,6 +32,11 @@ def get_folder(store_folder: Path, epoch: int) -> Path:
     return store_folder / (f"{NAME}.{epoch}" if epoch else NAME)
 
 
+def is_of_values(path: bytes) -> bool:
+    """Returns whether a path below a store's folder is in one of these folders."""
+    return path.partition(b"/")[0].partition(b".")[0] == NAME.encode()
+
+
 def has_values(store_folder: Path) -> bool:
     """Returns whether a store has ever had non-tensor values."""
     return any(store_folder.glob(f"{NAME}*"))

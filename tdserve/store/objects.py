@@ -240,11 +240,17 @@ class Objects:
             file_bytes = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
         return max(file_bytes - self._compute_used_bytes(), 0)
 
-    def copy(self, folder: str | os.PathLike[str]) -> None:
+    def pin(self) -> lmdb.Transaction:
+        """Keeps the values as they are now for ``copy``, until the transaction is aborted. The file grows meanwhile."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            return self._open_env().begin()
+
+    def copy(self, folder: str | os.PathLike[str], *, pinned: lmdb.Transaction | None = None) -> None:
         """Writes an environment with only these values into a folder; it survives a loss of power.
 
         Args:
             folder: Created here.
+            pinned: The result of ``pin``; None: as they are now.
 
         Raises:
             CapacityError: The disk is full.
@@ -255,7 +261,7 @@ class Objects:
             target.mkdir()
             fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                self._open_env().copyfd(fd, compact=True)
+                self._open_env().copyfd(fd, compact=True, txn=pinned)
                 os.fsync(fd)
             finally:
                 os.close(fd)

@@ -226,6 +226,18 @@ class Root:
         """Returns the folders of all stores that come from other servers."""
         return list((self.path / "arriving").iterdir())
 
+    def checkpoint_folder(self, checkpoint: str) -> Path:
+        """Returns the folder of what is kept for a checkpoint; it is not created here.
+
+        Raises:
+            InvalidRequestError: It is no id of a checkpoint.
+        """
+        return self.path / "checkpoints" / check_store_name(checkpoint)
+
+    def empty_checkpoints(self) -> None:
+        """Removes what was kept for checkpoints of an earlier server."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
     def take_arrived(self, name: str, move: str) -> None:
         """Moves the files of a store that has come to where it has them. It is safe to repeat."""
         arrived, folder = self.arriving_folder(move), self.store_folder(name)

@@ -26,7 +26,7 @@ STORE_KIND_KEYED: StoreKind
 STORE_KIND_PLACEMENT: StoreKind
 
 class ClientMessage(_message.Message):
-    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "part", "channel_lost", "client_report", "answered", "channel", "trace")
+    __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "checkpoint", "part", "channel_lost", "client_report", "answered", "channel", "trace")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class ClientMessage(_message.Message):
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     END_FILLING_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_LOST_FIELD_NUMBER: _ClassVar[int]
     CLIENT_REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -91,13 +92,14 @@ class ClientMessage(_message.Message):
     catalog: CatalogRequest
     end_filling: EndFillingRequest
     move: MoveRequest
+    checkpoint: CheckpointRequest
     part: MessagePart
     channel_lost: ChannelLost
     client_report: ClientReport
     answered: Answered
     channel: int
     trace: TraceContext
-    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., move: _Optional[_Union[MoveRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., client_report: _Optional[_Union[ClientReport, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., extend: _Optional[_Union[ExtendRequest, _Mapping]] = ..., sample: _Optional[_Union[SampleRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ..., latest: _Optional[_Union[LatestRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., change: _Optional[_Union[ChangeRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., written: _Optional[_Union[Written, _Mapping]] = ..., relay_report: _Optional[_Union[RelayReport, _Mapping]] = ..., taken: _Optional[_Union[TakenRequest, _Mapping]] = ..., alter: _Optional[_Union[AlterRequest, _Mapping]] = ..., join_group: _Optional[_Union[JoinGroup, _Mapping]] = ..., group_notice: _Optional[_Union[GroupNotice, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., put: _Optional[_Union[PutRequest, _Mapping]] = ..., get: _Optional[_Union[GetRequest, _Mapping]] = ..., remove: _Optional[_Union[RemoveRequest, _Mapping]] = ..., list: _Optional[_Union[ListRequest, _Mapping]] = ..., create_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., delete_store: _Optional[_Union[DeleteStoreRequest, _Mapping]] = ..., catalog: _Optional[_Union[CatalogRequest, _Mapping]] = ..., end_filling: _Optional[_Union[EndFillingRequest, _Mapping]] = ..., move: _Optional[_Union[MoveRequest, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointRequest, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ..., channel_lost: _Optional[_Union[ChannelLost, _Mapping]] = ..., client_report: _Optional[_Union[ClientReport, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., channel: _Optional[int] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ...) -> None: ...
 
 class TraceContext(_message.Message):
     __slots__ = ("traceparent", "tracestate")
@@ -780,7 +782,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "num_epochs", "moved")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "num_epochs", "moved", "checkpoint")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -800,6 +802,7 @@ class Done(_message.Message):
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
     indices: bytes
     version: int
@@ -819,7 +822,8 @@ class Done(_message.Message):
     priorities: bytes
     num_epochs: int
     moved: MoveAnswer
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ...) -> None: ...
+    checkpoint: CheckpointAnswer
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
     __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "sync", "place", "timeout_s")
@@ -899,19 +903,73 @@ class FileBlock(_message.Message):
     content: bytes
     def __init__(self, path: _Optional[bytes] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
+class CheckpointRequest(_message.Message):
+    __slots__ = ("checkpoint", "store", "uid", "timeout_s", "list_files", "read", "freeze", "list_frozen", "read_frozen", "end")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LIST_FILES_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    LIST_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    READ_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    store: str
+    uid: str
+    timeout_s: float
+    list_files: bool
+    read: FileBlocks
+    freeze: int
+    list_frozen: int
+    read_frozen: FileBlocks
+    end: bool
+    def __init__(self, checkpoint: _Optional[str] = ..., store: _Optional[str] = ..., uid: _Optional[str] = ..., timeout_s: _Optional[float] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., freeze: _Optional[int] = ..., list_frozen: _Optional[int] = ..., read_frozen: _Optional[_Union[FileBlocks, _Mapping]] = ..., end: bool = ...) -> None: ...
+
+class CheckpointAnswer(_message.Message):
+    __slots__ = ("files", "uid", "blocks", "num_bytes", "num_stores", "stores", "paused_s")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORES_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    files: FileSizes
+    uid: str
+    blocks: FileBlocks
+    num_bytes: int
+    num_stores: int
+    stores: _containers.RepeatedCompositeFieldContainer[FrozenStore]
+    paused_s: float
+    def __init__(self, files: _Optional[_Union[FileSizes, _Mapping]] = ..., uid: _Optional[str] = ..., blocks: _Optional[_Union[FileBlocks, _Mapping]] = ..., num_bytes: _Optional[int] = ..., num_stores: _Optional[int] = ..., stores: _Optional[_Iterable[_Union[FrozenStore, _Mapping]]] = ..., paused_s: _Optional[float] = ...) -> None: ...
+
+class FrozenStore(_message.Message):
+    __slots__ = ("store", "files")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    store: MovedStore
+    files: FileSizes
+    def __init__(self, store: _Optional[_Union[MovedStore, _Mapping]] = ..., files: _Optional[_Union[FileSizes, _Mapping]] = ...) -> None: ...
+
 class MovedStore(_message.Message):
-    __slots__ = ("record", "state", "specs", "orders", "draws")
+    __slots__ = ("record", "state", "specs", "orders", "draws", "packed", "is_copy")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    IS_COPY_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     state: bytes
     specs: _containers.RepeatedCompositeFieldContainer[_spec_pb2.Spec]
     orders: _containers.RepeatedScalarFieldContainer[str]
     draws: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, record: _Optional[bytes] = ..., state: _Optional[bytes] = ..., specs: _Optional[_Iterable[_Union[_spec_pb2.Spec, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., draws: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    packed: bytes
+    is_copy: bool
+    def __init__(self, record: _Optional[bytes] = ..., state: _Optional[bytes] = ..., specs: _Optional[_Iterable[_Union[_spec_pb2.Spec, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., draws: _Optional[_Iterable[bytes]] = ..., packed: _Optional[bytes] = ..., is_copy: bool = ...) -> None: ...
 
 class CatalogRequest(_message.Message):
     __slots__ = ("describe_store", "list_stores", "list_keys")

@@ -7,10 +7,9 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, TDServeError, WrongStateError
-from tdserve.base.integers import check_integer
+from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_moves import ClusterMoves
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.part_creation import delete_parts
 from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
@@ -18,7 +17,6 @@ from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_shar
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
-from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, move_store
 from tdserve.client.cluster.sums import add_up_stats
 from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.kv.keyed_handle import KeyedHandle
@@ -28,7 +26,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole, name_splits
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ def _at_home(
     return cast("Callable[Concatenate[ClusterClient, _Parameters], _Result]", call)
 
 
-class ClusterClient:
+class ClusterClient(ClusterMoves):
     """A connection to several servers, with the calls and handles of :class:`tdserve.Client`.
 
     Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While that
@@ -73,8 +71,7 @@ class ClusterClient:
     """
 
     def __init__(self, servers: ClusterServers) -> None:
-        self.servers = servers
-        self.members, self.directory = servers.members, servers.directory
+        super().__init__(servers)
         self.address, self.numpy = servers.address, servers.numpy
 
     def __repr__(self) -> str:
@@ -364,84 +361,6 @@ class ClusterClient:
             except WrongStateError as error:  # it was not returned by that client
                 failure = error
         raise failure
-
-    # ------------------------------------------------------------ places
-
-    def find_server(self, name: str) -> int:
-        """Asks which server has a store, or will have it; of a shared one, its record. Returns its number."""
-        self.directory.forget(name)
-        return self.directory.find(name).server
-
-    def rebalance(
-        self,
-        name: str,
-        server: int | None = None,
-        *,
-        timeout_s: float = REBALANCE_TIMEOUT_S,
-        on_progress: OnProgress = lambda _: None,
-    ) -> int:
-        """Moves a store, or a part of a shared one (``"name#2"``), to another server, while others use it.
-
-        All of it moves: row numbers, generations, versions, counters, kept draws. Its files are copied while it serves.
-        Then its clients wait while the last changes are copied, some tenths of a second, and go on at the other server;
-        to what they have under way the move is what a restart of the server is. Changed rows are found by their
-        generations; non-tensor values, and all of a keyed store, are compared, a second per gigabyte. A record of where
-        it is stays behind. Moves of one store are made one at a time. Threads: safe.
-
-        Args:
-            server: Number of the server; None: the one that the name's hash chooses, as for a new store.
-            timeout_s: For all of it. Nothing has moved when it is over.
-            on_progress: Called after each request, with the bytes looked at and copied.
-
-        Returns:
-            The number of the server that has it now; nothing is done if it was there.
-
-        Raises:
-            NotSupportedError: It cannot move: an adopted store, one of a table and its policy.
-            StoreExistsError: The other server has a store of this name.
-            DeadlineExceededError: A client has begun to write and did not end in time; nothing was moved.
-        """
-        return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
-
-    def list_stores_at(self, server: int) -> list[str]:
-        """Lists the stores, and parts of shared ones, that a server has, without records of where stores are."""
-        client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
-        names = [name for name in client.stores() if client.describe(name).kind != "placement"]
-        return [name for name in names if (whole := find_whole(name)) is None or name != name_splits(whole)]
-
-    def choose_refuge(self, name: str, drained: int) -> int:
-        """Returns the server that would have a store, or a part, if a server did not exist.
-
-        Raises:
-            WrongStateError: Every other server has a part of the same store.
-        """
-        return choose_refuge(self.directory, name, drained)
-
-    def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
-        """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.
-
-        Each goes to the server that would have it if this one did not exist. New stores still come to it: its number
-        stays one of the cluster's.
-
-        Args:
-            timeout_s: For each store.
-
-        Returns:
-            Names of the stores that have moved.
-
-        Raises:
-            TDServeError: The first error of a store that could not move; all others have moved.
-        """
-        moved, failures = [], []
-        for name in self.list_stores_at(server):
-            try:
-                self.rebalance(name, self.choose_refuge(name, server), timeout_s=timeout_s)
-                moved.append(name)
-            except TDServeError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        return moved
 
     # ------------------------------------------------------------ figures
 

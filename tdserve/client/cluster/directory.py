@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, WrongStateError
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.move_steps import request_step
+from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S

@@ -7,7 +7,7 @@ anybody before that leaves the store where it is, and one after it is finished b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +25,10 @@ from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import Directory
-from tdserve.client.cluster.move_steps import request_step
+from tdserve.client.moves.file_passes import FilePasses, make_block
+from tdserve.client.moves.move_steps import request_step
+from tdserve.messages.changed_blocks import count_changed_bytes
 from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
-from tdserve.store.moved_files import MAX_BLOCK_BYTES, Digest, compute_digest
 from tdserve.v1 import control_pb2
 
 REBALANCE_TIMEOUT_S = 3600.0
@@ -39,15 +40,11 @@ MAX_PASSES = 3
 SMALL_BYTES = 32 << 20
 """So much change since the last pass is copied within a tenth of a second or so: the store is sealed then."""
 
-BLOCKS_PER_REQUEST = 32
-"""Digests of so many blocks take the source some 30 ms."""
+MAX_ATTEMPTS = 4
+"""Another client may move the store meanwhile, and a restart of the target forgets what has come."""
 
 SEAL_TIMEOUT_S = 10.0
 """Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
-
-_ZEROS = compute_digest(bytes(MAX_BLOCK_BYTES))
-
-Blocks = list[control_pb2.FileBlock]
 
 
 class MoveProgress(NamedTuple):
@@ -92,7 +89,9 @@ def move_store(
     whole = find_whole(name)
     if whole is not None and name == name_splits(whole):
         raise InvalidRequestError(argument="name", reason=f"{name!r} moves with {name_part(whole, 0)!r}")
+    num_attempts = 0
     while True:
+        num_attempts += 1
         directory.forget(name)
         place = directory.find(name, deadline)
         if place.placement is not None:
@@ -105,9 +104,8 @@ def move_store(
                 _move_part(servers, whole, name, place.server, target, on_progress, deadline)
             directory.forget(name)
             return target
-        except (StoreNotFoundError, WrongStateError):  # as when somebody else has moved it meanwhile
-            directory.forget(name)
-            if deadline.expired or directory.find(name, deadline).server == place.server:
+        except (StoreNotFoundError, WrongStateError):  # somebody else has moved it, or a server was started again
+            if deadline.expired or num_attempts == MAX_ATTEMPTS:
                 raise
 
 
@@ -205,8 +203,7 @@ class _Copying:
     on_progress: OnProgress
     deadline: Deadline
     copied_nbytes: int = 0
-    digests: dict[tuple[bytes, int], Digest] = field(default_factory=dict)
-    known: dict[tuple[bytes, int], Digest] = field(default_factory=dict)
+    passes: FilePasses = field(default_factory=FilePasses)
 
     def run(self) -> str:
         """Moves the store; returns the id of the move."""
@@ -247,43 +244,22 @@ class _Copying:
         is_sealed: bool = False,
     ) -> int:
         """Copies the blocks that have changed since the last pass; returns their bytes."""
-        before, self.known, self.digests = self.copied_nbytes, self.digests, {}
-        wanted = list(self._iter_changed(files))
-        total_nbytes, seen_nbytes = sum(block.nbytes for block in wanted), 0
-        for first in range(0, len(wanted), BLOCKS_PER_REQUEST):
-            asked = wanted[first : first + BLOCKS_PER_REQUEST]
-            while asked:
-                self._check_time()
-                answer = source(read=control_pb2.FileBlocks(blocks=asked)).blocks.blocks
-                written = list(self._take(asked, answer))
-                if written:
-                    target(write=control_pb2.FileBlocks(blocks=written))
-                seen_nbytes += sum(block.nbytes for block in asked[: len(answer)])
-                asked = asked[len(answer) :]
-                self.on_progress(MoveProgress(seen_nbytes, total_nbytes, self.copied_nbytes, is_sealed))
+        before, seen_nbytes, total_nbytes = self.copied_nbytes, 0, count_changed_bytes(files)
+
+        def read(asked: control_pb2.FileBlocks) -> control_pb2.FileBlocks:
+            self._check_time()
+            return source(read=asked).blocks
+
+        for blocks in self.passes.read(files, read):
+            changed = [block for block in blocks if block.content is not None]
+            if changed:
+                target(write=control_pb2.FileBlocks(blocks=map(make_block, changed)))
+            self.copied_nbytes += sum(block.nbytes for block in changed)
+            seen_nbytes += sum(block.nbytes for block in blocks)
+            self.on_progress(MoveProgress(seen_nbytes, total_nbytes, self.copied_nbytes, is_sealed))
         return self.copied_nbytes - before
 
     def _check_time(self) -> None:
         if self.deadline.expired:
             what = f"the move of {self.name!r} to server {self.target}"
             raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
-
-    def _iter_changed(self, files: control_pb2.FileSizes) -> Iterator[control_pb2.FileBlock]:
-        """Yields the blocks that may have changed since the last pass, and keeps the digests of the others."""
-        for path, nbytes, changed in zip(files.paths, files.nbytes, files.changed, strict=True):
-            for number, offset in enumerate(range(0, nbytes, MAX_BLOCK_BYTES)):
-                size = min(MAX_BLOCK_BYTES, nbytes - offset)
-                known = self.known.get((path, offset))
-                if known is not None and changed and not changed[number // 8] >> number % 8 & 1:
-                    self.digests[path, offset] = known
-                    continue
-                zeros = _ZEROS if size == MAX_BLOCK_BYTES else compute_digest(bytes(size))
-                # A new file is zero, also one that has gone and come again.
-                yield control_pb2.FileBlock(path=path, offset=offset, nbytes=size, digest=known or zeros)
-
-    def _take(self, asked: Blocks, answer: Iterable[control_pb2.FileBlock]) -> Iterator[control_pb2.FileBlock]:
-        for block, found in zip(asked, answer, strict=False):
-            if found.HasField("content"):
-                self.copied_nbytes += block.nbytes
-                yield control_pb2.FileBlock(path=block.path, offset=block.offset, content=found.content)
-            self.digests[block.path, block.offset] = found.digest

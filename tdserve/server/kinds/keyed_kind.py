@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path as FilePath
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,15 @@ class KeyedKind(StoreKind):
             UseMarks(folder, creates=True)
         keyed, stored = KeyedState(settings), settings.make_stored_spec(spec.fingerprint)
         return OpenedStore(record, stored, folder, row_spec=spec, generations=generations, keyed=keyed)
+
+    def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
+        """Skips the numbers of versions that were put since."""
+        if not record.packed:
+            generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
+            values = object_folders.get_folder(folder, generations.objects_epoch)
+            skip_versions(values, max_bytes=record.max_object_bytes)
+            generations.close()
+        return state
 
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)

@@ -112,6 +112,19 @@ class StoreKind(ABC):
         """
         return f"its tensors lie in {record.adopted}" if record.adopted else ""
 
+    def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
+        """Makes a copy, as of a checkpoint, differ from what the clients of the original may know.
+
+        Args:
+            folder: Its files, which nobody has open.
+            record: Its own.
+            state: Of the original.
+
+        Returns:
+            The state of the copy.
+        """
+        return state
+
     def get_state(self, store: OpenedStore) -> dict[str, Any]:
         """Returns what the rules of a store need after a restart, or on another server."""
         return {}

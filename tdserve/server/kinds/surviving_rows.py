@@ -54,12 +54,17 @@ class SurvivingRows:
             lost: Rows that get an odd one.
             marks_store: Whether the store's own number becomes odd too.
         """
-        step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
-        moved = (((self.generations & NAME_MASK) | 1) - 1 + step) & NAME_MASK
+        moved = rename_generations(self.generations) & ~1
         moved[:-1][~self.was_written] = 0
         moved[lost] |= 1
         moved[-1] |= marks_store
         Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
+
+
+def rename_generations(generations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns generations that nobody has seen; odd ones stay odd."""
+    step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+    return ((generations & NAME_MASK) + step) & NAME_MASK
 
 
 def _find_synced_rows(

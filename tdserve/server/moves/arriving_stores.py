@@ -11,18 +11,23 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError
+import numpy as np
+
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
 from tdserve.server.creation import Creation
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
+from tdserve.server.kinds.surviving_rows import rename_generations
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.store import moved_files
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2
 
@@ -49,7 +54,7 @@ class ArrivingStores:
             if self._stores.catalog.find_name(record.uid) is None:
                 kept.add(move)
                 continue
-            if not root.store_folder(record.name).exists():
+            if not record.packed and not root.store_folder(record.name).exists():
                 root.take_arrived(record.name, move)
             db.delete("arriving", key)
         for folder in root.list_arriving():
@@ -74,8 +79,15 @@ class ArrivingStores:
             raise StoreExistsError(name=name)
 
     async def write(self, move: str, blocks: Sequence[control_pb2.FileBlock]) -> None:
-        """Writes blocks into the files of a store. Errors as of ``receive``."""
+        """Writes blocks into the files of a store.
+
+        Raises:
+            WrongStateError: What had come by this move is gone: the server was started again.
+            CapacityError: There is no room.
+        """
         folder = self._stores.root.arriving_folder(move)
+        if not folder.is_dir():
+            raise WrongStateError(state=f"nothing has come by move {move} since the server started", event="writing")
         given = [moved_files.Block(each.path, each.offset, len(each.content), content=each.content) for each in blocks]
         await asyncio.to_thread(moved_files.write_blocks, folder, given)
 
@@ -84,9 +96,17 @@ class ArrivingStores:
         await asyncio.to_thread(moved_files.sync_files, self._stores.root.arriving_folder(move))
 
     async def complete(self, name: str, move: str, moved: control_pb2.MovedStore) -> None:
-        """Keeps a store whose files are all here, until it is shown or comes anew."""
+        """Keeps a store whose files are all here, until it is shown or comes anew.
+
+        Raises:
+            InvalidRequestError: Its files have not come by this move.
+            CorruptDataError: It is a copy with damaged files.
+        """
         record = StoreRecord.from_bytes(moved.record)
         folder = self._stores.root.arriving_folder(move)
+        if moved.is_copy and folder.is_dir():
+            record = await asyncio.to_thread(_begin_copy, folder, record, name, move)
+            moved.record = record.to_bytes()
         if record.name != name or not folder.is_dir():
             raise InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
         self._check_free(name)
@@ -130,16 +150,34 @@ class ArrivingStores:
 
         stores = self._stores
         stores.catalog.check_free(record.name)
+        if moved.is_copy:
+            state = KINDS[record.kind].begin_copy(stores.root.arriving_folder(move), record, state, stores.db)
         with stores.db.begin_transaction() as txn:
             txn.put("stores", record.name.encode(), record.to_bytes())
+            if record.packed:
+                txn.put("packed", record.uid.encode(), moved.packed)
             if state:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
             for draw in moved.draws:
                 save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
-        stores.root.take_arrived(record.name, move)  # from now on, also after a restart
+        if record.packed:
+            moved_files.remove(stores.root.arriving_folder(move))
+        else:
+            stores.root.take_arrived(record.name, move)  # from now on, also after a restart
         stores.catalog.add(record)
         stores.announce(record.name)
         stores.db.delete("arriving", move.encode())
+
+
+def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> StoreRecord:
+    """Makes the files of a copy those of a store of its own, whose incarnation is that of the move. It is safe to
+    repeat."""
+    path = folder / GENERATION_FILE
+    if path.exists() and not is_of(path, uid=move):
+        generations = Generations.open(path, uid=record.uid, writable=True)
+        generations.values[:] = np.where(generations.values, rename_generations(generations.values), 0)
+        generations.begin_copy(move)
+    return replace(record, name=name, uid=move)
 
 
 def _read_record(content: bytes) -> StoreRecord:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, count_blocks, pack_changed
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.weights.version_files import make_path
-from tdserve.store.moved_files import MAX_BLOCK_BYTES, list_files
+from tdserve.store.moved_files import list_files
+from tdserve.store.object_folders import is_of_values
 from tdserve.store.version_names import make_values_name
 from tdserve.store.watermark import SyncedStore
 from tdserve.v1 import control_pb2
@@ -46,11 +47,12 @@ class ContentMark:
     versions: frozenset[bytes]
 
     @classmethod
-    def of(cls, store: OpenedStore, generations: NDArray[np.int64] | None) -> ContentMark:
+    def of(cls, store: OpenedStore, generations: NDArray[np.int64] | None, *, with_values: bool = True) -> ContentMark:
         """Makes the mark of a store; blocking. What is read of its files from now on is compared with this.
 
         Args:
             generations: Of its rows; None if they do not tell all that changes.
+            with_values: Whether files of non-tensor values are among its files.
         """
         record, row_nbytes, copied = store.record, {}, None
         if generations is not None:
@@ -59,7 +61,10 @@ class ContentMark:
                 store.spec, uid=record.uid, folder=str(store.folder), structure=record.structure
             )
             row_nbytes = {os.fsencode(path): nbytes for path, nbytes in described.leaves}
-        return cls(store.identity, list_files(store.folder), copied, row_nbytes, frozenset(_list_version_files(store)))
+        sizes = list_files(store.folder)
+        if not with_values:
+            sizes = {path: nbytes for path, nbytes in sizes.items() if not is_of_values(path)}
+        return cls(store.identity, sizes, copied, row_nbytes, frozenset(_list_version_files(store)))
 
     def list_changed(self, before: ContentMark | None) -> list[bytes]:
         """Lists the blocks of each file that may have changed since an earlier mark.
@@ -83,15 +88,15 @@ class ContentMark:
         if before.sizes.get(path) != nbytes or not nbytes:
             return b""
         if path in self.versions & before.versions:
-            return _pack(np.zeros(_count_blocks(nbytes), np.bool_))
+            return pack_changed(np.zeros(count_blocks(nbytes), np.bool_))
         row_nbytes = self.row_nbytes.get(path)
         if rows is None or not row_nbytes:
             return b""
-        num_blocks = _count_blocks(nbytes)
+        num_blocks = count_blocks(nbytes)
         first = rows * row_nbytes // MAX_BLOCK_BYTES
         last = (rows * row_nbytes + row_nbytes - 1) // MAX_BLOCK_BYTES
         begun = np.bincount(first, minlength=num_blocks + 1) - np.bincount(last + 1, minlength=num_blocks + 1)
-        return _pack(np.cumsum(begun)[:num_blocks] > 0)
+        return pack_changed(np.cumsum(begun)[:num_blocks] > 0)
 
 
 class FileLists:
@@ -100,14 +105,37 @@ class FileLists:
     def __init__(self) -> None:
         self._marks: dict[tuple[int, str], tuple[str, ContentMark]] = {}  # by session and store
 
-    async def list_files(self, store: OpenedStore, by: Seal) -> control_pb2.FileSizes:
+    async def list_files(self, store: OpenedStore, by: Seal, *, with_values: bool = True) -> control_pb2.FileSizes:
         """Returns the files of a store with their sizes, and which of their blocks may have changed since the list
-        before of the same reader."""
-        mark = await asyncio.to_thread(ContentMark.of, store, _find_generations(store))
-        reader, before = self._marks.get((by.session, store.name), ("", None))
-        changed = await asyncio.to_thread(mark.list_changed, before if reader == by.move else None)
+        before of the same reader.
+
+        Args:
+            by: The reader.
+            with_values: Whether files of non-tensor values are among them.
+        """
+        generations, before = _find_generations(store), self._find_mark(store, by)
+        mark = await asyncio.to_thread(ContentMark.of, store, generations, with_values=with_values)
+        changed = await asyncio.to_thread(mark.list_changed, before)
         self._marks[by.session, store.name] = by.move, mark
-        return control_pb2.FileSizes(paths=mark.sizes.keys(), nbytes=mark.sizes.values(), changed=changed)
+        return _make_list(mark, changed)
+
+    def begin_compare(self, stores: Iterable[OpenedStore], by: Seal) -> Callable[[], list[control_pb2.FileSizes]]:
+        """Returns a function for any thread: it returns the list of each of some stores at rest, without files of
+        values. The next lists are not compared with these."""
+        compared = [(store, _find_generations(store), self._find_mark(store, by)) for store in stores]
+
+        def compare() -> list[control_pb2.FileSizes]:
+            found = []
+            for store, generations, before in compared:
+                mark = ContentMark.of(store, generations, with_values=False)
+                found.append(_make_list(mark, mark.list_changed(before)))
+            return found
+
+        return compare
+
+    def _find_mark(self, store: OpenedStore, by: Seal) -> ContentMark | None:
+        reader, mark = self._marks.get((by.session, store.name), ("", None))
+        return mark if reader == by.move else None
 
     def forget(self, by: Seal, name: str) -> None:
         """Forgets what a session has listed of a store."""
@@ -117,6 +145,10 @@ class FileLists:
         """Forgets all that a session has listed."""
         for listed in [key for key in self._marks if key[0] == session]:
             del self._marks[listed]
+
+
+def _make_list(mark: ContentMark, changed: list[bytes]) -> control_pb2.FileSizes:
+    return control_pb2.FileSizes(paths=mark.sizes.keys(), nbytes=mark.sizes.values(), changed=changed)
 
 
 def _find_generations(store: OpenedStore) -> NDArray[np.int64] | None:
@@ -131,11 +163,3 @@ def _list_version_files(store: OpenedStore) -> Iterator[bytes]:
         path = make_path(store, record.version)
         for each in (path, make_values_name(path)):
             yield os.fsencode(each.relative_to(store.folder))
-
-
-def _count_blocks(nbytes: int) -> int:
-    return -(-nbytes // MAX_BLOCK_BYTES)
-
-
-def _pack(changed: NDArray[Any]) -> bytes:
-    return np.packbits(changed, bitorder="little").tobytes()

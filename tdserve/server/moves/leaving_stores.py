@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -76,15 +77,6 @@ class LeavingStores:
         move."""
         return await self._lists.list_files(store, by)
 
-    async def read(self, store: OpenedStore, asked: Iterable[control_pb2.FileBlock]) -> control_pb2.FileBlocks:
-        """Returns the digests of the first of some blocks, and the content of those that have changed."""
-        wanted = [moved_files.Block(each.path, each.offset, each.nbytes, each.digest) for each in asked]
-        found = await asyncio.to_thread(moved_files.read_blocks, store.folder, wanted, max_bytes=MAX_CONTENT_BYTES)
-        blocks = control_pb2.FileBlocks()
-        for digest, content in found:
-            blocks.blocks.add(digest=digest, content=content)
-        return blocks
-
     async def seal(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> control_pb2.MoveAnswer:
         """Lets nobody use a store any more, waits for what is under way, and returns all that the other server needs.
 
@@ -147,6 +139,16 @@ class LeavingStores:
         stores.catalog.add(packed)
         await asyncio.to_thread(stores.db.sync)  # before the content goes
         await stores.free(store.record.uid)
+
+
+async def read_blocks(folder: Path, asked: Iterable[control_pb2.FileBlock]) -> control_pb2.FileBlocks:
+    """Returns the digests of the first of some blocks, and the content of those that have changed."""
+    wanted = [moved_files.Block(each.path, each.offset, each.nbytes, each.digest) for each in asked]
+    found = await asyncio.to_thread(moved_files.read_blocks, folder, wanted, max_bytes=MAX_CONTENT_BYTES)
+    blocks = control_pb2.FileBlocks()
+    for digest, content in found:
+        blocks.blocks.add(digest=digest, content=content)
+    return blocks
 
 
 def describe_store(stores: Stores, store: OpenedStore) -> control_pb2.MovedStore:

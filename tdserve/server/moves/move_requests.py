@@ -1,8 +1,11 @@
-"""Serves the steps of moves, which a client takes at the server that has a store and at the one that gets it."""
+"""Serves the steps of moves, which a client takes at the server that has a store and at the one that gets it, and those
+of checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError, WrongStateError
@@ -11,7 +14,8 @@ from tdserve.server import inline_tasks
 from tdserve.server.creation import Creation
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
 from tdserve.server.moves.arriving_stores import ArrivingStores
-from tdserve.server.moves.leaving_stores import LeavingStores
+from tdserve.server.moves.checkpoints import Checkpoints
+from tdserve.server.moves.leaving_stores import LeavingStores, read_blocks
 from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -30,6 +34,8 @@ class MoveRequests:
     Attributes:
         leaving: Stores that leave this server.
         arriving: Stores that come to it.
+        checkpoints: Copies of all stores.
+        handlers: Of these requests, by kind.
     """
 
     def __init__(self, stores: Stores, creation: Creation, syncing: Syncing) -> None:
@@ -37,11 +43,22 @@ class MoveRequests:
         self._creation = creation
         self.leaving = LeavingStores(stores)
         self.arriving = ArrivingStores(stores, creation, syncing)
+        self.checkpoints = Checkpoints(stores)
+        self.handlers: Mapping[str, Callable[[ClientSession, int, Any], Awaitable[control_pb2.Done]]] = {
+            "move": self.serve,
+            "checkpoint": self.checkpoints.serve,
+        }
 
     def restore(self) -> None:
         """Finishes or removes what a restart has interrupted. Call it before clients are served."""
         self.leaving.restore()
         self.arriving.restore()
+        self.checkpoints.restore()
+
+    async def on_session_ended(self, session: int) -> None:
+        """Lets the stores serve again that a session had sealed, and removes what was kept for it."""
+        self.leaving.on_session_ended(session)
+        await self.checkpoints.on_session_ended(session)
 
     async def serve(self, session: ClientSession, request: int, asked: control_pb2.MoveRequest) -> control_pb2.Done:
         """Takes one step; errors as of the methods of ``LeavingStores`` and ``ArrivingStores``."""
@@ -76,7 +93,7 @@ class MoveRequests:
             by = Seal(session.number, asked.move)
             return control_pb2.MoveAnswer(files=await self.leaving.list_files(store, by), uid=store.record.uid)
         if step == "read":
-            return control_pb2.MoveAnswer(blocks=await self.leaving.read(store, asked.read.blocks))
+            return control_pb2.MoveAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
         return await self.leaving.seal(store, Seal(session.number, asked.move), Deadline.after(asked.timeout_s))
 
     async def place(self, name: str, settings: str, *, move: str = "", expected: str = "") -> None:

@@ -38,8 +38,13 @@ class Sealing:
             store.catch_up()
             store.table.take_back_claims()
 
-    async def wait_at_rest(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> None:
+    async def wait_at_rest(
+        self, store: OpenedStore, seal: Seal, deadline: Deadline, *, keeps_unfinished: bool = False
+    ) -> None:
         """Waits until nobody can still write into a store's files. After an error it stays sealed.
+
+        Args:
+            keeps_unfinished: Whether rows may be left that a lost or stopped writer has not finished: they are odd.
 
         Raises:
             DeadlineExceededError: A client is still writing, or was stopped while it did.
@@ -56,7 +61,10 @@ class Sealing:
             await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
         store.waiters.send_away(name)
         await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
-        await wait(lambda: _is_at_rest(store), f"rows of {name!r} that a client has begun to write")
+        await wait(
+            lambda: not store.writes and (keeps_unfinished or not _has_unfinished(store)),
+            f"rows of {name!r} that a client has begun to write",
+        )
 
     def end(self, name: str, seal: Seal) -> None:
         """Lets a store serve again. Does nothing unless this very seal holds it."""
@@ -76,8 +84,8 @@ class Sealing:
             store.waiters.call_back()
 
 
-def _is_at_rest(store: OpenedStore) -> bool:
-    return not (store.writes or store.lost or (store.table is not None and store.table.ring.num_reserved))
+def _has_unfinished(store: OpenedStore) -> bool:
+    return bool(store.lost) or (store.table is not None and bool(store.table.ring.num_reserved))
 
 
 async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.cluster.move_steps import request_step
+from tdserve.client.moves.move_steps import request_step
 from tdserve.v1 import control_pb2
 
 ROW = TensorDict({"number": torch.tensor(0), "body": torch.zeros(5)}, [])

@@ -22,7 +22,7 @@ from tdserve.base.errors import (
     VersionConflictError,
     WrongStateError,
 )
-from tdserve.client.cluster.move_steps import request_step
+from tdserve.client.moves.move_steps import request_step
 from tests.integration.cluster.moving import ROW, choose_other, list_files, make_rows, release_only
 from tests.integration.cluster.names import next_name
 from tests.processes import quiet_port, wait_for

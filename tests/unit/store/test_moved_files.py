@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.store.moved_files import (
-    MAX_BLOCK_BYTES,
     Block,
     compute_digest,
     list_files,

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.moves.leaving_stores import LeavingStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
-from tdserve.store.moved_files import MAX_BLOCK_BYTES
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import extend, write
 from tests.unit.server.weights.test_publishing import publish

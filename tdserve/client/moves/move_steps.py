@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.client import Client
 from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
 
-def request_step(client: Client, name: str, *, deadline: Deadline | None = None, **step: Any) -> control_pb2.MoveAnswer:
+def request_step(
+    client: SessionClient, name: str, *, deadline: Deadline | None = None, **step: Any
+) -> control_pb2.MoveAnswer:
     """Asks a server for one step of the move of a store (``MoveRequest``); it is safe to repeat.
 
     Args:

@@ -1,0 +1,152 @@
+"""The calls of a cluster's client that know on which server a store is: moves and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import TDServeError
+from tdserve.base.integers import check_integer
+from tdserve.client.cluster.cluster_checkpoints import checkpoint_cluster, restore_cluster
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, move_store
+from tdserve.client.moves.checkpoint_restore import OnRestore
+from tdserve.client.moves.checkpoint_writer import OnCheckpoint
+from tdserve.client.moves.manifest import Checkpoint
+from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place
+from tdserve.rules.placement import find_whole, name_splits
+
+
+class ClusterMoves:
+    """The part of a cluster's client that moves stores from server to server, and to a checkpoint and back.
+
+    Attributes:
+        members: The clients of the servers.
+        directory: Where each store is.
+    """
+
+    def __init__(self, servers: ClusterServers) -> None:
+        self.servers = servers
+        self.members, self.directory = servers.members, servers.directory
+
+    # ------------------------------------------------------------ places
+
+    def find_server(self, name: str) -> int:
+        """Asks which server has a store, or will have it; of a shared one, its record. Returns its number."""
+        self.directory.forget(name)
+        return self.directory.find(name).server
+
+    def rebalance(
+        self,
+        name: str,
+        server: int | None = None,
+        *,
+        timeout_s: float = REBALANCE_TIMEOUT_S,
+        on_progress: OnProgress = lambda _: None,
+    ) -> int:
+        """Moves a store, or a part of a shared one (``"name#2"``), to another server, while others use it.
+
+        All of it moves: row numbers, generations, versions, counters, kept draws. Its files are copied while it serves.
+        Then its clients wait while the last changes are copied, some tenths of a second, and go on at the other server;
+        to what they have under way the move is what a restart of the server is. Changed rows are found by their
+        generations; non-tensor values, and all of a keyed store, are compared, a second per gigabyte. A record of where
+        it is stays behind. Moves of one store are made one at a time. Threads: safe.
+
+        Args:
+            server: Number of the server; None: the one that the name's hash chooses, as for a new store.
+            timeout_s: For all of it. Nothing has moved when it is over.
+            on_progress: Called after each request, with the bytes looked at and copied.
+
+        Returns:
+            The number of the server that has it now; nothing is done if it was there.
+
+        Raises:
+            NotSupportedError: It cannot move: an adopted store, one of a table and its policy.
+            StoreExistsError: The other server has a store of this name.
+            DeadlineExceededError: A client has begun to write and did not end in time; nothing was moved.
+        """
+        return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
+
+    def list_stores_at(self, server: int) -> list[str]:
+        """Lists the stores, and parts of shared ones, that a server has, without records of where stores are."""
+        client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
+        names = [name for name in client.stores() if client.describe(name).kind != "placement"]
+        return [name for name in names if (whole := find_whole(name)) is None or name != name_splits(whole)]
+
+    def choose_refuge(self, name: str, drained: int) -> int:
+        """Returns the server that would have a store, or a part, if a server did not exist.
+
+        Raises:
+            WrongStateError: Every other server has a part of the same store.
+        """
+        return choose_refuge(self.directory, name, drained)
+
+    def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
+        """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.
+
+        Each goes to the server that would have it if this one did not exist. New stores still come to it: its number
+        stays one of the cluster's.
+
+        Args:
+            timeout_s: For each store.
+
+        Returns:
+            Names of the stores that have moved.
+
+        Raises:
+            TDServeError: The first error of a store that could not move; all others have moved.
+        """
+        moved, failures = [], []
+        for name in self.list_stores_at(server):
+            try:
+                self.rebalance(name, self.choose_refuge(name, server), timeout_s=timeout_s)
+                moved.append(name)
+            except TDServeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return moved
+
+    # ------------------------------------------------------------ checkpoints
+
+    def checkpoint(
+        self,
+        place: Place,
+        *,
+        keep: int | None = None,
+        timeout_s: float = CHECKPOINT_TIMEOUT_S,
+        on_progress: OnCheckpoint = lambda _: None,
+    ) -> list[Checkpoint]:
+        """Writes a checkpoint of each server, at the same time, to ``place/server-0`` and so on.
+
+        Each has its server's stores at one moment; the moments of two servers may differ by a second or so. Arguments
+        and errors as of ``Client.checkpoint``; a server that does not answer raises ConnectError. Threads: safe.
+        """
+        deadline = Deadline.after(timeout_s)
+        return checkpoint_cluster(self.members, place, keep=keep, deadline=deadline, on_progress=on_progress)
+
+    def restore(
+        self,
+        place: Place,
+        *,
+        names: Collection[str] | None = None,
+        timeout_s: float = CHECKPOINT_TIMEOUT_S,
+        on_progress: OnRestore = lambda _: None,
+    ) -> list[str]:
+        """Brings stores of the newest checkpoint of as many servers back, each to the server of its number.
+
+        Args:
+            place: As of ``checkpoint``.
+            names: Stores that are brought back, shared ones with all their parts; None: all.
+            timeout_s: For all of it.
+            on_progress: Called after each block.
+
+        Returns:
+            The names of the new stores, and parts of them.
+
+        Raises:
+            InvalidRequestError: The place has checkpoints of another number of servers. Nothing was restored.
+            TDServeError: As of ``Client.restore``.
+        """
+        deadline = Deadline.after(timeout_s)
+        return restore_cluster(self.members, place, names=names, deadline=deadline, on_progress=on_progress)

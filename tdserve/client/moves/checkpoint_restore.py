@@ -1,0 +1,141 @@
+"""Brings the stores of a checkpoint back to a server: each as a new store, with the content that it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, StoreExistsError, StoreNotFoundError
+from tdserve.base.ids import make_uid
+from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
+from tdserve.client.moves.move_steps import request_step
+from tdserve.client.session.session_client import SessionClient
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.settings import Settings
+from tdserve.store.archive import Archive
+from tdserve.store.moved_files import compute_digest
+from tdserve.v1 import control_pb2
+
+
+class RestoreProgress(NamedTuple):
+    """How far a restore has come.
+
+    Attributes:
+        store: Name of the store that is being written.
+        nbytes: Bytes of files that are in place.
+        total_nbytes: Bytes of all files.
+    """
+
+    store: str
+    nbytes: int
+    total_nbytes: int
+
+
+class Copies(NamedTuple):
+    """The stores that are made of those of a checkpoint.
+
+    Attributes:
+        names: Of each, by the name of the original.
+        uids: Incarnation of each, by that of the original.
+    """
+
+    names: dict[str, str]
+    uids: dict[str, str]
+
+    def rename_policy(self, settings: str) -> str:
+        """Returns a table's settings with the name that its policy has now."""
+        found = Settings.from_json(settings)
+        if not found.policy:
+            return settings
+        return replace(found, policy=self.names.get(found.policy, found.policy)).to_json()
+
+
+OnRestore = Callable[[RestoreProgress], None]
+
+
+def restore_stores(
+    client: SessionClient,
+    archive: Archive,
+    checkpoint: Checkpoint,
+    *,
+    names: Collection[str] | None,
+    prefix: str,
+    taken: Collection[str],
+    deadline: Deadline,
+    on_progress: OnRestore,
+) -> list[str]:
+    """Makes stores of a checkpoint stores of a server.
+
+    Args:
+        names: Names of those; None: all.
+        prefix: Put in front of the name of each.
+        taken: Names that the server's stores have.
+
+    Returns:
+        The names of the new stores.
+
+    Raises:
+        StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
+        StoreExistsError: The server has a store of such a name. Nothing was restored.
+        CorruptDataError: A block is missing or damaged. The stores before it, in alphabetical order, were restored.
+        CapacityError: There is no room. Likewise.
+    """
+    missing = sorted({*(names or ())} - {store.name for store in checkpoint.stores})
+    if missing:
+        raise StoreNotFoundError(name=missing[0])
+    chosen = [store for store in checkpoint.stores if names is None or store.name in names]
+    for store in chosen:
+        if prefix + store.name in taken:
+            raise StoreExistsError(name=prefix + store.name)
+    chosen.sort(key=lambda store: store.kind != "weights")  # tables may follow them
+    copies = Copies({store.name: prefix + store.name for store in chosen}, {store.uid: make_uid() for store in chosen})
+    total_nbytes, nbytes = sum(store.nbytes for store in chosen), 0
+    for store in chosen:
+        for written in _restore(client, archive, store, copies, deadline):
+            nbytes += written
+            on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
+    return sorted(copies.names.values())
+
+
+def _restore(
+    client: SessionClient, archive: Archive, store: ArchivedStore, copies: Copies, deadline: Deadline
+) -> Iterator[int]:
+    """Restores a store; yields the sizes of the blocks that are in place."""
+    name, move = copies.names[store.name], copies.uids[store.uid]
+    step = partial(request_step, client, name, move=move, deadline=deadline)
+    paths = [bytes.fromhex(file.path) for file in store.files]
+    step(receive=control_pb2.FileSizes(paths=paths, nbytes=[file.nbytes for file in store.files]))
+    for path, file in zip(paths, store.files, strict=True):
+        for offset, size, digest in file.iter_blocks():
+            if deadline.expired:
+                raise DeadlineExceededError(what=f"the restore of {store.name!r}", timeout_s=deadline.timeout_s)
+            if digest != (_ZEROS if size == MAX_BLOCK_BYTES else compute_digest(bytes(size))).hex():
+                content = read_block(archive, digest)
+                block = control_pb2.FileBlock(path=path, offset=offset, content=content)
+                step(write=control_pb2.FileBlocks(blocks=[block]))
+            yield size
+    step(complete=_make_copy(store.moved, copies))
+    step(show=True)
+
+
+_ZEROS = compute_digest(bytes(MAX_BLOCK_BYTES))
+
+
+def _make_copy(moved: control_pb2.MovedStore, copies: Copies) -> control_pb2.MovedStore:
+    """Returns what will be on record of a copy: a table follows the copy of its policy."""
+    record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
+    moved.is_copy = True
+    del moved.draws[:]  # they name rows by generations of the original
+    if record.kind == "replay":
+        moved.record = replace(record, settings=copies.rename_policy(record.settings)).to_bytes()
+        if "settings" in state:
+            state["settings"] = copies.rename_policy(state["settings"])
+        if "policy_uid" in state:
+            state["policy_uid"] = copies.uids.get(state["policy_uid"], state["policy_uid"])
+        moved.state = json.dumps(state).encode() if state else b""
+    return moved

@@ -1,0 +1,214 @@
+"""Writes a checkpoint of a server: its stores are read while they serve, then as they are at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.base.ids import make_uid
+from tdserve.client.moves.file_passes import FilePasses, FoundBlock
+from tdserve.client.moves.manifest import (
+    ArchivedFile,
+    ArchivedStore,
+    Checkpoint,
+    load_newest,
+    make_id,
+    save,
+    write_block,
+)
+from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, iter_changed
+from tdserve.rules.catalog import StoreRecord
+from tdserve.store.archive import Archive
+from tdserve.v1 import control_pb2
+
+FROZEN_BYTES = 32 << 20
+"""So much change is copied by the server within some tens of milliseconds. What a writer changes between two passes may
+be more: then the next pass begins, and twice as much is allowed after it."""
+
+REST_S = 2.0
+"""Time for writes under way to end once all stores are sealed; a client that was stopped while it wrote holds it up."""
+
+STEP_S = 1e-3
+"""A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
+
+NUM_WRITERS = 4
+"""Threads that write blocks to the place, and twice as many blocks that may wait for them."""
+
+
+class CheckpointProgress(NamedTuple):
+    """How far a checkpoint has come.
+
+    Attributes:
+        store: Name of the store that is being read.
+        read_nbytes: Bytes that were read in all passes.
+        written_nbytes: Bytes that no earlier checkpoint had.
+    """
+
+    store: str
+    read_nbytes: int
+    written_nbytes: int
+
+
+OnCheckpoint = Callable[[CheckpointProgress], None]
+
+
+def write_checkpoint(
+    client: SessionClient, names: Iterable[str], archive: Archive, *, deadline: Deadline, on_progress: OnCheckpoint
+) -> Checkpoint:
+    """Writes a checkpoint of all stores of a server to a place.
+
+    Args:
+        names: Names of the stores, as far as they are known: those are read while they serve.
+
+    Returns:
+        The checkpoint, which is the newest of the place now.
+
+    Raises:
+        DeadlineExceededError: A client's writes did not end in time, or the time is over. The place has the checkpoints
+            that it had; blocks that were written stay, and the next attempt has them.
+        CapacityError: The place, or the server's disk, is full.
+    """
+    earlier = load_newest(archive)
+    with ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="tdserve-checkpoint") as threads:
+        writer = _CheckpointWriter(client, archive, threads, deadline, on_progress, earlier)
+        return writer.run(list(names))
+
+
+@dataclass
+class _CheckpointWriter:
+    client: SessionClient
+    archive: Archive
+    threads: ThreadPoolExecutor
+    deadline: Deadline
+    on_progress: OnCheckpoint
+    earlier: Checkpoint | None
+    checkpoint: str = field(default_factory=make_uid)
+    passes: dict[str, FilePasses] = field(default_factory=dict)
+    archived: set[str] = field(default_factory=set)
+    writing: list[Future[None]] = field(default_factory=list)
+    read_nbytes: int = 0
+    written_nbytes: int = 0
+
+    def _know(self, store: ArchivedStore) -> None:
+        """Takes note of a store of the checkpoint before: what that has is neither read nor written again."""
+        known = self.passes.setdefault(store.uid, FilePasses())
+        for file in store.files:
+            self.archived.update(file.digests)
+            path = bytes.fromhex(file.path)
+            known.digests.update(((path, offset), bytes.fromhex(digest)) for offset, _, digest in file.iter_blocks())
+
+    def run(self, names: list[str]) -> Checkpoint:
+        for store in self.earlier.stores if self.earlier else ():
+            self._know(store)
+        allowed = FROZEN_BYTES
+        while True:
+            for name in names:
+                self._read_store(name)
+            rest_s = min(REST_S, self.deadline.remaining_s or REST_S)
+            frozen = self._ask(freeze=allowed, timeout_s=rest_s)
+            if frozen.num_bytes <= allowed:
+                break
+            self._check_time()
+            allowed *= 2
+        created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
+        try:
+            stores = [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
+        finally:
+            with suppress(TDServeError):  # the end of the session does it too
+                self._ask(end=True)
+        for future in self.writing:
+            future.result()
+        made = Checkpoint(
+            id=make_id(created_s, self.checkpoint),
+            created_s=created_s,
+            stores=sorted(stores, key=lambda store: store.name),
+            left_out=sorted({*names} - {store.name for store in stores}),
+            paused_s=frozen.paused_s,
+            written_nbytes=self.written_nbytes,
+        )
+        save(self.archive, made)
+        return made
+
+    # ------------------------------------------------------------ reading
+
+    def _read_store(self, name: str) -> None:
+        """Reads what may have changed of a store, while it serves."""
+        try:
+            listed = self._ask(store=name, list_files=True)
+        except (StoreNotFoundError, TDServeError) as error:
+            if isinstance(error, StoreNotFoundError) or not error.retryable:
+                return  # it was deleted, is damaged, or has no files
+            raise
+        read = partial(self._ask, store=name, uid=listed.uid)
+        passes = self.passes.setdefault(listed.uid, FilePasses())
+        try:
+            for blocks in passes.read(listed.files, lambda asked: read(read=asked).blocks):
+                self._take(name, blocks)
+        except StoreNotFoundError:
+            self.passes.pop(listed.uid, None)
+
+    def _list_frozen(self, num_stores: int) -> Iterable[control_pb2.FrozenStore]:
+        found: list[control_pb2.FrozenStore] = []
+        while len(found) < num_stores:
+            found += self._ask(list_frozen=len(found)).stores
+        return found
+
+    def _read_frozen(self, frozen: control_pb2.FrozenStore) -> ArchivedStore:
+        """Reads what was kept of a store; all else is as when it was read."""
+        record = StoreRecord.from_bytes(frozen.store.record)
+        passes = self.passes.get(record.uid, FilePasses())
+        read = partial(self._ask, uid=record.uid)
+        for blocks in passes.read(frozen.files, lambda asked: read(read_frozen=asked).blocks):
+            self._take(record.name, blocks)
+        files = [
+            ArchivedFile(
+                path=file.path.hex(),
+                nbytes=file.nbytes,
+                digests=[passes.digests[file.path, offset].hex() for offset in range(0, file.nbytes, MAX_BLOCK_BYTES)],
+            )
+            for file in iter_changed(frozen.files)
+        ]
+        on_record = frozen.store.SerializeToString().hex()
+        return ArchivedStore(record.name, record.kind, record.uid, on_record, files)
+
+    def _take(self, name: str, blocks: list[FoundBlock]) -> None:
+        """Has the content of blocks written, as far as the place lacks it."""
+        for block in blocks:
+            self.read_nbytes += block.nbytes
+            digest = block.digest.hex()
+            if digest in self.archived:
+                continue
+            content = bytes(block.nbytes) if block.content is None else block.content  # only of zeros it is left out
+            self.archived.add(digest)
+            self.written_nbytes += block.nbytes
+            if len(self.writing) >= 2 * NUM_WRITERS:
+                self.writing.pop(0).result()
+            self.writing.append(self.threads.submit(write_block, self.archive, digest, content))
+        self._check_time()
+        self.on_progress(CheckpointProgress(name, self.read_nbytes, self.written_nbytes))
+
+    def _check_time(self) -> None:
+        if self.deadline.expired:
+            raise DeadlineExceededError(what="a checkpoint", timeout_s=self.deadline.timeout_s)
+
+    def _ask(self, *, timeout_s: float | None = None, **step: Any) -> control_pb2.CheckpointAnswer:
+        """Asks for one step."""
+
+        def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+            asked = control_pb2.CheckpointRequest(
+                checkpoint=self.checkpoint, timeout_s=timeout_s or deadline.remaining_s or 0.0, **step
+            )
+            pending = session.send(request, checkpoint=asked)
+            return pending.wait(compute_answer_timeout_s(deadline), "a step of a checkpoint").done.checkpoint
+
+        return self.client.call(attempt, self.deadline)

@@ -1,0 +1,188 @@
+"""What a checkpoint consists of, and where its parts lie: a manifest for each checkpoint, blocks that several share.
+
+A place has ``checkpoints/<id>.json``, one manifest each, and ``blocks/<first two digits>/<digest>``: the content of
+blocks by its BLAKE2b digest of 16 bytes. A manifest is written last, so a checkpoint is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
+from tdserve.store.archive import Archive
+from tdserve.store.moved_files import compute_digest
+from tdserve.v1 import control_pb2
+
+FORMAT = 1
+
+_FOLDER = "checkpoints"
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class ArchivedFile:
+    """A file of a store.
+
+    Attributes:
+        path: Below the store's folder, as hexadecimal digits.
+        digests: Of its blocks, as hexadecimal digits.
+    """
+
+    path: str
+    nbytes: int
+    digests: list[str]
+
+    def iter_blocks(self) -> Iterator[tuple[int, int, str]]:
+        """Yields offset, size and digest of each block."""
+        for number, digest in enumerate(self.digests):
+            offset = number * MAX_BLOCK_BYTES
+            yield offset, min(MAX_BLOCK_BYTES, self.nbytes - offset), digest
+
+
+@dataclass(frozen=True)
+class ArchivedStore:
+    """A store of a checkpoint.
+
+    Attributes:
+        uid: Its incarnation.
+        on_record: All that is on record of it (``MovedStore``), as hexadecimal digits.
+    """
+
+    name: str
+    kind: str
+    uid: str
+    on_record: str
+    files: list[ArchivedFile]
+
+    @property
+    def moved(self) -> control_pb2.MovedStore:
+        """All that is on record of it."""
+        return control_pb2.MovedStore.FromString(bytes.fromhex(self.on_record))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its files."""
+        return sum(file.nbytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a server.
+
+    Attributes:
+        id: Names it; later ones come behind in alphabetical order.
+        created_s: Seconds since the epoch at which the stores were as it has them.
+        stores: They.
+        left_out: Names of stores that it does not have: adopted and damaged ones.
+        paused_s: For how long stores served nobody.
+        written_nbytes: Size of the blocks that no earlier checkpoint had.
+    """
+
+    id: str
+    created_s: float
+    stores: list[ArchivedStore] = field(repr=False)
+    left_out: list[str] = field(default_factory=list)
+    paused_s: float = 0.0
+    written_nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files."""
+        return sum(store.nbytes for store in self.stores)
+
+    def list_digests(self) -> set[str]:
+        """Returns the digests of all blocks."""
+        return {digest for store in self.stores for file in store.files for digest in file.digests}
+
+
+def make_id(created_s: float, uid: str) -> str:
+    """Returns the id of a checkpoint of a moment."""
+    moment = datetime.fromtimestamp(created_s, timezone.utc)
+    return f"{moment:%Y%m%d-%H%M%S-%f}-{uid[:8]}"
+
+
+def list_ids(archive: Archive) -> list[str]:
+    """Returns the ids of all checkpoints, the oldest first."""
+    names = archive.list_names(_FOLDER)
+    return [name.rpartition("/")[2].removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+
+
+def save(archive: Archive, checkpoint: Checkpoint) -> None:
+    """Makes a checkpoint one of the place; all its blocks are there."""
+    content = json.dumps({"format": FORMAT, "saved_s": time.time(), "checkpoint": asdict(checkpoint)}).encode()
+    archive.write(_make_name(checkpoint.id), content + b"\n%08x" % zlib.crc32(content))
+
+
+def load(archive: Archive, checkpoint_id: str) -> Checkpoint:
+    """Reads a checkpoint's manifest.
+
+    Raises:
+        CorruptDataError: There is none of this id, or it is damaged, or has another format.
+    """
+    name = _make_name(checkpoint_id)
+    content, _, checksum = archive.read(name).rpartition(b"\n")
+    if checksum != b"%08x" % zlib.crc32(content):
+        raise CorruptDataError(path=name, expected="a manifest with its checksum", actual="a damaged one")
+    document = json.loads(content)
+    if document["format"] != FORMAT:
+        raise CorruptDataError(path=name, expected=f"format {FORMAT}", actual=f"format {document['format']}")
+    fields = document["checkpoint"]
+    stores = [
+        ArchivedStore(**{**store, "files": [ArchivedFile(**file) for file in store["files"]]})
+        for store in fields["stores"]
+    ]
+    return Checkpoint(**{**fields, "stores": stores})
+
+
+def load_newest(archive: Archive) -> Checkpoint | None:
+    """Reads the newest checkpoint's manifest; None if there is none."""
+    ids = list_ids(archive)
+    return load(archive, ids[-1]) if ids else None
+
+
+def write_block(archive: Archive, digest: str, content: bytes) -> None:
+    """Writes the content of a block."""
+    archive.write(_make_block_name(digest), content)
+
+
+def read_block(archive: Archive, digest: str) -> bytes:
+    """Reads the content of a block. Raises CorruptDataError if it is missing or damaged."""
+    name = _make_block_name(digest)
+    content = archive.read(name)
+    if compute_digest(content).hex() != digest:
+        raise CorruptDataError(path=name, expected=f"content of digest {digest}", actual="another one")
+    return content
+
+
+def keep_newest(archive: Archive, num_kept: int) -> list[str]:
+    """Removes all checkpoints but the newest, and the blocks that only they had; returns the ids of those removed.
+
+    Nobody else may write a checkpoint to the same place meanwhile.
+    """
+    if num_kept < 1:
+        raise InvalidRequestError(argument="keep", reason=f"at least 1 checkpoint must be kept, got {num_kept}")
+    removed = list_ids(archive)[:-num_kept]
+    for checkpoint_id in removed:
+        archive.remove(_make_name(checkpoint_id))
+    if removed:
+        needed = {digest for each in list_ids(archive) for digest in load(archive, each).list_digests()}
+        for name in archive.list_names("blocks"):
+            if name.rpartition("/")[2] not in needed:
+                archive.remove(name)
+    return removed
+
+
+def _make_name(checkpoint_id: str) -> str:
+    if "/" in checkpoint_id or not checkpoint_id.strip("."):
+        raise InvalidRequestError(argument="checkpoint", reason=f"{checkpoint_id!r} is no id of a checkpoint")
+    return f"{_FOLDER}/{checkpoint_id}{_SUFFIX}"
+
+
+def _make_block_name(digest: str) -> str:
+    return f"blocks/{digest[:2]}/{digest}"

@@ -1,0 +1,315 @@
+"""Checkpoints: all stores as they are at one moment, kept until a client has read them.
+
+The client has read the files of the stores while they served. Then all of them are brought to rest, and what has
+changed since is copied apart; so are the values, from a transaction that was begun at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    CorruptDataError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+    WrongStateError,
+)
+from tdserve.messages.changed_blocks import clear_changed, count_changed_bytes, iter_changed
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server import inline_tasks
+from tdserve.server.moves.file_lists import FileLists
+from tdserve.server.moves.leaving_stores import describe_store, read_blocks
+from tdserve.server.moves.sealing import Sealing
+from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
+from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.stores import Stores
+from tdserve.store import moved_files, object_folders
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.objects import Objects
+from tdserve.structure import codec
+from tdserve.v1 import control_pb2
+
+MAX_ANSWER_BYTES = 1 << 18
+"""Size from which on an answer names no more stores."""
+
+Frozen = list[control_pb2.FrozenStore]
+
+
+@dataclass(frozen=True)
+class _PinnedValues:
+    """The values of a store at the moment of a checkpoint.
+
+    Attributes:
+        path: Of their file, below the store's folder.
+        transaction: Keeps them.
+    """
+
+    path: Path
+    objects: Objects
+    transaction: Any
+
+    @classmethod
+    def of(cls, store: OpenedStore) -> _PinnedValues | None:
+        """Keeps the values of a store; None if it has none."""
+        if store.generations is None:
+            return None
+        folder = object_folders.get_folder(store.folder, store.generations.objects_epoch)
+        if not Objects.exists(folder):
+            return None
+        objects = Objects(folder)
+        return cls(folder.relative_to(store.folder) / DATA_FILE, objects, objects.pin())
+
+    def copy(self, target: Path) -> int:
+        """Copies them to a folder of the store's copy; returns the size of the file."""
+        file = target / self.path
+        file.parent.parent.mkdir(parents=True, exist_ok=True)
+        self.objects.copy(file.parent, pinned=self.transaction)
+        return file.stat().st_size
+
+    def close(self) -> None:
+        """Lets them go."""
+        self.transaction.abort()
+        self.objects.close()
+
+
+class _Idle(NamedTuple):
+    """A store that nobody was using when it was listed.
+
+    Attributes:
+        used_at: When it was last used.
+        frozen: As a checkpoint has it, if nobody has used it since.
+    """
+
+    store: OpenedStore
+    used_at: int
+    frozen: control_pb2.FrozenStore
+
+
+class Checkpoints:
+    """The steps of checkpoints. Each is safe to repeat.
+
+    Args:
+        stores: All stores of the server.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._sealing = Sealing(stores)
+        self._lists = FileLists()
+        self._frozen: dict[Seal, Frozen] = {}
+        self._idle: dict[tuple[int, str], _Idle] = {}  # by session and name
+
+    def restore(self) -> None:
+        """Removes what a restart has interrupted."""
+        self._stores.root.empty_checkpoints()
+
+    async def serve(
+        self, session: ClientSession, request: int, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.Done:
+        """Takes one step.
+
+        Raises:
+            StoreNotFoundError: There is no such store or incarnation.
+            DeadlineExceededError: A client is still writing, or was stopped while it did; nothing was kept.
+            CapacityError: There is no room for what has to be kept.
+            WrongStateError: Nothing was kept for this checkpoint.
+        """
+        await inline_tasks.ensure_task()
+        by, step = Seal(session.number, asked.checkpoint), asked.WhichOneof("step")
+        if step == "list_files":
+            store = await self._open(asked.store)
+            if store is None:
+                raise StoreNotFoundError(name=asked.store)
+            used_at, is_idle = store.used_at, self._is_idle(store)
+            files = await self._lists.list_files(store, by, with_values=False)
+            self._idle.pop((by.session, store.name), None)
+            if is_idle and self._is_idle(store):
+                frozen = control_pb2.FrozenStore(store=describe_store(self._stores, store), files=clear_changed(files))
+                self._idle[by.session, store.name] = _Idle(store, used_at, frozen)
+            answer = control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
+        elif step == "read":
+            store = await self._open(asked.store)
+            if store is None or store.record.uid != asked.uid:
+                raise StoreNotFoundError(name=asked.store)
+            answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
+        elif step == "freeze":
+            answer = await self._freeze(by, asked.freeze, Deadline.after(asked.timeout_s))
+        elif step == "list_frozen":
+            answer = self._list_frozen(by, asked.list_frozen)
+        elif step == "read_frozen":
+            self._get_frozen(by)
+            folder = self._stores.root.checkpoint_folder(by.move) / _check_uid(asked.uid)
+            answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
+        elif step == "end":
+            await self._forget(by)
+            answer = control_pb2.CheckpointAnswer()
+        else:
+            raise RemoteProtocolError(expected="a step of a checkpoint", received=step or "an empty message")
+        return control_pb2.Done(checkpoint=answer)
+
+    async def on_session_ended(self, session: int) -> None:
+        """Removes what was kept for the checkpoints of a session."""
+        self._lists.forget_session(session)
+        for listed in [key for key in self._idle if key[0] == session]:
+            del self._idle[listed]
+        for by in [by for by in self._frozen if by.session == session]:
+            await self._forget(by)
+
+    async def _forget(self, by: Seal) -> None:
+        if self._frozen.pop(by, None) is not None:
+            folder = self._stores.root.checkpoint_folder(by.move)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ one moment
+
+    async def _freeze(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+        await self._forget(by)
+        for record in self._list_records():
+            await self._open(record.name)  # so that nobody waits for that
+        begun_s = time.monotonic()
+        sealed: dict[str, OpenedStore] = {}
+        pinned: list[_PinnedValues | None] = []
+        frozen: Frozen = []
+        folder = self._stores.root.checkpoint_folder(by.move)
+        try:
+            try:
+                await self._seal_all(by, sealed, deadline)
+                # Of the same moment, since nothing was awaited after the last look:
+                idle = [self._find_idle(by, record.name) for record in self._list_records()]
+                packed = self._list_packed()
+                compare = self._lists.begin_compare(sealed.values(), by)
+                folders = [(store.folder, folder / store.record.uid) for store in sealed.values()]
+                files, num_bytes = await asyncio.to_thread(_keep_changed, compare, folders, max_bytes)
+                if num_bytes > max_bytes:
+                    return control_pb2.CheckpointAnswer(num_bytes=num_bytes, paused_s=time.monotonic() - begun_s)
+                self._frozen[by] = frozen
+                for store, listed in zip(sealed.values(), files, strict=True):
+                    frozen.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
+                    pinned.append(_PinnedValues.of(store))
+            finally:
+                for name in sealed:
+                    self._sealing.end(name, by)
+            paused_s = time.monotonic() - begun_s
+            for kept, values in zip(frozen, pinned, strict=True):
+                if values is not None:
+                    uid = StoreRecord.from_bytes(kept.store.record).uid
+                    nbytes = await asyncio.to_thread(values.copy, folder / uid)
+                    kept.files.paths.append(str(values.path).encode())
+                    kept.files.nbytes.append(nbytes)
+                    kept.files.changed.append(b"")
+            frozen += [each for each in idle if each is not None]
+            frozen += [self._describe_packed(*each) for each in packed]
+        except BaseException:
+            self._frozen[by] = frozen
+            await asyncio.shield(self._forget(by))
+            raise
+        finally:
+            for values in pinned:
+                if values is not None:
+                    values.close()
+        return control_pb2.CheckpointAnswer(num_bytes=num_bytes, num_stores=len(frozen), paused_s=paused_s)
+
+    def _list_records(self) -> list[StoreRecord]:
+        return [record for record in self._stores.catalog if _has_files(record)]
+
+    def _is_idle(self, store: OpenedStore) -> bool:
+        """Returns whether nothing that has begun can still change a store; values change unseen."""
+        table = store.table
+        is_in_use = store.writes or store.lost or (table is not None and (table.claims or table.ring.num_reserved))
+        has_values = store.versions is None and object_folders.has_values(store.folder)
+        return not is_in_use and not has_values and self._stores.seals.is_idle(store.name)
+
+    def _find_idle(self, by: Seal, name: str) -> control_pb2.FrozenStore | None:
+        """Returns a store as it was listed, if nobody has used it since."""
+        listed, store = self._idle.get((by.session, name)), self._stores.opened.peek(name)
+        is_same = listed is not None and store is listed.store and store.used_at == listed.used_at
+        return listed.frozen if listed is not None and is_same else None
+
+    async def _open(self, name: str) -> OpenedStore | None:
+        """Returns a store that has files of its own; None if it does not exist, or is damaged. One that is open does
+        not count as used."""
+        record = self._stores.catalog.find(name)
+        if record is None or not _has_files(record):
+            return None
+        if (store := self._stores.opened.peek(name)) is not None:
+            return store
+        try:
+            await self._stores.open_apart(name)
+            return self._stores.find(name)
+        except (StoreNotFoundError, CorruptDataError):
+            return None
+
+    async def _seal_all(self, by: Seal, sealed: dict[str, OpenedStore], deadline: Deadline) -> None:
+        """Brings all stores to rest that were used since they were listed, also those that are made meanwhile."""
+        damaged: set[str] = set()
+
+        def is_in_use(name: str) -> bool:
+            return name not in sealed and name not in damaged and self._find_idle(by, name) is None
+
+        while new := [record.name for record in self._list_records() if is_in_use(record.name)]:
+            found = {name: await self._open(name) for name in new}
+            damaged.update(name for name, store in found.items() if store is None)
+            opened = [store for store in found.values() if store is not None]
+            for store in opened:
+                self._sealing.begin(store, by)
+                sealed[store.name] = store
+            for store in opened:
+                await self._sealing.wait_at_rest(store, by, deadline, keeps_unfinished=True)
+
+    def _list_packed(self) -> list[tuple[StoreRecord, bytes]]:
+        records = [each for each in self._stores.catalog if each.packed and not each.loading]
+        return [(each, self._stores.db.get("packed", each.uid.encode()) or b"") for each in records]
+
+    def _describe_packed(self, record: StoreRecord, content: bytes) -> control_pb2.FrozenStore:
+        moved = control_pb2.MovedStore(record=record.to_bytes(), packed=content)
+        if record.fingerprint:
+            moved.specs.append(codec.encode(self._stores.specs.get(record.fingerprint, record.order)))
+            moved.orders.append(record.order)
+        return control_pb2.FrozenStore(store=moved)
+
+    # ------------------------------------------------------------ what was kept
+
+    def _get_frozen(self, by: Seal) -> Frozen:
+        if by not in self._frozen:
+            raise WrongStateError(state=f"nothing is kept for checkpoint {by.move}", event="reading it")
+        return self._frozen[by]
+
+    def _list_frozen(self, by: Seal, first: int) -> control_pb2.CheckpointAnswer:
+        answer, nbytes = control_pb2.CheckpointAnswer(), 0
+        for store in self._get_frozen(by)[first:]:
+            answer.stores.append(store)
+            nbytes += store.ByteSize()
+            if nbytes >= MAX_ANSWER_BYTES:
+                break
+        return answer
+
+
+def _has_files(record: StoreRecord) -> bool:
+    return not (record.loading or record.packed or record.adopted)
+
+
+def _keep_changed(
+    compare: Callable[[], list[control_pb2.FileSizes]], folders: Sequence[tuple[Path, Path]], max_bytes: int
+) -> tuple[list[control_pb2.FileSizes], int]:
+    """Copies what has changed of stores at rest, unless it is too much; returns their files and its size."""
+    files = compare()
+    num_bytes = sum(map(count_changed_bytes, files))
+    if num_bytes <= max_bytes:
+        for listed, (folder, target) in zip(files, folders, strict=True):
+            numbers = {file.path: file.numbers.tolist() for file in iter_changed(listed) if len(file.numbers)}
+            moved_files.copy_blocks(folder, target, numbers)
+    return files, num_bytes
+
+
+def _check_uid(uid: str) -> str:
+    if len(uid) != 32 or not uid.isalnum():
+        raise RemoteProtocolError(expected="the uid of a store", received=repr(uid[:80]))
+    return uid

@@ -1,0 +1,117 @@
+"""Places that keep named contents: a folder, or what a URL of fsspec names. A content is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.store.faults import convert_os_errors
+
+
+class Archive(Protocol):
+    """Keeps contents by names such as ``blocks/ab/abcd``. Threads: safe."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keeps a content, in the place of an earlier one. Raises CapacityError, InvalidRequestError."""
+
+    def read(self, name: str) -> bytes:
+        """Returns a content. Raises CorruptDataError if there is none."""
+
+    def list_names(self, folder: str) -> list[str]:
+        """Returns the names of all contents below a folder, in order."""
+
+    def remove(self, name: str) -> None:
+        """Removes a content, if it is there."""
+
+
+def open_archive(place: str | os.PathLike[str]) -> Archive:
+    """Opens a place, which may not exist yet.
+
+    Args:
+        place: Path of a folder, or a URL of fsspec (``s3://bucket/run``), whose package has to be installed.
+
+    Raises:
+        InvalidRequestError: The URL names no file system that this process has.
+    """
+    text = os.fspath(place)
+    return _UrlArchive(text) if "://" in text else _FolderArchive(Path(text))
+
+
+class _FolderArchive:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._folder / name
+        with convert_os_errors(path, asked=len(content)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+            try:
+                with open(fd, "wb", buffering=0) as file:
+                    file.write(content)
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(unfinished)
+                raise
+
+    def read(self, name: str) -> bytes:
+        path = self._folder / name
+        try:
+            with convert_os_errors(path):
+                return path.read_bytes()
+        except FileNotFoundError:
+            raise CorruptDataError(path=str(path), expected="a file", actual="none") from None
+
+    def list_names(self, folder: str) -> list[str]:
+        found = (self._folder / folder).rglob("*")
+        return sorted(
+            str(path.relative_to(self._folder)) for path in found if path.is_file() and not path.name.startswith(".")
+        )
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+
+class _UrlArchive:
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # half a second, for those alone who name a URL
+
+        try:
+            found: tuple[Any, str] = url_to_fs(url)
+        except (ValueError, ImportError) as fault:
+            raise InvalidRequestError(argument="place", reason=f"{url!r} cannot be used: {fault}") from fault
+        self._fs, self._folder = found
+
+    def write(self, name: str, content: bytes) -> None:
+        path = f"{self._folder}/{name}"
+        try:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(path, content)
+        except OSError as fault:
+            raise InvalidRequestError(argument="place", reason=f"{path} cannot be written: {fault}") from fault
+
+    def read(self, name: str) -> bytes:
+        path = f"{self._folder}/{name}"
+        try:
+            found: bytes = self._fs.cat_file(path)
+        except OSError as fault:
+            raise CorruptDataError(path=path, expected="a file", actual=str(fault)) from fault
+        return found
+
+    def list_names(self, folder: str) -> list[str]:
+        below = f"{self._folder}/{folder}"
+        try:
+            found = self._fs.find(below)
+        except FileNotFoundError:
+            return []
+        return sorted(f"{folder}{path[path.index(below) + len(below) :]}" for path in found)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._folder}/{name}")

@@ -1,0 +1,58 @@
+"""Checkpoints of several servers, brought back to as many others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import InvalidRequestError
+from tests.integration.cluster.moving import ROW, make_rows
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[list[tdserve.Server]]:
+    """Three empty servers."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(tdserve.Server(tmp_path / f"other{number}").start()) for number in range(3)]
+
+
+def test_stores_when_restored_to_other_servers_then_shared_ones_too(
+    client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
+) -> None:
+    names = ("ckpt-table", "ckpt-queue", "ckpt-values", "ckpt-content")
+    table = client.create_replay(names[0], ROW, 300, shards="all")
+    queue = client.create_queue(names[1], ROW, max_size=60, shards=2)
+    values = client.create_kv(names[2], shards="all")
+    for writer in range(1, 6):
+        table.extend(make_rows(10 * writer, 10), writer=writer)
+    queue.extend(make_rows(0, 8))
+    values.put(["a", "b", "c"], [{"n": each} for each in range(3)])
+    client.memmap(TensorDict({"x": torch.arange(4)}, [4]), names[3])
+    try:
+        made = client.checkpoint(tmp_path / "place")
+        assert len(made) == 3
+        with tdserve.connect(",".join(server.address for server in others)) as restored:
+            assert isinstance(restored, tdserve.ClusterClient)
+            restored.restore(tmp_path / "place", names=names)
+            assert sorted(restored.replay(names[0])[:]["number"].tolist()) == list(range(10, 60))
+            assert restored.replay(names[0]).placement == table.placement
+            with restored.queue(names[1]).take(8) as taken:
+                assert sorted(taken["number"].tolist()) == list(range(8))
+            assert [restored.kv(names[2])[key]["n"] for key in "abc"] == [0, 1, 2]
+            assert restored[names[3]]["x"].tolist() == [0, 1, 2, 3]
+            assert set(restored.stores()) == set(names)
+        with tdserve.connect(",".join(server.address for server in others[:2])) as two:
+            assert isinstance(two, tdserve.ClusterClient)
+            with pytest.raises(InvalidRequestError, match="another number of servers"):
+                two.restore(tmp_path / "place")
+    finally:
+        for name in names:
+            client.delete(name)

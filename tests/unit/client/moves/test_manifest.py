@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.client.moves.manifest import (
+    ArchivedFile,
+    ArchivedStore,
+    Checkpoint,
+    keep_newest,
+    list_ids,
+    load,
+    load_newest,
+    make_id,
+    read_block,
+    save,
+    write_block,
+)
+from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
+from tdserve.store.archive import Archive, open_archive
+from tdserve.store.moved_files import compute_digest
+from tdserve.v1 import control_pb2
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return open_archive(tmp_path / "place")
+
+
+def make_checkpoint(number: int, *contents: bytes) -> Checkpoint:
+    digests = [compute_digest(content).hex() for content in contents]
+    file = ArchivedFile(b"rows/\xff".hex(), sum(map(len, contents)), digests)
+    moved = control_pb2.MovedStore(record=b"{}", packed=b"\1x")
+    store = ArchivedStore("x", "replay", f"{number:032x}", moved.SerializeToString().hex(), [file])
+    return Checkpoint(make_id(float(number), f"{number:032x}"), float(number), [store], ["adopted"], 0.01, 7)
+
+
+def add(archive: Archive, number: int, *contents: bytes) -> Checkpoint:
+    for content in contents:
+        write_block(archive, compute_digest(content).hex(), content)
+    made = make_checkpoint(number, *contents)
+    save(archive, made)
+    return made
+
+
+def test_checkpoint_when_saved_then_loaded_the_same(archive: Archive) -> None:
+    assert load_newest(archive) is None
+    made = make_checkpoint(5, b"ab", b"c")
+    save(archive, made)
+    assert load(archive, made.id) == made == load_newest(archive)
+    assert made.stores[0].moved.packed == b"\1x"
+    assert made.nbytes == 3
+
+
+def test_ids_when_made_later_then_come_behind(archive: Archive) -> None:
+    made = [add(archive, number).id for number in (10, 5, 2_000_000_000)]
+    assert list_ids(archive) == [made[1], made[0], made[2]]
+    newest = load_newest(archive)
+    assert newest is not None
+    assert newest.created_s == 2e9
+
+
+def test_file_when_its_blocks_are_listed_then_with_offsets_and_sizes() -> None:
+    file = ArchivedFile("00", MAX_BLOCK_BYTES + 5, ["a", "b"])
+    assert list(file.iter_blocks()) == [(0, MAX_BLOCK_BYTES, "a"), (MAX_BLOCK_BYTES, 5, "b")]
+
+
+def test_keep_when_older_ones_go_then_blocks_that_others_have_stay(archive: Archive) -> None:
+    add(archive, 1, b"old", b"shared")
+    kept = add(archive, 2, b"shared", b"new")
+    assert len(keep_newest(archive, 1)) == 1
+    assert list_ids(archive) == [kept.id]
+    for content in (b"shared", b"new"):
+        assert read_block(archive, compute_digest(content).hex()) == content
+    with pytest.raises(CorruptDataError):
+        read_block(archive, compute_digest(b"old").hex())
+    assert keep_newest(archive, 1) == []
+
+
+def test_manifest_when_it_is_damaged_or_of_another_format_then_refused(archive: Archive, tmp_path: Path) -> None:
+    made = add(archive, 1, b"x")
+    path = tmp_path / "place/checkpoints" / f"{made.id}.json"
+    whole = path.read_bytes()
+    for damaged in (whole[:-20], whole.replace(b"replay", b"reploy"), b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptDataError):
+            load(archive, made.id)
+    with pytest.raises(CorruptDataError):
+        load(archive, "20200101-000000-aaaaaaaa")
+    for name in ("../x", "", ".."):
+        with pytest.raises(InvalidRequestError):
+            load(archive, name)
+
+
+def test_block_when_its_content_is_another_then_refused(archive: Archive, tmp_path: Path) -> None:
+    digest = compute_digest(b"content").hex()
+    write_block(archive, digest, b"contemt")
+    with pytest.raises(CorruptDataError, match=digest):
+        read_block(archive, digest)
