@@ -59,7 +59,9 @@ def print_fitted(
     if tables is None:
         _print_records(console, columns, lines)
         return
-    for shown in tables:
+    for number, shown in enumerate(tables):
+        if number:
+            console.print()
         cells = [[row[at] for at in shown] for row in lines]
         kept = [row for row in cells if any(row)]
         part = [columns[at] for at in shown]
