@@ -18,7 +18,7 @@ from threading import Lock
 from traceback import extract_tb
 from typing import Any
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import StoreNotFoundError, TDServeError
 
 LEVELS = ("debug", "info", "warning", "error")
 """Names of levels, from the most to the least detailed."""
@@ -54,6 +54,13 @@ def start_logging(level: str, *, process: str, form: str = "human") -> None:
     handler.setFormatter(_JsonLines(process) if form == "json" else _HumanLines(process))
     handler.addFilter(_Repetition())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def choose_failure_level(error: TDServeError) -> int:
+    """Returns the level at which a caller's fault is logged: what a retry may mend, and a look whether a store is
+    there, are no events."""
+    is_quiet = error.retryable or isinstance(error, StoreNotFoundError)
+    return logging.DEBUG if is_quiet else logging.INFO
 
 
 def pass_log_format(form: str) -> None:

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tdserve.base.addresses import join_address
 from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
-from tdserve.base.logs import SparseLog, name_request
+from tdserve.base.logs import SparseLog, choose_failure_level, name_request
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.content_stream import CONTENT_METHOD
@@ -110,8 +110,8 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
         return await handler
     except TDServeError as error:
         request_id = f"call-{secrets.token_hex(4)}"
-        level = logging.DEBUG if error.retryable else logging.INFO
-        _log.log(level, "a call has failed: %s: %s", error.code, error, extra=name_request(request_id))
+        extra = name_request(request_id)
+        _log.log(choose_failure_level(error), "a call has failed: %s: %s", error.code, error, extra=extra)
         await abort(context, error, request_id=request_id)
     except Exception as fault:  # noqa: BLE001 (the boundary of the service)
         request_id = f"call-{secrets.token_hex(4)}"

@@ -92,7 +92,7 @@ def find_entry(server: LoggedServer, request_id: str) -> dict[str, Any]:
 def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_traceback(
     tmp_path: Path, transport: Any
 ) -> None:
-    with run_server(tmp_path / "log", "--log-format", "json") as server:
+    with run_server(tmp_path / "log", "--log-format", "json", "--log-level", "debug") as server:
         with tdserve.connect(server.address, transport=transport) as client:
             table = client.create_replay("table", like=rows(1)[0], capacity=10)
             table.extend(rows(3))
@@ -107,7 +107,9 @@ def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_tra
         entry = find_entry(server, session)
         assert (entry["level"], entry["process"]) == ("info", "tdserve")
         assert "OUT_OF_RANGE" in entry["message"]
-        assert "there is no store 'nothing'" in find_entry(server, calling)["message"]
+        looked = find_entry(server, calling)
+        assert "there is no store 'nothing'" in looked["message"]
+        assert looked["level"] == "debug"
         assert all("exception" not in each for each in server.entries())
 
 

@@ -16,7 +16,7 @@ from tdserve.base.config import MAIL_BYTES, MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError, TransferAbortedError
 from tdserve.base.ids import make_secret
-from tdserve.base.logs import name_request
+from tdserve.base.logs import choose_failure_level, name_request
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
@@ -420,8 +420,8 @@ class ClientSession:
         """Sends the answer that a request was refused or has failed. Never by mail: that channel may have failed
         itself."""
         error.note_request(self.make_request_id(request))
-        level = logging.DEBUG if error.retryable else logging.INFO
-        _log.log(level, "a request has failed: %s: %s", error.code, error, extra=name_request(error.request_id))
+        extra = name_request(error.request_id)
+        _log.log(choose_failure_level(error), "a request has failed: %s: %s", error.code, error, extra=extra)
         await self.connection.send(control_pb2.ServerMessage(request=request, failure=encode_failure(error)))
 
     def make_request_id(self, request: int) -> str:
