@@ -8,7 +8,7 @@ _COMMANDS = (
     (re.compile(r"client\.stores\(\)"), "`tdserve ls`"),
     (re.compile(r"client\.keys\('([^']+)'\)"), r"`tdserve keys \1`"),
     (re.compile(r"pass exists_ok=True, delete it, or"), "delete it (`tdserve rm`), or"),
-    (re.compile(r" \(--force, replaces=True\)"), " by --force"),
+    (re.compile(r"replace it \(--force, replaces=True\)"), "--force replaces it"),
 )
 """Advice in the texts of errors, and what a shell can do instead."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError
 
 FAILED = 1
 """After any other error, and of a server that cannot start."""
@@ -31,6 +31,12 @@ EXIT_CODES = {
 }
 
 
+TOKEN_ARGUMENTS = ("--token-file", "TDSERVE_TOKEN_FILE")
+"""What names the file of the token: one that cannot be read is a missing token."""
+
+
 def find_exit_code(error: TDServeError) -> int:
     """Returns the exit code of a command that an error has ended."""
+    if isinstance(error, InvalidRequestError) and error.argument in TOKEN_ARGUMENTS:
+        return REFUSED
     return EXIT_CODES.get(error.code, FAILED)

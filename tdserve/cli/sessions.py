@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tdserve.cli.exit_codes import NO_ANSWER
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import format_duration, format_nbytes, print_table, to_one_line
 from tdserve.cli.server_figures import list_lost, open_figures
@@ -24,15 +25,16 @@ NUMBERS = ("server", *COLUMNS[:1], *COLUMNS[2:3], *COLUMNS[4:11])
     "-n", "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Most sessions to show."
 )
 @asks_server
-def sessions(inquiry: Inquiry, *, limit: int) -> None:
+def sessions(inquiry: Inquiry, *, limit: int) -> int:
     """List the open sessions, one for each connected client: its machine and process, transport and counts.
 
     Of several servers, those of each. "degraded" are stores of which the client reports that parts are out of reach.
     """
     with open_figures(inquiry) as reader:
         found = reader.ask(max_stores=0, max_sessions=limit)
-    for lost in list_lost(found):
-        click.echo(f"tdserve: server {lost.server} is left out: {to_one_line(str(lost.fault))}", err=True)
+    lost = list_lost(found)
+    for each in lost:
+        click.echo(f"tdserve: server {each.server} does not answer: {to_one_line(str(each.fault))}", err=True)
     shown = [
         (each.server, flatten_session(session))
         for each in found
@@ -45,6 +47,7 @@ def sessions(inquiry: Inquiry, *, limit: int) -> None:
         [{"server": server, **facts} for server, facts in shown],
         lambda: print_table((*first, *COLUMNS), rows, right=NUMBERS),
     )
+    return NO_ANSWER if lost else 0
 
 
 def flatten_session(figures: Any) -> dict[str, Any]:

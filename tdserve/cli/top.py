@@ -19,9 +19,10 @@ from rich.live import Live
 from rich.text import Text
 
 from tdserve.base.errors import TDServeError
+from tdserve.cli.exit_codes import NO_ANSWER
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import print_json, to_one_line
-from tdserve.cli.server_figures import FigureReader, ServerFigures, open_figures
+from tdserve.cli.server_figures import FigureReader, ServerFigures, list_lost, open_figures
 from tdserve.cli.top_screen import Moment, compose_screen
 from tdserve.client.session.message_facts import to_facts
 
@@ -42,7 +43,7 @@ QUIT = b"qQ\x03\x04"
 @click.option("-n", "num_rows", type=click.IntRange(1, 1000), default=20, show_default=True, help="Stores, sessions.")
 @click.option("--once", is_flag=True, help="Print one look and end, as without a terminal; rates need a second one.")
 @asks_server
-def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> None:
+def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> int:
     """Show servers, processes, stores and sessions as they are now, with rates; q ends it.
 
     Stores are those of most recent use, sessions the newest. With --json, and with --once, one look is printed.
@@ -57,6 +58,8 @@ def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> No
             console.print(compose_screen(None, Moment(time.monotonic(), found), num_rows))
         else:
             _show_live(reader, Moment(time.monotonic(), found), interval_s, num_rows)
+            return 0  # whoever looks has seen it
+    return NO_ANSWER if list_lost(found) else 0
 
 
 def _show_live(reader: FigureReader, moment: Moment, interval_s: float, num_rows: int) -> None:

@@ -13,6 +13,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NotSupportedError,
+    WrongStateError,
 )
 from tdserve.exports.column_spool import ColumnSpool
 from tdserve.exports.content_columns import Columns, Key, list_columns
@@ -53,7 +54,8 @@ def export_store(
 
     Raises:
         StoreNotFoundError, KeyNotFoundError: There is no such store or key.
-        InvalidRequestError: There is such a file, or no format for its name.
+        WrongStateError: There is such a file.
+        InvalidRequestError: There is no format for its name, or a folder of that name with other files.
         NotSupportedError: The format cannot hold a key.
         CapacityError: The disk is full. Nothing was written.
     """
@@ -63,7 +65,7 @@ def export_store(
     if is_folder and not _is_of_tensordict(target):
         raise InvalidRequestError(argument="path", reason=f"{target} is a folder with other files; choose another name")
     if os.path.lexists(target) and not replaces:
-        raise InvalidRequestError(argument="path", reason=f"{target} exists; replace it (--force, replaces=True)")
+        raise WrongStateError(state="it exists; replace it (--force, replaces=True)", event=f"writing {target}")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             made, spooled = Path(folder) / f"made{target.suffix}", Path(folder) / "rows"

@@ -116,7 +116,7 @@ def test_get_when_a_file_exists_then_refused_without_force(
     client.init_remote(make_content(), "store")
     path = tmp_path / "file.npz"
     path.write_text("mine")
-    assert "--force" in shell.error(1, "get", "store", str(path))
+    assert "--force" in shell.error(CONFLICT, "get", "store", str(path))
     assert path.read_text() == "mine"
     assert "there is no store" in shell.error(NOT_FOUND, "get", "nothing", str(path), "--force")
     assert "no key 'nothing'" in shell.error(NOT_FOUND, "get", "store", str(path), "--force", "--key", "nothing")

@@ -77,6 +77,7 @@ def test_commands_when_they_fail_then_exit_codes_differ(
     (tmp_path / "token").write_text("secret")
     with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")) as closed:
         assert main(["stats", "--address", closed.address]) == REFUSED
+        assert main(["stats", "--address", closed.address, "--token-file", str(tmp_path / "none")]) == REFUSED
     assert capsys.readouterr().out == ""
 
 

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tdserve.cli.adopt import adopt
+from tdserve.cli.exit_codes import REFUSED
 from tdserve.cli.main import main
 
 
@@ -23,5 +24,5 @@ def test_adopt_when_an_argument_is_missing_then_a_wrong_command_line(arguments: 
 
 
 def test_adopt_when_the_token_cannot_be_read_then_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["adopt", str(tmp_path), "name", "--token-file", str(tmp_path / "none")]) == 1
+    assert main(["adopt", str(tmp_path), "name", "--token-file", str(tmp_path / "none")]) == REFUSED
     assert "--token-file" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import list_error_classes
-from tdserve.cli.exit_codes import EXIT_CODES, FAILED, INTERRUPTED
+from tdserve.cli.exit_codes import EXIT_CODES, FAILED, INTERRUPTED, REFUSED
 from tdserve.cli.lasting import is_lasting
 from tdserve.cli.main import cli, main
 
@@ -80,10 +80,10 @@ def test_transport_when_this_version_lacks_it_then_not_offered(
     assert "'auto', 'shm', 'nccl', 'gloo', 'grpc'" in capsys.readouterr().err
 
 
-def test_error_when_a_command_raises_one_then_one_line_and_exit_code_1(
+def test_error_when_the_token_cannot_be_read_then_one_line_and_its_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ls", "--token-file", str(tmp_path / "two\nlines")]) == 1
+    assert main(["ls", "--token-file", str(tmp_path / "two\nlines")]) == REFUSED
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("tdserve: invalid --token-file")
