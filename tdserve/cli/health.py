@@ -33,7 +33,7 @@ def health(address: str | None, wait_s: float, as_json: bool) -> int:
     """Ask whether a server serves: exit code 0 if so, 1 if not. Needs no token.
 
     Of several servers there is a line for each, and code 0 if all serve. A server does not serve while it loads its
-    stores, nor once it has been told to shut down.
+    stores, while its root folder is gone, nor once it has been told to shut down.
     """
     asked = address or ClientConfig.from_env().address
     deadline_s = time.monotonic() + wait_s

@@ -21,6 +21,7 @@ from tdserve.control.servicer import ControlServer
 from tdserve.server.control_process import ControlProcess
 from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
+from tdserve.server.root_watch import watch_root
 from tdserve.store.root import Root
 
 READY_PREFIX = "tdserve ready at "
@@ -88,7 +89,9 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
                 _log.info("metrics and the status page are at http://%s", observer.address)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
+            watching = asyncio.create_task(watch_root(root, server.set_serving))
             await stop.wait()
+            watching.cancel()
         _log.info("stops; requests under way may take another %g s", config.grace_s)
         await server.set_serving(False)
         await process.drain()

@@ -94,6 +94,14 @@ class Root:
             raise
         return acquired
 
+    def is_in_place(self) -> bool:
+        """Returns whether the folder is still at its path, and none has taken its place."""
+        try:
+            here, mine = os.stat(self.path / _LOCK_FILE, follow_symlinks=False), os.fstat(self._get_fd())
+        except OSError:
+            return False
+        return os.path.samestat(here, mine)
+
     def set_address(self, address: str) -> None:
         """Writes the address of this server into the lock file, for the message of a server that is refused."""
         text = json.dumps({**self._holder, "address": address}).encode()

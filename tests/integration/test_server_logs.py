@@ -20,6 +20,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.logs import BURST
+from tdserve.control.connection import check_health
 from tdserve.server.server_process import READY_PREFIX
 from tests.processes import REPOSITORY, wait_for
 from tests.roots import make_quick_root
@@ -111,6 +112,24 @@ def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_tra
         assert "there is no store 'nothing'" in looked["message"]
         assert looked["level"] == "debug"
         assert all("exception" not in each for each in server.entries())
+
+
+def test_server_when_its_root_is_moved_away_then_does_not_serve_until_it_is_back(tmp_path: Path) -> None:
+    root, away = tmp_path / "root", tmp_path / "away"
+    server = LoggedServer(str(root), tmp_path / "log", "--log-format", "json")
+    try:
+        root.rename(away)
+        wait_for(lambda: not check_health(server.address, timeout_s=10.0), "the end of its health")
+        assert any(
+            each["level"] == "error" and f"{root} was deleted or moved away" in each["message"]
+            for each in server.entries()
+        )
+        root.mkdir()  # another folder is not it
+        root.rmdir()
+        away.rename(root)
+        wait_for(lambda: check_health(server.address, timeout_s=10.0), "its health")
+    finally:
+        server.close()
 
 
 def test_lines_when_from_any_process_then_json_of_the_same_fields(tmp_path: Path) -> None:

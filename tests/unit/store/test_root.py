@@ -186,3 +186,15 @@ def test_find_catalog_when_its_file_was_cut_then_refused_with_what_to_do(tmp_pat
     file.write_bytes(content)
     assert root.find_catalog() == file.parent
     root.release()
+
+
+def test_root_when_its_folder_is_replaced_then_is_not_in_place(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path / "root")
+    assert root.is_in_place()
+    root.path.rename(tmp_path / "away")
+    assert not root.is_in_place()
+    other = Root.acquire(tmp_path / "root")
+    assert not root.is_in_place()
+    assert other.is_in_place()
+    other.release()
+    root.release()
