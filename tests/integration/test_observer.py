@@ -227,3 +227,21 @@ def test_calls_when_a_client_makes_some_then_what_it_has_observed_is_shown(
         found = wait_for(look, "a scrape of what the client has observed")
         assert found[series.format("extend")] == 20
         assert found[series.format("create_store")] == 1
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_client_when_it_closes_then_its_last_calls_are_counted(fresh_server: FreshServer, transport: Any) -> None:
+    server = fresh_server()
+    with server.client(transport=transport) as client:
+        table = client.create_replay("table", like=ROW, capacity=10)
+        table.extend(ROW.expand(4))
+        for _ in range(3):
+            table.sample(2)
+    with server.client() as client:
+
+        def count_calls() -> dict[str, int]:
+            calls = client.catalog.observe().calls
+            return {each.call: sum(each.buckets) for each in calls if each.side == "client"}
+
+        counted = wait_for(lambda: found if (found := count_calls()) else None, "the last report")
+    assert (counted["sample"], counted["extend"]) == (3, 1)

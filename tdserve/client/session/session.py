@@ -231,11 +231,11 @@ class Session:
         if self._observed_calls.count(call, begun_s, code):
             self.report_calls()
 
-    def report_calls(self) -> None:
-        """Reports the calls that were counted since the last report."""
-        report = self._observed_calls.take_report()
-        if report is not None:
+    def report_calls(self) -> bool:
+        """Reports the calls that were counted since the last report; returns whether there were any."""
+        if (report := self._observed_calls.take_report()) is not None:
             self.notify(control_pb2.ClientMessage(client_report=report))
+        return report is not None
 
     def disown(self, request: int, *, is_sent: bool) -> None:
         """Abandons a request with an early return whose caller was interrupted: it is not retried.

@@ -425,7 +425,10 @@ class SessionClient:
         session, self._session = self._session, None
         if session is not None and is_own:
             session.end_overwrites()
+            has_reported = session.report_calls()
             session.groups.leave_all(session.flush)
+            if has_reported:
+                session.flush()
         self.catalog.close()
         if not is_own:
             return
