@@ -31,7 +31,7 @@ FLOORS = "floors"
 SIMULATE = "simulate"
 """In place of a workload: nothing is measured."""
 
-TRANSPORTS = ("gloo", "shm")
+TRANSPORTS = ("gloo", "grpc", "shm")
 """The transports that have floors and targets of their own."""
 
 MIB = 1 << 20

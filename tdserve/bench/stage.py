@@ -18,6 +18,7 @@ from tdserve.bench.bench_options import FULL, QUICK, TRANSPORTS, BenchOptions, W
 from tdserve.bench.cpu_times import Processes, count_cpu
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
+from tdserve.bench.grpc_link import GRPC_STREAM, GrpcLink
 from tdserve.bench.measure import SUBJECT, Pacing, Task, alternate
 from tdserve.bench.targets import find_targets
 from tdserve.client.client import Client
@@ -63,6 +64,7 @@ class Stage:
         address: The server's address, for further clients.
         servers: The ids of the server's processes, by the part that they play.
         link: To the process of the gloo floor.
+        grpc_link: To that of the gRPC floor; None unless gRPC is under test.
         folder: For local memory-mapped tensordicts, on the server's file system.
         options: What the run was asked for.
         sizes: How much data.
@@ -76,6 +78,12 @@ class Stage:
     folder: Path
     options: BenchOptions
     sizes: WorkloadSizes
+    grpc_link: GrpcLink | None = None
+
+    def make_stream_floors(self, *, out: int = 0, back: int = 0) -> dict[str, Task]:
+        """Returns the floors of a stream, by name: that of the transport under test first."""
+        gloo = {"gloo stream": self.link.make_floor(out=out, back=back)}
+        return gloo if self.grpc_link is None else {GRPC_STREAM: self.grpc_link.make_floor(out=out, back=back), **gloo}
 
     def measure(self, workload: str, case: Case) -> Figure:
         """Runs a subject and its floors in turn and returns their figure."""
@@ -118,6 +126,7 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         if transport not in TRANSPORTS:
             reason = f"only {' and '.join(TRANSPORTS)} have floors"
             raise NotSupportedError(feature=f"a benchmark over {transport!r}", reason=reason)
+        grpc_link = stack.enter_context(closing(GrpcLink())) if transport == "grpc" else None
         sizes = QUICK if options.quick else FULL
         servers = {"control": [server.pid], "workers": [worker["pid"] for worker in stats["workers"]]}
-        yield Stage(client, transport, server.address, servers, link, folder, options, sizes)
+        yield Stage(client, transport, server.address, servers, link, folder, options, sizes, grpc_link)

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from tdserve.bench.figures import Target
 from tdserve.bench.floors import GLOO_AND_GATHER, LOCAL_GATHER, MEMCPY, OVER_GLOO, SAMPLE, TORCHRL
+from tdserve.bench.grpc_link import GRPC_STREAM
 
 TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("*", "transitions: extend 1024, 16 under way", Target("at least", 2e6)),
@@ -15,6 +16,9 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("gloo", "transitions: sample 256, 8 under way", Target("at least", 1.5e6)),
     ("shm", "transitions: sample *", Target("of floor", 1 / 2, TORCHRL)),  # at most twice TorchRL's time
     ("gloo", "pixels: *", Target("of floor", 0.7)),
+    ("grpc", "pixels: *, * under way", Target("of floor", 0.8, GRPC_STREAM)),
+    ("grpc", "weights: * in 100: publish, recycled", Target("of floor", 0.8, GRPC_STREAM)),
+    ("grpc", "weights: * in 100: latest(out=)", Target("of floor", 0.8, GRPC_STREAM)),
     ("shm", "pixels: extend *", Target("of floor", 0.7, MEMCPY)),
     ("shm", "pixels: sample *", Target("of floor", 0.7, LOCAL_GATHER)),
     ("shm", "pixels: sample *", Target("of floor", 1 / 1.3, TORCHRL)),  # at most 1.3 times its time

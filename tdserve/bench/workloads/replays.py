@@ -148,7 +148,7 @@ class Rows:
         elif window == 1:
             floors = {"gloo, acknowledged": self.stage.link.make_floor(out=nbytes, back=REQUEST_NBYTES)}
         else:
-            floors = {"gloo stream": self.stage.link.make_floor(out=nbytes)}
+            floors = self.stage.make_stream_floors(out=nbytes)
         floors[LOCAL_MEMMAP] = self.mapped.write(self.pool.iter_batches(num_rows))  # memory acknowledges nothing
         subject = make_extends(self.replay, self.pool.iter_batches(num_rows), window, self._check_written)
         return self._make_case("extend", num_rows, window, subject, floors)
@@ -183,7 +183,7 @@ class Rows:
                 LOCAL_MEMMAP: mapped.gather(num_rows),
             }
         else:
-            floors = {"gloo stream": link.make_floor(back=nbytes), LOCAL_MEMMAP: mapped.gather(num_rows)}
+            floors = {**self.stage.make_stream_floors(back=nbytes), LOCAL_MEMMAP: mapped.gather(num_rows)}
         subject = make_samples(self.replay, num_rows, window, self.pool.check)
         return self._make_case("sample", num_rows, window, subject, floors)
 

@@ -20,6 +20,7 @@ from tdserve.bench.child import Child, Pipe
 from tdserve.bench.figures import Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import MEMCPY, make_fresh_memcpy, make_memcpy
+from tdserve.bench.grpc_link import GRPC_STREAM
 from tdserve.bench.measure import Pacing, Round, Task, make_task, time_round
 from tdserve.bench.stage import SERVER_ROOT, Case, Stage
 from tdserve.bench.workload_data import check_equal, compute_nbytes, make_weights, stamp
@@ -142,6 +143,9 @@ class WeightsTree:
             floors["gloo, one message"] = make_floor()
             if is_large:
                 floors["gloo, 64 MiB messages"] = make_floor(message_nbytes=MESSAGE_NBYTES)
+        elif self.stage.grpc_link is not None:
+            # All bytes at once one way, as a stream; a request and an acknowledgement take a thousandth of that time.
+            floors[GRPC_STREAM] = self.stage.grpc_link.make_floor(out=0 if is_read else nbytes, back=is_read * nbytes)
         if not is_fresh:
             floors[MEMCPY] = make_memcpy(nbytes)
         elif is_large:
