@@ -12,6 +12,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
 from tdserve.cli.certs import certs
+from tdserve.cli.checkpoint import checkpoint
 from tdserve.cli.completion import completion
 from tdserve.cli.config_show import config
 from tdserve.cli.demo import demo
@@ -27,6 +28,7 @@ from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.put import put
 from tdserve.cli.rebalance import rebalance
+from tdserve.cli.restore import restore
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
 from tdserve.cli.sessions import sessions
@@ -48,6 +50,8 @@ COMMANDS = (
     get,
     put,
     rm,
+    checkpoint,
+    restore,
     rebalance,
     adopt,
     import_rows,

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import CorruptDataError, StoreExistsError
+from tdserve.cli.exit_codes import EXIT_CODES
+from tests.integration.shell import Shell
+
+pytestmark = pytest.mark.integration
+
+
+def fill(client: tdserve.Client) -> None:
+    client.memmap(TensorDict({"x": torch.arange(4)}, [4]), "content")
+    client.create_replay("table", TensorDict({"n": torch.tensor(0)}, []), 10).extend(
+        TensorDict({"n": torch.arange(3)}, [3])
+    )
+
+
+def test_checkpoint_when_written_then_listed_and_restored_beside(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    fill(client)
+    place = str(tmp_path / "place")
+    (line,) = shell.lines("checkpoint", place)
+    assert "2 stores" in line
+    client.replay("table").extend(TensorDict({"n": torch.arange(3)}, [3]))
+    (second,) = shell.json("checkpoint", place)
+    assert second["stores"] == ["content", "table"]
+    listed = shell.json("checkpoint", place, "--list")
+    assert [each["id"] for each in listed] == [line.partition(":")[0], second["id"]]
+    assert listed[0]["id"] in " ".join(shell.lines("checkpoint", place, "--list"))
+    options = ("--checkpoint", listed[0]["id"], "--prefix", "old-")
+    assert shell.lines("restore", place, "table", *options) == ["old-table"]
+    assert len(client.replay("old-table")) == 3
+    shell.lines("checkpoint", place, "--keep", "1")
+    assert len(shell.json("checkpoint", place, "--list")) == 1
+
+
+def test_restore_when_into_a_root_then_a_server_has_the_stores(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    fill(client)
+    shell.lines("checkpoint", str(tmp_path / "place"))
+    found = shell.json("restore", str(tmp_path / "place"), "--root", str(tmp_path / "root"))
+    assert found == ["content", "table"]
+    with tdserve.Server(tmp_path / "root").start() as server, server.client() as restored:
+        assert len(restored.replay("table")) == 3
+        assert restored["content"]["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_restore_when_a_name_is_taken_or_there_is_no_checkpoint_then_one_line_and_its_code(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    fill(client)
+    shell.lines("checkpoint", str(tmp_path / "place"))
+    exists, damaged = EXIT_CODES[StoreExistsError.code], EXIT_CODES[CorruptDataError.code]
+    assert "content" in shell.error(exists, "restore", str(tmp_path / "place"))
+    assert "checkpoint" in shell.error(damaged, "restore", str(tmp_path / "nowhere"))
