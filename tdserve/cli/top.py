@@ -20,11 +20,11 @@ from rich.text import Text
 
 from tdserve.base.errors import TDServeError
 from tdserve.cli.exit_codes import NO_ANSWER
+from tdserve.cli.figure_facts import describe_figures
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import print_json, to_one_line
-from tdserve.cli.server_figures import FigureReader, ServerFigures, list_lost, open_figures
+from tdserve.cli.server_figures import FigureReader, list_lost, open_figures
 from tdserve.cli.top_screen import Moment, compose_screen
-from tdserve.client.session.message_facts import to_facts
 
 QUIT = b"qQ\x03\x04"
 """Keys that end it: also Ctrl-C and Ctrl-D."""
@@ -51,7 +51,7 @@ def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> in
     with open_figures(inquiry) as reader:
         found = reader.ask(max_stores=num_rows, max_sessions=num_rows)
         if inquiry.as_json:
-            print_json([_describe(each) for each in found])
+            print_json([describe_figures(each) for each in found])
         elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             console = Console(highlight=False)
             console.width = max(console.width, 120)
@@ -102,10 +102,3 @@ def read_keys() -> Iterator[Any]:
         yield has_ended
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _describe(found: ServerFigures) -> dict[str, Any]:
-    facts = {"server": found.server, "address": found.address}
-    if found.figures is None:
-        return {**facts, "fault": str(found.fault)}
-    return {**facts, **to_facts(found.figures)}

@@ -94,7 +94,15 @@ def test_top_when_there_is_no_terminal_or_json_then_one_look(client: tdserve.Cli
     assert any(line.split()[:3] == ["transitions", "replay", "7"] for line in shell.lines("top"))
     (found,) = shell.json("top", "--once")
     assert [each["process"] for each in found["processes"]][:1] == ["control"]
-    assert {each["description"]["name"] for each in found["stores"]} == {"transitions"}
+    (table,) = found["stores"]
+    assert (table["name"], table["kind"], table["num_rows"]) == ("transitions", "replay", 7)
+    stats = shell.json("stats")
+    equal = ("server_id", "version", "num_stores")
+    assert [found[name] for name in equal] == [stats[name] for name in equal]
+    assert {"num_sessions", "root_free_bytes", "workers", "transports", "sessions"} <= stats.keys() & found.keys()
+    assert found["kinds"] == {"replay": 1}
+    assert {"session", "host", "transport", "num_requests"} <= found["sessions"][0].keys()
+    assert {each["call"]: each["num_calls"] for each in found["calls"] if each["side"] == "control"}["extend"] >= 1
 
 
 def test_sessions_when_clients_are_connected_then_one_line_each(

@@ -1,0 +1,42 @@
+"""The figures of a server as JSON: the names of ``tdserve stats --json``, and what only a live screen shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.cli.server_figures import ServerFigures
+from tdserve.cli.sessions import flatten_session
+from tdserve.client.session.message_facts import to_facts
+from tdserve.messages.store_kinds import KIND_NAMES
+
+
+def describe_figures(found: ServerFigures) -> dict[str, Any]:
+    """Returns the figures of a server; of one that does not answer only its address and the ``fault``."""
+    facts: dict[str, Any] = {"server": found.server, "address": found.address}
+    if found.figures is None:
+        return {**facts, "fault": str(found.fault)}
+    figures = found.figures
+    facts |= to_facts(figures)
+    facts["num_stores"] = sum(each.num_stores for each in figures.kinds)
+    facts["kinds"] = {KIND_NAMES.get(each.kind, "unknown"): each.num_stores for each in figures.kinds}
+    facts["transports"] = {each.pop("transport"): each for each in facts["transports"]}
+    facts["sessions_by_transport"] = dict(figures.sessions_by_transport)
+    facts["sessions"] = [flatten_session(each) for each in figures.sessions]
+    facts["calls"] = [_describe_calls(each) for each in figures.calls]
+    facts["stores"] = [_describe_store(each) for each in figures.stores]
+    facts["other_stores"] = {**_describe_store(figures.other_stores), "name": "", "kind": ""}
+    return facts
+
+
+def _describe_calls(calls: Any) -> dict[str, Any]:
+    errors = {each.code: each.num_calls for each in calls.errors}
+    num_calls = sum(calls.buckets)
+    return {"side": calls.side, "call": calls.call, "num_calls": num_calls, "sum_s": calls.sum_s, "errors": errors}
+
+
+def _describe_store(store: Any) -> dict[str, Any]:
+    facts = to_facts(store)
+    described = facts.pop("description")
+    kind = "queue" if store.is_queue else KIND_NAMES.get(store.description.kind, "unknown")
+    left_out = ("spec", "kind", "fingerprint", "versions")
+    return {**{name: value for name, value in described.items() if name not in left_out}, "kind": kind, **facts}
