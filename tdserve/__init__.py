@@ -57,6 +57,7 @@ _HOMES = {
         "NotLocalError",
         "NotSupportedError",
         "PeerLostError",
+        "PermissionDeniedError",
         "ProtocolError",
         "ProtocolVersionError",
         "ReadOnlyError",

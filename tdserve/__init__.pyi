@@ -19,6 +19,7 @@ from tdserve.base.errors import (
     NotLocalError as NotLocalError,
     NotSupportedError as NotSupportedError,
     PeerLostError as PeerLostError,
+    PermissionDeniedError as PermissionDeniedError,
     ProtocolError as ProtocolError,
     ProtocolVersionError as ProtocolVersionError,
     ReadOnlyError as ReadOnlyError,

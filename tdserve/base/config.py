@@ -90,7 +90,9 @@ class ServerConfig:
         port: TCP port, 0 picks a free one.
         num_workers: Data workers. 1 suits two cores; a worker keeps about one core busy while it moves bytes.
         devices: GPUs for content that travels by NCCL, such as ``"cuda:0"``, one per data worker; empty for no NCCL.
-        token_file: File whose content clients must send as bearer token; ``None`` asks for none.
+        token_file: File whose content clients must send as bearer token; ``None`` asks for none. It grants everything.
+        tokens_file: File with the hashes of tokens, each with a role, stores and limits, as JSON or TOML; it is read
+            again when it changes.
         insecure: Explicitly allows listening on other addresses than loopback without a token.
         tls_cert: PEM file with the server's certificate and those of the authorities between it and the root. ``None``:
             nothing is encrypted. The files are read again when they change.
@@ -134,6 +136,7 @@ class ServerConfig:
     num_workers: int = 1
     devices: tuple[str, ...] = ()
     token_file: str | None = None
+    tokens_file: str | None = None
     insecure: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -201,7 +204,7 @@ class ServerConfig:
 
     def _check_strangers(self) -> None:
         """Raises InvalidRequestError if others reach the server and need prove nothing."""
-        if self.token_file is None and not self.insecure:
+        if self.token_file is None and self.tokens_file is None and not self.insecure:
             if self.tls_client_ca is None:
                 check_loopback("host", self.host)
             check_loopback("metrics_host", self.metrics_host)
@@ -214,8 +217,11 @@ class ServerConfig:
         for name in ("tls_client_ca", "trusted_network"):
             if self.tls_cert is None and getattr(self, name) is not None:
                 raise InvalidRequestError(argument=name, reason="it means nothing without tls_cert")
-        if self.tls_cert is not None and self.metrics_port is not None and self.token_file is None:
-            reason = "with tls_cert it needs token_file: its process asks the server over another port of this machine"
+        has_token = self.token_file is not None or self.tokens_file is not None
+        if self.tls_cert is not None and self.metrics_port is not None and not has_token:
+            reason = (
+                "with tls_cert it needs token_file or tokens_file: its process asks over another port of this machine"
+            )
             raise InvalidRequestError(argument="metrics_port", reason=reason)
 
     @property

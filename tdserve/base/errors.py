@@ -19,7 +19,8 @@
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
-    │   ├── UnauthenticatedError      UNAUTHENTICATED      address
+    │   ├── UnauthenticatedError      UNAUTHENTICATED      address, reason
+    │   ├── PermissionDeniedError     PERMISSION_DENIED    role, call, store, needed
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     │       └── UnsupportedAttributeError                  (the same)           also an AttributeError
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
@@ -268,11 +269,37 @@ class LockedError(RequestError, RuntimeError):
 
 
 class UnauthenticatedError(RequestError):
-    """The server asked for a token and got none, or a wrong one."""
+    """The server asked for a token and got none, a wrong one, or one that has ended; ``reason`` is why it has."""
 
     code = "UNAUTHENTICATED"
     template = "the server at {address} refused the token; pass that of its --token-file (token=, TDSERVE_TOKEN_FILE)"
-    defaults = {"address": ""}
+    defaults = {"address": "", "reason": ""}
+
+    def _message(self) -> str:
+        if not self.fields["reason"]:
+            return super()._message()
+        remedy = "get a new one from whoever runs the server (tdserve token new)"
+        return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
+
+
+class PermissionDeniedError(RequestError):
+    """The token does not grant this call. Nothing was changed.
+
+    ``needed`` is the role that it needs. It is empty if the token does not include a store of this name, whether or not
+    there is one.
+    """
+
+    code = "PERMISSION_DENIED"
+    template = (
+        "the token includes no store {store!r}, so {call!r} is refused; its entry in the server's --tokens lists them"
+    )
+    defaults = {"role": "", "call": "", "store": "", "needed": ""}
+
+    def _message(self) -> str:
+        if not self.fields["needed"]:
+            return super()._message()
+        what = "{call!r} on store {store!r}" if self.fields["store"] else "{call!r}"
+        return f"{what} needs a token of role {{needed!r}}, and this one has {{role!r}}".format(**self.fields)
 
 
 class NotSupportedError(RequestError, NotImplementedError):
@@ -304,7 +331,8 @@ class TooLargeError(CapacityError):
 
 
 class ServerBusyError(TDServeError):
-    """The server has reached a limit: ``--memory-limit`` for the content of waiting requests, or its file descriptors.
+    """The server has reached a limit: ``--memory-limit`` for the content of waiting requests, its file descriptors, or
+    that of the caller's token.
 
     Nothing was changed. Calls retry until their deadline.
     """

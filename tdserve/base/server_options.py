@@ -99,6 +99,14 @@ SERVER_OPTIONS = (
         "token_file", "--token-file", str, "TEXT", "File with the token that every call must carry.", is_path=True
     ),
     ServerOption(
+        "tokens_file",
+        "--tokens",
+        str,
+        "FILE",
+        "File of tokens with roles and limits, as tdserve token new makes them; read again when it changes.",
+        is_path=True,
+    ),
+    ServerOption(
         "insecure", "--insecure", parse_flag, "", "Listen on other addresses than loopback without a token.", (bool,)
     ),
     ServerOption(

@@ -25,7 +25,7 @@ def check_host(argument: str, host: object) -> None:
 def check_loopback(argument: str, host: str) -> None:
     """Raises for a host at which others can reach this machine."""
     if not is_loopback(host):
-        remedy = "pass token_file= (--token-file) or insecure=True (--insecure)"
+        remedy = "pass token_file= (--token-file), tokens_file= (--tokens) or insecure=True (--insecure)"
         raise InvalidRequestError(argument=argument, reason=f"{host!r} is reachable by others: {remedy}")
 
 

@@ -34,6 +34,7 @@ from tdserve.cli.serve import serve
 from tdserve.cli.sessions import sessions
 from tdserve.cli.stats import stats
 from tdserve.cli.tail import tail
+from tdserve.cli.token import token
 from tdserve.cli.top import top
 from tdserve.cli.version import version
 from tdserve.cli.version_list import versions
@@ -60,6 +61,7 @@ COMMANDS = (
     top,
     config,
     certs,
+    token,
     bench,
     demo,
     guide,

@@ -4,11 +4,11 @@ logged."""
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection
 
 from tdserve.base.addresses import join_address
 from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
-from tdserve.base.logs import SparseLog, choose_failure_level, name_request
+from tdserve.base.logs import choose_failure_level, name_request
+from tdserve.control.audit import AuditLog
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.content_stream import CONTENT_METHOD
@@ -24,6 +25,7 @@ from tdserve.control.control_pb2_grpc import ControlServiceServicer, add_Control
 from tdserve.control.credentials import ServerCertificates
 from tdserve.control.parts import MAX_RECEIVED_BYTES
 from tdserve.control.status import abort
+from tdserve.rules.access.grants import FULL_CALLER, FULL_GRANT, Caller, Grant
 from tdserve.v1 import control_pb2
 
 SERVICE_NAME: str = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
@@ -36,13 +38,15 @@ class SessionConnection:
     """The way from the control process to one client; messages of several tasks never mix.
 
     Attributes:
+        caller: The origin of the session, with what its token grants.
         peer: The client's address as gRPC sees it.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, grant: Grant = FULL_GRANT) -> None:
         self._context = context
         self._lock = asyncio.Lock()
         self.peer = str(context.peer())  # read now: after the call has ended, grpc.aio crashes the process
+        self.caller = Caller(grant, self.peer)
 
     async def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends one message; does nothing if the stream has ended, which ends the session separately."""
@@ -59,37 +63,75 @@ class Handlers(Protocol):
     async def serve_session(
         self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]
     ) -> None: ...
-    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription: ...
-    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse: ...
-    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse: ...
-    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse: ...
-    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse: ...
+    async def describe_store(
+        self, request: control_pb2.DescribeStoreRequest, caller: Caller
+    ) -> control_pb2.StoreDescription: ...
+    async def list_stores(
+        self, request: control_pb2.ListStoresRequest, caller: Caller
+    ) -> control_pb2.ListStoresResponse: ...
+    async def list_keys(self, request: control_pb2.ListKeysRequest, caller: Caller) -> control_pb2.ListKeysResponse: ...
+    async def get_stats(self, request: control_pb2.GetStatsRequest, caller: Caller) -> control_pb2.GetStatsResponse: ...
+    async def observe(self, request: control_pb2.ObserveRequest, caller: Caller) -> control_pb2.ObserveResponse: ...
     async def exchange_content(self, connection: ContentConnection) -> None: ...
 
 
-class Servicer(ControlServiceServicer):
-    """Adapts handlers to gRPC."""
+class Authenticator(Protocol):
+    """Knows the tokens of a server."""
 
-    def __init__(self, handlers: Handlers) -> None:
+    def authenticate(self, authorization: bytes) -> Grant:
+        """Returns what the token in an ``authorization`` grants; raises UnauthenticatedError."""
+        ...
+
+    def find_name(self, authorization: bytes) -> str:
+        """Returns the name of the entry that a token names, for logs; "" for none."""
+        ...
+
+
+class Servicer(ControlServiceServicer):
+    """Adapts handlers to gRPC.
+
+    Args:
+        handlers: Handlers of all methods.
+        tokens: What finds the grant of a caller; None grants everything.
+    """
+
+    def __init__(self, handlers: Handlers, tokens: Authenticator | None = None) -> None:
         self._handlers = handlers
+        self._tokens = tokens
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        await _answer(self._handlers.serve_session(SessionConnection(context), request_iterator), context)
+        async def serve() -> None:
+            connection = SessionConnection(context, self._find_caller(context).grant)
+            await self._handlers.serve_session(connection, request_iterator)
+
+        await _answer(serve(), context)
 
     async def DescribeStore(self, request: control_pb2.DescribeStoreRequest, context: Any) -> Any:
-        return await _answer(self._handlers.describe_store(request), context)
+        return await self._call(self._handlers.describe_store, request, context)
 
     async def ListStores(self, request: control_pb2.ListStoresRequest, context: Any) -> Any:
-        return await _answer(self._handlers.list_stores(request), context)
+        return await self._call(self._handlers.list_stores, request, context)
 
     async def ListKeys(self, request: control_pb2.ListKeysRequest, context: Any) -> Any:
-        return await _answer(self._handlers.list_keys(request), context)
+        return await self._call(self._handlers.list_keys, request, context)
 
     async def GetStats(self, request: control_pb2.GetStatsRequest, context: Any) -> Any:
-        return await _answer(self._handlers.get_stats(request), context)
+        return await self._call(self._handlers.get_stats, request, context)
 
     async def Observe(self, request: control_pb2.ObserveRequest, context: Any) -> Any:
-        return await _answer(self._handlers.observe(request), context)
+        return await self._call(self._handlers.observe, request, context)
+
+    async def _call(self, handler: Callable[[Any, Caller], Awaitable[_Answer]], request: Any, context: Any) -> _Answer:
+        async def serve() -> _Answer:
+            return await handler(request, self._find_caller(context))
+
+        return await _answer(serve(), context)
+
+    def _find_caller(self, context: Any) -> Caller:
+        """Returns the origin of a call. Its token was right when the call came, and may have ended since."""
+        if self._tokens is None:
+            return FULL_CALLER._replace(peer=context.peer())
+        return Caller(self._tokens.authenticate(_find_authorization(context.invocation_metadata())), context.peer())
 
 
 def _make_content_handler(handlers: Handlers) -> Any:
@@ -120,18 +162,29 @@ async def _answer(handler: Awaitable[_Answer], context: Any) -> _Answer:
         await abort(context, failure, request_id=request_id)
 
 
+def _find_authorization(metadata: Any) -> bytes:
+    given = next((value for key, value in metadata if key == "authorization"), "")
+    return given.encode() if isinstance(given, str) else bytes(given)
+
+
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses every call without the bearer token, before a byte of its messages is received.
+    """Refuses every call without a valid token, before a byte of its messages is received.
 
     A health check without it is answered unread too, since an orchestrator has no token: it gets the state of the whole
     server, whichever service it asked for.
     """
 
-    def __init__(self, token: str, address: str, status: Callable[[], health_pb2.HealthCheckResponse]) -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(
+        self,
+        tokens: Authenticator,
+        audit: AuditLog,
+        address: str,
+        status: Callable[[], health_pb2.HealthCheckResponse],
+    ) -> None:
+        self._tokens = tokens
+        self._audit = audit
         self._address = address
         self._status = status
-        self._refusals = SparseLog(_log)
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -139,18 +192,25 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(details)
         if handler is None:
             return handler
-        given = next((value for key, value in details.invocation_metadata if key == "authorization"), "")
-        given_bytes = given.encode() if isinstance(given, str) else given
-        if hmac.compare_digest(given_bytes, self._expected):
-            return handler
-        return _answer_unread(self._check if details.method == _HEALTH_CHECK else self._refuse, handler)
+        authorization = _find_authorization(details.invocation_metadata)
+        try:
+            self._tokens.authenticate(authorization)
+        except UnauthenticatedError as error:
+            if details.method == _HEALTH_CHECK:
+                return _answer_unread(self._check, handler)
+            refusal = UnauthenticatedError(address=self._address, reason=error.reason)
+            token = self._tokens.find_name(authorization)
+            return _answer_unread(partial(self._refuse, refusal, token, details.method), handler)
+        return handler
 
     async def _check(self, messages: Any, context: Any) -> health_pb2.HealthCheckResponse:
         return self._status()
 
-    async def _refuse(self, messages: Any, context: Any) -> None:
-        self._refusals.warn(f"refused a call from {context.peer()}: its token is missing or wrong")
-        await abort(context, UnauthenticatedError(address=self._address))
+    async def _refuse(
+        self, refusal: UnauthenticatedError, token: str, method: str, messages: Any, context: Any
+    ) -> NoReturn:
+        self._audit.note_stranger(context.peer(), refusal, token=token, method=method)
+        await abort(context, refusal)
 
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -195,10 +255,11 @@ class ControlServer:
         handlers: Handlers of all methods.
         host: Address to listen on.
         port: 0 takes a free one, which the attribute ``port`` then has.
-        token: Bearer token that every call but health must carry; None asks for none.
+        tokens: Knows the bearer tokens, one of which every call but health must carry; None asks for none.
         certificates: For TLS; None for none.
         has_local_port: Whether to listen, without TLS, on another port too, which only this machine reaches: the
             attribute ``local_port``, which is ``port`` without TLS.
+        audit: Notes refusals.
     """
 
     def __init__(
@@ -207,17 +268,19 @@ class ControlServer:
         *,
         host: str,
         port: int,
-        token: str | None,
+        tokens: Authenticator | None = None,
         certificates: ServerCertificates | None = None,
         has_local_port: bool = False,
+        audit: AuditLog | None = None,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
-        interceptors = [_TokenCheck(token, f"{host}:{port}", self._get_health)] if token else []
+        check = tokens and _TokenCheck(tokens, audit or AuditLog(), f"{host}:{port}", self._get_health)
+        interceptors = [check] if check else []
         options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # grpc takes the first of a name
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        add_ControlServiceServicer_to_server(Servicer(handlers), self._server)
+        add_ControlServiceServicer_to_server(Servicer(handlers, tokens), self._server)
         self._server.add_generic_rpc_handlers((_make_content_handler(handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

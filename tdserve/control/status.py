@@ -90,7 +90,9 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
         if key == ERROR_METADATA_KEY:
             failure = decode_failure(control_pb2.Failure.FromString(value))
             # A server's own address is 0.0.0.0, or a name that means nothing to this client.
-            return UnauthenticatedError(address=address) if isinstance(failure, UnauthenticatedError) else failure
+            if isinstance(failure, UnauthenticatedError):
+                return UnauthenticatedError(address=address, reason=failure.reason)
+            return failure
     code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = str(getattr(error, "details", str)() or "")[:300]
     make = _BY_CODE.get(code)

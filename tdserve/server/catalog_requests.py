@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.rules.access.grants import FULL_GRANT, Grant
+from tdserve.rules.catalog import MAX_PAGE_SIZE
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.descriptions import describe, describe_packed
@@ -39,7 +41,7 @@ class CatalogRequests:
             asked.describe_store.timeout_s = 0.0
             answer.describe_store.CopyFrom(await self.describe_store(asked.describe_store))
         elif kind == "list_stores":
-            answer.list_stores.CopyFrom(self.list_stores(asked.list_stores))
+            answer.list_stores.CopyFrom(self.list_stores(asked.list_stores, session.caller.grant))
         elif kind == "list_keys":
             answer.list_keys.CopyFrom(await self.list_keys(asked.list_keys))
         else:
@@ -70,14 +72,32 @@ class CatalogRequests:
         await inline_tasks.ensure_task()
         return await self._stores.wait(name, deadline)
 
-    def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-        """Returns one page of store names."""
+    def list_stores(
+        self, request: control_pb2.ListStoresRequest, grant: Grant = FULL_GRANT
+    ) -> control_pb2.ListStoresResponse:
+        """Returns one page of store names, without those that the grant does not include."""
         catalog = self._stores.catalog
         if request.near:
-            return control_pb2.ListStoresResponse(names=catalog.find_names_around(request.near, request.page_size))
-        names, after = catalog.list_page(request.prefix, after=request.page_token, size=request.page_size)
+            near = filter(grant.has_store, catalog.find_names_around(request.near, request.page_size))
+            return control_pb2.ListStoresResponse(names=near)
+        names, after = self._list_page(request, grant)
         here = (name for name in names if find_forward(catalog.get(name)) is None)
         return control_pb2.ListStoresResponse(names=here, next_page_token=after)
+
+    def _list_page(self, request: control_pb2.ListStoresRequest, grant: Grant) -> tuple[list[str], str]:
+        """Returns a page of names and its token, which is no name that the grant does not include either."""
+        catalog, after = self._stores.catalog, request.page_token
+        if grant.has_all_stores:
+            return catalog.list_page(request.prefix, after=after, size=request.page_size)
+        size = min(request.page_size or MAX_PAGE_SIZE, MAX_PAGE_SIZE)
+        names: list[str] = []
+        while len(names) < size:
+            page, after = catalog.list_page(request.prefix, after=after)
+            names += filter(grant.has_store, page)
+            if not after:
+                break
+        is_last = not after and len(names) <= size
+        return names[:size], "" if is_last else names[size - 1]
 
     async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store, as ``TensorDict.keys`` lists them. Raises StoreNotFoundError."""

@@ -17,6 +17,9 @@ from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
+from tdserve.rules.access.grants import FULL_CALLER, Caller
+from tdserve.server.access.gate import Gate
+from tdserve.server.access.token_register import TokenRegister
 from tdserve.server.compaction import compact_all
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
@@ -60,11 +63,25 @@ class ControlProcess:
         config: Configuration of the server.
         root: The acquired root.
         observer: The process that shows its figures, which is stopped with it; None for none.
+        tokens: The tokens of callers, whose sessions end with them; None if none is asked for.
+
+    Attributes:
+        gate: Checks what callers ask for.
     """
 
     _settling: asyncio.TimerHandle | None = None
 
-    def __init__(self, config: ServerConfig, root: Root, observer: ObserverProcess | None = None) -> None:
+    _watching: asyncio.Task[None] | None = None
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        root: Root,
+        observer: ObserverProcess | None = None,
+        tokens: TokenRegister | None = None,
+    ) -> None:
+        self.gate = Gate()
+        self._tokens = tokens
         self._config = config
         self._root = root
         self._is_draining = False
@@ -74,8 +91,9 @@ class ControlProcess:
         self._process_watch = ProcessWatch(root.sessions_folder)
         self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number) for number in range(config.num_workers)]
-        self._sessions = Sessions(config, self._workers, root, self._make_mover)
-        services = self._services = assemble(config, root, self._db, self._process_watch, self._workers, self._sessions)
+        sessions = self._sessions = Sessions(config, self._workers, root, self._make_mover, self.gate)
+        watch, workers = self._process_watch, self._workers
+        services = self._services = assemble(config, root, self._db, watch, workers, sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
         self._observation = Observation(root, services, self._workers, self._worker_processes, self._sessions, observer)
@@ -162,6 +180,10 @@ class ControlProcess:
         await self._services.syncing.start()
         await self._door.open()
         self._services.stores.unfinished_writes.on_open()
+        if self._tokens is not None:
+            explain_end = self._tokens.explain_end
+            watching = self._tokens.watch(lambda: self._sessions.end_outdated(explain_end, self._config.host))
+            self._watching = asyncio.create_task(watching, name="tdserve-tokens")
         self._is_repaired.set()
 
     async def drain(self) -> None:
@@ -176,6 +198,8 @@ class ControlProcess:
         """Ends the workers and closes the catalog."""
         self._worker_processes.close()
         self._door.close()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._observer is not None:
             await self._observer.stop()
         self._services.alterations.close()
@@ -218,6 +242,8 @@ class ControlProcess:
             ended.cancel()
             # Shielded: grpc cancels this coroutine when the client is gone, but its rows must still be given back.
             await asyncio.shield(self._end(session))
+        if session.end_error is not None:
+            raise session.end_error
 
     async def _end(self, session: ClientSession) -> None:
         try:
@@ -293,9 +319,11 @@ class ControlProcess:
             ahead = self._incoming.take_lists(session)
             run(self._services.requests.serve(session, message, ahead), message.request)
 
-    def _take_notice(self, session: ClientSession, kind: str | None, message: control_pb2.ClientMessage) -> None:
+    def _take_notice(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
         """Handles a message that has no answer, and that is handled even while the server is shutting down."""
         services = self._services
+        if not self.gate.allows_notice(session.caller, kind, getattr(message, kind)):
+            return
         if kind == "claimed":
             services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
         elif kind == "group_notice":
@@ -315,29 +343,44 @@ class ControlProcess:
         if self._is_draining:
             raise self._make_draining_error()
 
-    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
-        """Describes a store; waits until it exists. Errors as of ``CatalogRequests``."""
-        return await self._services.requests.catalog.describe_store(request)
+    async def describe_store(
+        self, request: control_pb2.DescribeStoreRequest, caller: Caller = FULL_CALLER
+    ) -> control_pb2.StoreDescription:
+        """Describes a store; waits until it exists. Errors as of ``CatalogRequests`` and ``Gate.admit``."""
+        with self.gate.admit(caller, "describe_store", request):
+            return await self._services.requests.catalog.describe_store(request)
 
-    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
-        """Returns one page of store names."""
-        return self._services.requests.catalog.list_stores(request)
+    async def list_stores(
+        self, request: control_pb2.ListStoresRequest, caller: Caller = FULL_CALLER
+    ) -> control_pb2.ListStoresResponse:
+        """Returns one page of the store names that the caller's token includes."""
+        with self.gate.admit(caller, "list_stores", request):
+            return self._services.requests.catalog.list_stores(request, caller.grant)
 
-    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+    async def list_keys(
+        self, request: control_pb2.ListKeysRequest, caller: Caller = FULL_CALLER
+    ) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
-        return await self._services.requests.catalog.list_keys(request)
+        with self.gate.admit(caller, "list_keys", request):
+            return await self._services.requests.catalog.list_keys(request)
 
-    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
-        """Returns figures of the whole server."""
-        return await self._observation.get_stats()
+    async def get_stats(
+        self, request: control_pb2.GetStatsRequest, caller: Caller = FULL_CALLER
+    ) -> control_pb2.GetStatsResponse:
+        """Returns figures of the whole server, as far as the caller's token grants them."""
+        with self.gate.admit(caller, "get_stats", request):
+            return await self._observation.get_stats(caller.grant)
 
     async def exchange_content(self, connection: ContentConnection) -> None:
         """Relays the content of a session. Errors as of ``Sessions.exchange_content``."""
         await self._sessions.exchange_content(connection)
 
-    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
-        """Returns what an observer shows."""
-        return await self._observation.observe(request)
+    async def observe(
+        self, request: control_pb2.ObserveRequest, caller: Caller = FULL_CALLER
+    ) -> control_pb2.ObserveResponse:
+        """Returns what an observer shows, as far as the caller's token grants it."""
+        with self.gate.admit(caller, "observe", request):
+            return await self._observation.observe(request, caller.grant)
 
 
 async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> control_pb2.ClientMessage | None:

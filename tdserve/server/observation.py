@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from tdserve.base.call_times import CallTimes
 from tdserve.base.machine import get_descriptor_limit, read_process_use
 from tdserve.messages.store_kinds import KIND_NUMBERS
+from tdserve.rules.access.grants import FULL_GRANT, Grant
 from tdserve.server.descriptions import describe, describe_packed
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.observer_process import ObserverProcess
@@ -30,6 +31,9 @@ MAX_ASKED = 10_000
 
 STORES_PER_TURN = 10
 """Stores that are looked at in one turn of the event loop: they take it about half a millisecond."""
+
+NAMES_PER_TURN = 1_000
+"""Names of stores that are compared with patterns in one turn: about a millisecond for each pattern."""
 
 SUM_AGAIN_S = 15.0
 """Age up to which the sums over all other stores are shown again: they may be ten thousand."""
@@ -66,8 +70,19 @@ class Observation:
         self._sums = control_pb2.StoreFigures()
         self._summed_s = -math.inf
 
-    async def get_stats(self) -> control_pb2.GetStatsResponse:
-        """Returns figures of the whole server."""
+    async def get_stats(self, grant: Grant = FULL_GRANT) -> control_pb2.GetStatsResponse:
+        """Returns figures of the whole server; without a grant of them, only of the sessions with the same token."""
+        if not grant.is_server_wide:
+            sessions = self._list_sessions(grant)
+            return control_pb2.GetStatsResponse(
+                server_id=self._root.server_id,
+                uptime_s=time.monotonic() - self._started_s,
+                num_stores=sum((await self._count_kinds(grant)).values()),
+                num_sessions=len(sessions),
+                sessions=map(_describe_session, sessions),
+                version=read_package_version(),
+                observer=self._observer.address if self._observer is not None else "",
+            )
         await self._services.traffic.count_reads(self._workers)
         self._services.claiming.catch_up()
         return control_pb2.GetStatsResponse(
@@ -84,38 +99,63 @@ class Observation:
             observer=self._observer.address if self._observer is not None else "",
         )
 
-    async def observe(self, asked: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
+    async def observe(
+        self, asked: control_pb2.ObserveRequest, grant: Grant = FULL_GRANT
+    ) -> control_pb2.ObserveResponse:
         """Returns all that an observer shows. Stores are looked at a few at a time, and requests are served in
-        between."""
-        services, sessions = self._services, list(self._sessions)
+        between.
+
+        Args:
+            grant: Without that of the whole server, there are only its stores and the sessions with the same token.
+        """
+        services, sessions = self._services, self._list_sessions(grant)
         shown = sessions[-min(asked.max_sessions, MAX_ASKED) :] if asked.max_sessions else []
         await services.traffic.count_reads(self._workers)
         services.claiming.catch_up()
-        kinds = services.stores.catalog.count_kinds()
+        kinds = await self._count_kinds(grant)
         response = control_pb2.ObserveResponse(
             time_s=time.time(),
             uptime_s=time.monotonic() - self._started_s,
             server_id=self._root.server_id,
             version=read_package_version(),
-            root_free_bytes=self._root.free_bytes(),
-            root_size_bytes=self._root.size_bytes(),
             num_sessions=len(sessions),
             sessions_by_transport=Counter(session.transport for session in sessions),
-            held_bytes=services.held.nbytes,
-            held_limit_bytes=services.held.limit_bytes,
             kinds=(control_pb2.KindCount(kind=KIND_NUMBERS[kind], num_stores=num) for kind, num in kinds.items()),
-            workers=map(_describe_worker, self._workers),
-            transports=services.traffic.list_stats(),
-            processes=self._list_processes(),
-            calls=[
-                *_list_calls("control", services.requests.call_times),
-                *_list_calls("client", services.client_reports.call_times),
-            ],
             sessions=map(_observe_session, shown),
-            num_observer_restarts=self._observer.num_restarts if self._observer is not None else 0,
         )
-        await self._add_stores(asked, response)
+        if grant.is_server_wide:
+            self._add_server(response)
+        await self._add_stores(asked, response, grant)
         return response
+
+    def _add_server(self, response: control_pb2.ObserveResponse) -> None:
+        """Adds the figures of the whole server."""
+        services = self._services
+        response.root_free_bytes, response.root_size_bytes = self._root.free_bytes(), self._root.size_bytes()
+        response.held_bytes, response.held_limit_bytes = services.held.nbytes, services.held.limit_bytes
+        response.workers.extend(map(_describe_worker, self._workers))
+        response.transports.extend(services.traffic.list_stats())
+        response.processes.extend(self._list_processes())
+        response.calls.extend(_list_calls("control", services.requests.call_times))
+        response.calls.extend(_list_calls("client", services.client_reports.call_times))
+        response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
+
+    def _list_sessions(self, grant: Grant) -> list[ClientSession]:
+        if grant.is_server_wide:
+            return list(self._sessions)
+        return [session for session in self._sessions if session.caller.grant.name == grant.name]
+
+    async def _count_kinds(self, grant: Grant) -> Counter[str]:
+        """Returns how many stores of each kind the grant includes; others are served while many names are compared."""
+        catalog = self._services.stores.catalog
+        if grant.has_all_stores:
+            return Counter(catalog.count_kinds())
+        counts: Counter[str] = Counter()
+        for number, record in enumerate(catalog, start=1):
+            counts[record.kind] += not record.loading and grant.has_store(record.name)
+            if number % NAMES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return +counts
 
     def _list_processes(self) -> list[control_pb2.ProcessFigures]:
         control, observer = control_pb2.ProcessFigures(process="control"), self._observer
@@ -137,12 +177,15 @@ class Observation:
             figures.max_descriptors = get_descriptor_limit()
         return found
 
-    async def _add_stores(self, asked: control_pb2.ObserveRequest, response: control_pb2.ObserveResponse) -> None:
-        """Adds the stores that were used last, and those that are asked for by name; of all others the sums."""
+    async def _add_stores(
+        self, asked: control_pb2.ObserveRequest, response: control_pb2.ObserveResponse, grant: Grant
+    ) -> None:
+        """Adds the stores that were used last, and those that are asked for by name; of all others the sums, if the
+        grant includes all."""
         stores = self._services.stores
-        opened = stores.opened.list_stores()
+        opened = [store for store in stores.opened.list_stores() if grant.has_store(store.name)]
         shown = heapq.nlargest(min(asked.max_stores, MAX_ASKED), opened, key=lambda store: store.used_at)
-        names = {store.name for store in shown} | set(asked.names[:MAX_ASKED])
+        names = {store.name for store in shown} | set(filter(grant.has_store, asked.names[:MAX_ASKED]))
         others: list[OpenedStore] = []
         for store in opened:
             if store.name not in names and store.name in stores.catalog:
@@ -153,7 +196,7 @@ class Observation:
                 response.stores.append(figures)
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        if others:
+        if others and grant.has_all_stores:
             response.num_other_stores = len(others)
             if time.monotonic() - self._summed_s >= SUM_AGAIN_S:
                 self._sums, self._summed_s = await self._sum_up(others), time.monotonic()

@@ -70,7 +70,7 @@ class ObserverProcess:
 
         Args:
             address: Address of the server.
-            token: Token of the server, which a scrape must have too.
+            token: Token of the observer itself; None if the server asks for none, and then a scrape needs none either.
         """
         setup = {
             "fd": self._socket.fileno(),

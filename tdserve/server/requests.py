@@ -27,7 +27,8 @@ from tdserve.server.groups import Groups
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.move_requests import MoveRequests
-from tdserve.server.sessions.client_session import ClientSession, to_error
+from tdserve.server.reported_faults import to_error
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.server.store_requests import StoreRequests
 from tdserve.server.stores import Stores
@@ -242,34 +243,41 @@ class Requests:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
         try:
-            place_lists(message, ahead)
-            if kind in self.moves.handlers:  # no use of a store
-                await self._handle(session, handler, kind, message)
-                return
-            name = getattr(asked, "store", "")
-            if (store := self._stores.find_used(name)) is not None:
-                # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
-                store.catch_up(session.client_id if kind == "extend" else b"")
-            if kind in _ONCE:
-                if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                    if kind in _WITH_CONTENT:
-                        session.discard(request, asked.content)
-                    await self._sync(kind, asked, is_deleted=kind == "delete_store")
-                    await session.send_done(request, control_pb2.Done.FromString(answered))
-                    return
-                self._answers.check_room(session.client_id)
-            name = _get_store_name(kind, asked)
-            self._stores.seals.begin(name)
-            try:
-                await self._handle(session, handler, kind, message)
-            finally:
-                self._stores.seals.end(name)
+            with session.admit(kind, asked):
+                place_lists(message, ahead)
+                await self._carry_out_once(session, handler, kind, message)
         except BaseException:
             if kind in _WITH_CONTENT and request not in session.accepted_requests:
                 session.discard(request, asked.content)
             elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
+
+    async def _carry_out_once(
+        self, session: ClientSession, handler: _Handler, kind: str, message: control_pb2.ClientMessage
+    ) -> None:
+        request, asked = message.request, getattr(message, kind)
+        if kind in self.moves.handlers:  # no use of a store
+            await self._handle(session, handler, kind, message)
+            return
+        name = getattr(asked, "store", "")
+        if (store := self._stores.find_used(name)) is not None:
+            # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
+            store.catch_up(session.client_id if kind == "extend" else b"")
+        if kind in _ONCE:
+            if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
+                if kind in _WITH_CONTENT:
+                    session.discard(request, asked.content)
+                await self._sync(kind, asked, is_deleted=kind == "delete_store")
+                await session.send_done(request, control_pb2.Done.FromString(answered))
+                return
+            self._answers.check_room(session.client_id)
+        name = _get_store_name(kind, asked)
+        self._stores.seals.begin(name)
+        try:
+            await self._handle(session, handler, kind, message)
+        finally:
+            self._stores.seals.end(name)
 
     async def _handle(
         self, session: ClientSession, handler: _Handler, kind: str, message: control_pb2.ClientMessage

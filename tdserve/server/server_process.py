@@ -12,12 +12,13 @@ import sys
 from contextlib import suppress
 
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
-from tdserve.base.config import ServerConfig, join_local_address, read_token
+from tdserve.base.config import ServerConfig, join_local_address
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import pass_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
 from tdserve.control.credentials import ServerCertificates
 from tdserve.control.servicer import ControlServer
+from tdserve.server.access.token_register import TokenRegister
 from tdserve.server.control_process import ControlProcess
 from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
@@ -63,14 +64,14 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
 
 
 async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
-    token = None if config.token_file is None else read_token(config.token_file, "token_file")
+    tokens = TokenRegister.open(config)
     root = Root.acquire(config.root)
     try:
         recover(root)
         root.note_run(is_synced=False)
         observer = None if config.metrics_port is None else ObserverProcess(config)
-        process = ControlProcess(config, root, observer)
-        server = _listen(process, config, token)
+        process = ControlProcess(config, root, observer, tokens)
+        server = _listen(process, config, tokens)
         address = _format_address(config, server.port)
         root.set_address(address)
         stop = _stop_event(lifeline_fd)
@@ -85,6 +86,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
             await server.set_serving(True)
             _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
             if observer is not None:
+                token = None if tokens is None else tokens.make_observer_token()
                 observer.start(_find_observed_address(config, server), token)
                 _log.info("metrics and the status page are at http://%s", observer.address)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
@@ -115,7 +117,7 @@ async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) ->
     return False
 
 
-def _listen(process: ControlProcess, config: ServerConfig, token: str | None) -> ControlServer:
+def _listen(process: ControlProcess, config: ServerConfig, tokens: TokenRegister | None) -> ControlServer:
     certificates = None
     if config.tls_cert is not None and config.tls_key is not None:
         certificates = ServerCertificates(config.tls_cert, config.tls_key, config.tls_client_ca)
@@ -125,7 +127,8 @@ def _listen(process: ControlProcess, config: ServerConfig, token: str | None) ->
             process,
             host=config.host,
             port=config.port,
-            token=token,
+            tokens=tokens,
+            audit=process.gate.audit,
             certificates=certificates,
             has_local_port=config.metrics_port is not None,
         )

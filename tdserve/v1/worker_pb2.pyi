@@ -209,20 +209,32 @@ class SessionLost(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("transport", "host", "is_mail", "secret", "client_id", "is_traced")
+    __slots__ = ("transport", "host", "is_mail", "secret", "client_id", "is_traced", "grant")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     IS_TRACED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     transport: str
     host: str
     is_mail: bool
     secret: bytes
     client_id: bytes
     is_traced: bool
-    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ..., client_id: _Optional[bytes] = ..., is_traced: bool = ...) -> None: ...
+    grant: SessionGrant
+    def __init__(self, transport: _Optional[str] = ..., host: _Optional[str] = ..., is_mail: bool = ..., secret: _Optional[bytes] = ..., client_id: _Optional[bytes] = ..., is_traced: bool = ..., grant: _Optional[_Union[SessionGrant, _Mapping]] = ...) -> None: ...
+
+class SessionGrant(_message.Message):
+    __slots__ = ("role", "stores", "is_counted")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    IS_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    role: int
+    stores: _containers.RepeatedScalarFieldContainer[str]
+    is_counted: bool
+    def __init__(self, role: _Optional[int] = ..., stores: _Optional[_Iterable[str]] = ..., is_counted: bool = ...) -> None: ...
 
 class CloseSession(_message.Message):
     __slots__ = ()

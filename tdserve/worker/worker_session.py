@@ -6,9 +6,19 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
+from google.protobuf.message import DecodeError
+
 from tdserve.base.config import MAIL_READ, MAIL_WRITE
-from tdserve.base.errors import DeadlineExceededError, TDServeError, TransferAbortedError, TransportError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    PermissionDeniedError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.control.status import encode_failure
+from tdserve.rules.access.grants import NO_LIMITS, Grant, Limits
+from tdserve.rules.access.roles import Role
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT, MessageChannel
@@ -153,6 +163,7 @@ class WorkerSession:
         self._is_quick = is_quick
         self._writes: SessionWrites | None = None
         self._is_traced = False
+        self._grant: Grant | None = None
         self.mailbox = Mailbox(number, context.report, self._handle)
         self.lane = self._make_lane(0)
 
@@ -165,6 +176,7 @@ class WorkerSession:
         elif kind == "open_session" and order.open_session.is_mail:
             self._writes = SessionWrites(order.open_session.client_id, self.context.worker_claims)
             self._is_traced = order.open_session.is_traced
+            self._grant = _read_grant(order.open_session)
             self.mailbox.open(order)
         elif kind == "rendezvous" and order.rendezvous.is_mail:
             self.mailbox.feed(order.rendezvous)
@@ -227,6 +239,8 @@ class WorkerSession:
 
     def _answer(self, mail: bytes, label: int) -> Handled:
         lane = self.lane
+        if self._grant is not None and not _is_granted(mail, self._grant):
+            return Handled(to_control=mail)
         if label == MAIL_WRITE and self._writes is not None:
             return self._writes.handle(mail, lane)
         answer = None
@@ -234,3 +248,25 @@ class WorkerSession:
             send = lane.send_at_once if lane.may_send_at_once else None
             answer = self.context.small_reads.answer(mail, send, channel_number=lane.channel_number)
         return Handled(to_control=mail) if answer is None else Handled(answer)
+
+
+def _read_grant(opening: worker_pb2.OpenSession) -> Grant | None:
+    """Returns what limits the requests that the worker answers by itself; None if nothing does."""
+    if not opening.HasField("grant"):
+        return None
+    granted = opening.grant
+    limits = Limits(requests=1) if granted.is_counted else NO_LIMITS
+    return Grant("", Role(granted.role), tuple(granted.stores), limits)
+
+
+def _is_granted(mail: bytes, grant: Grant) -> bool:
+    """Returns whether the worker may look at a message of the client; otherwise control does."""
+    if grant.is_counted:
+        return False
+    try:
+        message = control_pb2.ClientMessage.FromString(mail)
+        kind = message.WhichOneof("body") or ""
+        grant.check(kind, getattr(message, kind, None))
+    except (DecodeError, PermissionDeniedError):
+        return False
+    return True

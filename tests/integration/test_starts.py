@@ -151,6 +151,7 @@ SAID: dict[str, str] = {
     "--port": "0",
     "--workers": "2",
     "--token-file": "TOKEN",
+    "--tokens": "TOKENS",
     "--device": "cuda:0,cuda:1",
     "--insecure": "1",
     "--advertise": "example.org:99",
@@ -176,8 +177,10 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
     options = {option.opts[0]: str(option.name) for option in serve.params if isinstance(option, click.Option)}
     assert {*SAID, "--config"} == set(options), "each option has a case here"
     (tmp_path / "token").write_text("secret")
+    (tmp_path / "tokens").write_text('{"tokens": []}')
     TensorDict({"x": torch.ones(3)}, [3]).save(tmp_path / "adopted")
     values = {**SAID, "--token-file": str(tmp_path / "token"), "--adopt": f"{tmp_path / 'adopted'}=adopted:ro"}
+    values["--tokens"] = str(tmp_path / "tokens")
     metrics_port = quiet_port()
     values["--metrics-port"] = str(metrics_port)
     environ = {f"TDSERVE_{options[option].upper()}": value for option, value in values.items()}

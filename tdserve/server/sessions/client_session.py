@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
@@ -19,9 +19,11 @@ from tdserve.base.ids import make_secret
 from tdserve.base.logs import choose_failure_level, name_request
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
+from tdserve.rules.access.grants import FULL_CALLER, Caller
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.rules.tags import make_tag
 from tdserve.server import inline_tasks
+from tdserve.server.access.gate import Gate, add_grant
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.traces import RequestSpan
@@ -68,10 +70,13 @@ class ClientSession:
         invitation: The invitation that a client on this machine gets.
         channel_transport: Transport of content that moves over a channel.
         is_traced: Whether the spans of its requests are exported, if its client asks for that.
-
+        caller: The origin of the session, with what its token grants.
+        gate: Checks what it asks for; None if it may do everything.
         why_unlinked: Why the client may not be linked to others, in groups or as a relay; "" if it may.
 
     Attributes:
+        caller: As given.
+        end_error: What the client is told at the end of a session that the server ends; None: it may open another.
         connection: Connection for answers: the stream, or the local connection once the client is attached.
         mover: The mover of the session's content; replaced when a local client is attached.
         requests: Requests under way.
@@ -105,8 +110,12 @@ class ClientSession:
         channel_transport: str = BASE_TRANSPORT,
         is_traced: bool = False,
         why_unlinked: str = "",
+        caller: Caller = FULL_CALLER,
+        gate: Gate | None = None,
     ) -> None:
         self.why_unlinked = why_unlinked
+        self._gate, self.caller = gate, caller
+        self.end_error: TDServeError | None = None
         self.channel_transport = channel_transport
         self._is_traced = is_traced
         self.spans: dict[int, RequestSpan] = {}
@@ -177,6 +186,10 @@ class ClientSession:
     def run_at_once(self, serving: Coroutine[Any, Any, None], request: int) -> None:
         """Like ``run``, but takes the first step at once. Call it outside a task."""
         inline_tasks.start(serving, name=self._make_task_name(request), keep=partial(self._keep, request=request))
+
+    def admit(self, kind: str, asked: Any) -> AbstractContextManager[None]:
+        """Returns the context of a request; arguments and errors as of ``Gate.admit``."""
+        return nullcontext() if self._gate is None else self._gate.admit(self.caller, kind, asked)
 
     def begin(self, request: int) -> None:
         """Begins a request that is not under way."""
@@ -368,6 +381,7 @@ class ClientSession:
         opening.open_session.secret = self.secret
         opening.open_session.client_id = self.client_id
         opening.open_session.is_traced = self._is_traced
+        add_grant(opening.open_session, self.caller.grant)
         self.worker.submit(opening).add_done_callback(partial(self._on_opened, opening))
 
     def _on_opened(self, order: worker_pb2.Order, opening: asyncio.Future[worker_pb2.Worked]) -> None:
@@ -491,11 +505,3 @@ class ClientSession:
         self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             _log.error("request %s failed", task.get_name(), exc_info=task.exception())
-
-
-def to_error(fault: Exception, request_id: str) -> TDServeError:
-    """Returns the error to send to a client for a fault: tdserve's own unchanged, any other logged and wrapped."""
-    if isinstance(fault, TDServeError):
-        return fault
-    _log.exception("a request failed", exc_info=fault, extra=name_request(request_id))
-    return LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500])

@@ -16,11 +16,13 @@ from tdserve.base.errors import (
     PeerLostError,
     ProtocolVersionError,
     TransferAbortedError,
+    UnauthenticatedError,
 )
 from tdserve.base.ids import check_client_id, check_text
 from tdserve.base.machine import read_boot_id
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
+from tdserve.rules.access.grants import Grant
 from tdserve.rules.channel_transports import (
     CHANNEL_TRANSPORTS,
     SessionEnds,
@@ -29,6 +31,7 @@ from tdserve.rules.channel_transports import (
     choose_channel,
 )
 from tdserve.rules.trusted_network import TrustedNetwork, is_range
+from tdserve.server.access.gate import Gate
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
@@ -61,6 +64,7 @@ class Sessions:
         workers: The data workers; each session gets one.
         root: The acquired root.
         make_mover: Makes the mover of a session.
+        gate: Checks whether a token may have another session; by default one of its own.
     """
 
     def __init__(
@@ -69,7 +73,9 @@ class Sessions:
         workers: list[DataWorker],
         root: Root,
         make_mover: Callable[[ClientSession], Mover],
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or Gate()
         self._config = config
         self._workers = workers
         self._root = root
@@ -102,7 +108,7 @@ class Sessions:
         Raises:
             ProtocolVersionError, NotSupportedError, InvalidRequestError: The client cannot be served.
             DeadlineExceededError: No data worker started in time.
-            ServerBusyError: There are too few descriptors for another client.
+            ServerBusyError: There are too few descriptors for another client, or its token has no more sessions.
             TransferAbortedError: The older session does not end; a retry could be stored twice.
         """
         self._check(hello)
@@ -124,6 +130,8 @@ class Sessions:
         )
         channel = choose_channel(hello.transport, ends)
         check_room(worker, self, channel.transport)
+        caller = connection.caller
+        self._gate.check_session(caller, (each.caller for each in self if not each.ended.is_set()))
         self._last_number += 1
         session = ClientSession(
             self._last_number,
@@ -137,6 +145,8 @@ class Sessions:
             channel_transport=channel.transport,
             is_traced=bool(self._config.trace_endpoint),
             why_unlinked=why_unlinked,
+            caller=caller,
+            gate=self._gate,
         )
         self._by_number[session.number] = session
         welcome = control_pb2.Welcome(
@@ -231,6 +241,22 @@ class Sessions:
         for session in self:
             if session.worker is worker and session.mover.uses_channels:
                 session.ended.set()
+
+    def end_outdated(self, explain_end: Callable[[Grant], str | None], server_address: str) -> None:
+        """Ends the sessions whose token is over. Clients of those whose entry was only changed open others.
+
+        Args:
+            explain_end: As ``TokenTable.explain_end``.
+            server_address: Of this server, for their error.
+        """
+        for session in self:
+            reason = explain_end(session.caller.grant)
+            if reason is None or session.ended.is_set():
+                continue
+            if reason:
+                session.end_error = UnauthenticatedError(address=server_address, reason=reason)
+            self._gate.audit.note_end(session.caller, reason or "the entry of its token was changed")
+            session.ended.set()
 
     def _make_invitation(self, hello: control_pb2.Hello) -> Invitation | None:
         """Returns an invitation for a client on this machine that may map the files; None for others."""

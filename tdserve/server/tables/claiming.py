@@ -71,6 +71,8 @@ class Claiming:
         holder = session.mover.claim_holder
         if holder is None or session.ended.is_set() or not self._may_be_claimed(store):
             return None
+        if session.caller.grant.is_counted:  # what its writer does by itself is not counted
+            return None
         if store.record.uid in holder.claims:  # it is still filling rows, or has rows left
             return None
         table = store.get_table()

@@ -94,6 +94,7 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "num_workers": 3,
         "devices": ("cuda:0", "cuda:2", "cuda:1"),
         "token_file": "/run/token",
+        "tokens_file": "/run/tokens.json",
         "insecure": True,
         "tls_cert": "/run/server.pem",
         "tls_key": "/run/server.key",

@@ -20,6 +20,7 @@ port = 1
 num_workers = 2
 devices = ["cuda:0", "cuda:1"]
 token_file = "/etc/token"
+tokens_file = "tokens.toml"
 insecure = true
 tls_cert = "server.pem"
 tls_key = "/etc/server.key"
@@ -61,6 +62,7 @@ def test_file_when_it_has_every_option_then_every_field_has_it(path: Path) -> No
         num_workers=2,
         devices=("cuda:0", "cuda:1"),
         token_file="/etc/token",
+        tokens_file=f"{folder}/tokens.toml",
         insecure=True,
         tls_cert=f"{folder}/server.pem",
         tls_key="/etc/server.key",

@@ -34,7 +34,20 @@ COMMANDS = (
         "adopt",
         "import",
     ),
-    *("rebalance", "stats", "sessions", "top", "config", "certs", "bench", "demo", "guide", "completion", "version"),
+    *(
+        "rebalance",
+        "stats",
+        "sessions",
+        "top",
+        "config",
+        "certs",
+        "token",
+        "bench",
+        "demo",
+        "guide",
+        "completion",
+        "version",
+    ),
 )
 
 

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from tdserve.base.errors import TDServeError
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import ControlServer, SessionConnection
+from tdserve.rules.access.grants import Caller
+from tdserve.server.access.token_register import TokenRegister
 from tdserve.v1 import control_pb2
 
 _Answer = TypeVar("_Answer")
@@ -42,21 +44,25 @@ class Answering:
             await connection.send(control_pb2.ServerMessage(request=message.request, done=control_pb2.Done(version=7)))
         self.ended_connections.append(connection)
 
-    async def describe_store(self, request: control_pb2.DescribeStoreRequest) -> control_pb2.StoreDescription:
+    async def describe_store(
+        self, request: control_pb2.DescribeStoreRequest, caller: Caller
+    ) -> control_pb2.StoreDescription:
         return self._answer(request.name, control_pb2.StoreDescription(name=request.name))
 
-    async def list_stores(self, request: control_pb2.ListStoresRequest) -> control_pb2.ListStoresResponse:
+    async def list_stores(
+        self, request: control_pb2.ListStoresRequest, caller: Caller
+    ) -> control_pb2.ListStoresResponse:
         for connection in self.ended_connections:
             await connection.send(control_pb2.ServerMessage())
         return control_pb2.ListStoresResponse(names=[request.prefix])
 
-    async def list_keys(self, request: control_pb2.ListKeysRequest) -> control_pb2.ListKeysResponse:
+    async def list_keys(self, request: control_pb2.ListKeysRequest, caller: Caller) -> control_pb2.ListKeysResponse:
         return self._answer(request.name, control_pb2.ListKeysResponse(keys=["k"]))
 
-    async def get_stats(self, request: control_pb2.GetStatsRequest) -> control_pb2.GetStatsResponse:
+    async def get_stats(self, request: control_pb2.GetStatsRequest, caller: Caller) -> control_pb2.GetStatsResponse:
         return control_pb2.GetStatsResponse(server_id="test")
 
-    async def observe(self, request: control_pb2.ObserveRequest) -> control_pb2.ObserveResponse:
+    async def observe(self, request: control_pb2.ObserveRequest, caller: Caller) -> control_pb2.ObserveResponse:
         return control_pb2.ObserveResponse(server_id="test")
 
     async def exchange_content(self, connection: ContentConnection) -> None:
@@ -83,7 +89,8 @@ def serving(handlers: Any, *, port: int = 0, token: str | None = None, is_servin
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30.0)
 
     async def start() -> ControlServer:
-        server = ControlServer(handlers, host="127.0.0.1", port=port, token=token)
+        tokens = None if token is None else TokenRegister(None, token)
+        server = ControlServer(handlers, host="127.0.0.1", port=port, tokens=tokens)
         await server.start()
         await server.set_serving(is_serving)
         return server

@@ -175,7 +175,7 @@ def test_server_when_port_is_zero_then_takes_a_free_one() -> None:
 
 def test_server_when_the_port_is_taken_then_refused() -> None:
     async def listen(port: int) -> None:
-        ControlServer(Answering(), host="127.0.0.1", port=port, token=None)
+        ControlServer(Answering(), host="127.0.0.1", port=port)
 
     with serving(Answering()) as address, pytest.raises(RuntimeError):
         asyncio.run(listen(int(address.rpartition(":")[2])))

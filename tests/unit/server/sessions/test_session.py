@@ -17,7 +17,8 @@ from tdserve.base.errors import (
 )
 from tdserve.rules.tags import make_tag
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.sessions.client_session import ClientSession, to_error
+from tdserve.server.reported_faults import to_error
+from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.waiting import Waiters
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker

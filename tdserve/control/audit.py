@@ -1,0 +1,57 @@
+"""One line in the log for each refused call, without secrets; what is repeated is counted."""
+
+from __future__ import annotations
+
+import logging
+
+from tdserve.base.errors import PermissionDeniedError, TDServeError
+from tdserve.base.logs import SparseLog
+from tdserve.rules.access.grants import Caller
+
+MAX_KINDS = 1_000
+"""Kinds of refusals that are counted on their own: by entry of a token, call and error."""
+
+_log = logging.getLogger("tdserve.audit")
+
+
+class AuditLog:
+    """Logs refusals: one line in ten seconds for each entry of a token, call and error, with the number of others.
+
+    Threads: one.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str, str], SparseLog] = {}
+
+    def note_stranger(self, peer: str, error: TDServeError, *, token: str, method: str) -> None:
+        """Notes a call whose token is missing, wrong or over.
+
+        Args:
+            token: Name of the entry that it names, or ""; never the token.
+            method: Path of the call.
+        """
+        why = error.fields.get("reason") or "its token is missing or wrong"
+        # Anybody may cause these: the method, which is any text, makes no kind.
+        self._note((token, "", error.code), f"refused a call from {peer}: {why} (token {token!r}, call {method!r})")
+
+    def note_refusal(self, caller: Caller, error: TDServeError, *, call: str, store: str = "") -> None:
+        """Notes a call that the token does not grant, or that is beyond its limits."""
+        grant = caller.grant
+        if isinstance(error, PermissionDeniedError):
+            needed = error.fields["needed"]
+            why = f"it needs role {needed}" if needed else "the token does not include the store"
+            call, store = error.call, error.store
+        else:
+            why = str(error)
+        facts = f"token {grant.name!r}, role {grant.role.label}, call {call!r}, store {store!r}"
+        self._note((grant.name, call, error.code), f"refused a call from {caller.peer}: {why} ({facts})")
+
+    def note_end(self, caller: Caller, reason: str) -> None:
+        """Notes that a session was ended because of its token."""
+        facts = f"token {caller.grant.name!r}, role {caller.grant.role.label}"
+        self._note((caller.grant.name, "end", reason), f"ended a session of {caller.peer}: {reason} ({facts})")
+
+    def _note(self, kind: tuple[str, str, str], message: str) -> None:
+        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds.setdefault(kind, SparseLog(_log)).warn(message)

@@ -1,0 +1,1 @@
+"""Who is served: tokens, and the limits of each."""
