@@ -25,7 +25,9 @@ from tdserve.base.machine import die_with_parent
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
 from tdserve.observer.pages.row_preview import RowPreviews
-from tdserve.observer.snapshots import Snapshots
+from tdserve.observer.snapshots import ASK_TIMEOUT_S, Snapshots
+from tdserve.observer.viewers import Viewer, Viewers
+from tdserve.v1 import control_pb2
 
 NICENESS = 5
 """Niceness of the process: whatever serves requests goes first."""
@@ -42,11 +44,23 @@ QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
 
 async def serve(settings: dict[str, Any]) -> None:
     """Serves until standard input ends."""
-    with CatalogClient(settings["address"], token=settings["token"]) as client:
-        previews = RowPreviews(
-            lambda: tdserve.connect(settings["address"], token=settings["token"], timeout_s=PREVIEW_TIMEOUT_S)
+    address, token = settings["address"], settings["token"]
+
+    def open_viewer(token: str | None) -> Viewer:
+        client = CatalogClient(address, token=token)
+        previews = RowPreviews(lambda: tdserve.connect(address, token=token, timeout_s=PREVIEW_TIMEOUT_S))
+        return Viewer(Snapshots(client), previews, client.close)
+
+    def check_token(token: str) -> None:
+        with CatalogClient(address, token=token, timeout_s=ASK_TIMEOUT_S) as client:
+            client.call("ListStores", control_pb2.ListStoresRequest(page_size=1))
+
+    own = open_viewer(token)
+    try:
+        viewers = Viewers(
+            own, asks_token=token is not None, open_viewer=open_viewer, check_token=check_token, known=token
         )
-        app = make_app(Snapshots(client), token=settings["token"], hosts=settings["hosts"], previews=previews)
+        app = make_app(viewers, hosts=settings["hosts"])
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -62,6 +76,8 @@ async def serve(settings: dict[str, Any]) -> None:
         server = uvicorn.Server(config)
         _call_at_end(sys.stdin.fileno(), lambda: setattr(server, "should_exit", True))
         await server.serve(sockets=[socket.socket(fileno=settings["fd"])])
+    finally:
+        own.close()
 
 
 def _call_at_end(fd: int, on_end: Any) -> None:

@@ -1,10 +1,8 @@
-"""Who may see something: whoever has the server's token, as bearer, as password or as the cookie of a login."""
+"""Who may see something: whoever has a token of the server, as bearer, as password or as the cookie of a login."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import ipaddress
 import logging
 from collections.abc import Sequence
@@ -16,9 +14,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tdserve.base.errors import TDServeError
 from tdserve.base.logs import SparseLog
+from tdserve.observer.viewers import Viewer, Viewers
 
 COOKIE = "tdserve_session"
+
+_VIEWER = "tdserve.viewer"
+"""Key of a scope."""
 
 COOKIE_AGE_S = 30 * 24 * 3600
 """Longest life of a login, seconds."""
@@ -42,20 +45,22 @@ _FORM = """<!doctype html>
 
 
 class Access:
-    """Refuses every call without the token, before anything is done for it; without a token, calls by a strange name.
+    """Refuses every call without a token, before anything else is done; where there are none, calls by a strange name.
+
+    The viewer of an accepted call is in its scope: see ``get_viewer``.
 
     Without a token, a page of another site could make its own name resolve to this machine and then read what its
     visitor may: so a call must name an address, ``localhost`` or one of ``hosts``.
 
     Args:
         app: The application.
-        token: The token; None for none.
+        viewers: Finds the viewer of a token.
         hosts: Names by which it may be called without a token.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, *, viewers: Viewers, hosts: Sequence[str]) -> None:
         self._app = app
-        self._token = token
+        self._viewers = viewers
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._refusals = SparseLog(_log)
 
@@ -64,12 +69,27 @@ class Access:
             return
         connection = HTTPConnection(scope)
         refusal: Response | None = None
-        if self._token is None:
+        scope[_VIEWER] = self._viewers.own
+        if not self._viewers.asks_token:
             if not self._is_known(connection.headers.get("host", "")):
                 refusal = PlainTextResponse("this name is not the observer's; call it by its address\n", 421)
-        elif scope["path"] not in OPEN_PATHS and not is_allowed(connection, self._token):
-            refusal = self._refuse(connection)
+        elif scope["path"] not in OPEN_PATHS:
+            refusal = await self._admit(connection, scope)
         await (refusal or self._app)(scope, receive, send)
+
+    async def _admit(self, connection: HTTPConnection, scope: Scope) -> Response | None:
+        """Puts the viewer of a call into its scope; returns the answer to one that has none."""
+        token = find_token(connection.headers)
+        if token is None:
+            token = self._viewers.find_login(connection.cookies.get(COOKIE, ""))
+        try:
+            viewer = await self._viewers.find(token) if token else None
+        except TDServeError:
+            return PlainTextResponse("the server does not answer, so the token cannot be checked\n", 503)
+        if viewer is None:
+            return self._refuse(connection)
+        scope[_VIEWER] = viewer
+        return None
 
     def _is_known(self, host: str) -> bool:
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
@@ -90,12 +110,10 @@ class Access:
         return PlainTextResponse("the server's token is missing or wrong\n", 401, headers=challenge)
 
 
-def is_allowed(connection: HTTPConnection, token: str) -> bool:
-    """Returns whether a call has the token. Takes the same time however much of a wrong one is right."""
-    given = find_token(connection.headers)
-    if given is not None:
-        return _is_equal(given, token)
-    return _is_equal(connection.cookies.get(COOKIE, ""), make_cookie(token))
+def get_viewer(request: HTTPConnection) -> Viewer:
+    """Returns the viewer of a call that was accepted."""
+    viewer: Viewer = request.scope[_VIEWER]
+    return viewer
 
 
 def find_token(headers: Headers) -> str | None:
@@ -111,29 +129,26 @@ def find_token(headers: Headers) -> str | None:
     return None
 
 
-def make_cookie(token: str) -> str:
-    """Returns what a login leaves in a browser: it proves the token, and does not contain it."""
-    return hmac.new(token.encode(), b"tdserve observer login", hashlib.sha256).hexdigest()
-
-
-def make_login_routes(token: str | None) -> list[Route]:
-    """Returns the routes by which a person signs in and out; none without a token."""
-    if token is None:
+def make_login_routes(viewers: Viewers) -> list[Route]:
+    """Returns the routes by which a person signs in and out; none if the server has no token."""
+    if not viewers.asks_token:
         return []
-    expected, cookie = token, make_cookie(token)
 
     async def show(request: Request) -> Response:
         return _show_form(request)
 
     async def sign_in(request: Request) -> Response:
         given = parse_qs(await _read_body(request)).get("token", [""])[0].strip()
-        if not _is_equal(given, expected):
+        try:
+            viewer = await viewers.find(given) if given else None
+        except TDServeError:
+            return _show_form(request, message='<p role="alert">The server does not answer.</p>', status=503)
+        if viewer is None:
             _log.warning("a login from %s was refused", _name_peer(request))
             return _show_form(request, message='<p role="alert">This is not the token.</p>', status=401)
         answer = RedirectResponse(_find_target(request), 303)
-        answer.set_cookie(
-            COOKIE, cookie, max_age=COOKIE_AGE_S, httponly=True, samesite="strict", secure=request.url.scheme == "https"
-        )
+        cookie, is_secure = viewers.remember(given), request.url.scheme == "https"
+        answer.set_cookie(COOKIE, cookie, max_age=COOKIE_AGE_S, httponly=True, samesite="strict", secure=is_secure)
         return answer
 
     async def sign_out(request: Request) -> Response:
@@ -168,10 +183,6 @@ async def _read_body(request: Request) -> str:
         if len(body) > MAX_FORM_BYTES:
             return ""
     return body.decode("ascii", errors="replace")
-
-
-def _is_equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def _name_peer(connection: HTTPConnection) -> str:

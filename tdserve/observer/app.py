@@ -1,6 +1,7 @@
 """The observer's application: its routes, behind the token, with the headers that every answer has.
 
-A file of routes has a function that takes the snapshots and returns a list of routes; ``make_app`` has a line for each.
+A file of routes has a function that returns a list of routes; ``make_app`` has a line for each. What a route shows
+comes from the viewer of its call (``get_viewer``), and so from what the server answers to the caller's token.
 """
 
 from __future__ import annotations
@@ -13,26 +14,21 @@ from starlette.middleware import Middleware
 from tdserve.observer.access import Access, make_login_routes
 from tdserve.observer.metrics_routes import make_metrics_routes
 from tdserve.observer.pages.page_routes import make_page_routes
-from tdserve.observer.pages.row_preview import RowPreviews
 from tdserve.observer.security_headers import SecurityHeaders
-from tdserve.observer.snapshots import Snapshots
+from tdserve.observer.viewers import Viewers
 
 
-def make_app(
-    snapshots: Snapshots, *, token: str | None, hosts: Sequence[str] = (), previews: RowPreviews | None = None
-) -> Starlette:
+def make_app(viewers: Viewers, *, hosts: Sequence[str] = ()) -> Starlette:
     """Returns the application.
 
     Args:
-        snapshots: The figures.
-        token: What a caller must have; None for nothing.
+        viewers: Finds what a caller is shown.
         hosts: Names by which a browser may call it when there is no token, besides addresses and ``localhost``.
-        previews: Reads rows of stores; None: they are not shown.
     """
     routes = [
-        *make_metrics_routes(snapshots),
-        *make_login_routes(token),
-        *make_page_routes(snapshots, previews, has_login=token is not None),
+        *make_metrics_routes(),
+        *make_login_routes(viewers),
+        *make_page_routes(has_login=viewers.asks_token),
     ]
-    middleware = [Middleware(SecurityHeaders), Middleware(Access, token=token, hosts=hosts)]
+    middleware = [Middleware(SecurityHeaders), Middleware(Access, viewers=viewers, hosts=hosts)]
     return Starlette(routes=routes, middleware=middleware)

@@ -10,24 +10,24 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tdserve.observer.access import HEALTH
+from tdserve.observer.access import HEALTH, get_viewer
 from tdserve.observer.exposition import FigureCollector
-from tdserve.observer.snapshots import ServerSnapshot, Snapshots
+from tdserve.observer.snapshots import ServerSnapshot
 
 
-def make_metrics_routes(snapshots: Snapshots) -> list[BaseRoute]:
+def make_metrics_routes() -> list[BaseRoute]:
     """Returns the routes."""
 
     async def show_metrics(request: Request) -> Response:
         """Returns the metrics, as text or in the format of OpenMetrics, as the caller accepts. Also if the server does
         not answer: then there are few."""
-        snapshot = await snapshots.get()
+        snapshot = await get_viewer(request).snapshots.get()
         content, media_type = await asyncio.to_thread(encode, snapshot, request.headers.get("accept", ""))
         return Response(content, media_type=media_type)
 
     async def show_health(request: Request) -> Response:
         """Returns 200 if the server answers, else 503; needs no token, and tells nothing else."""
-        if (await snapshots.get()).figures is None:
+        if (await get_viewer(request).snapshots.get()).figures is None:
             return PlainTextResponse("the server does not answer\n", 503)
         return PlainTextResponse("ok\n")
 

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import InvalidRequestError, PermissionDeniedError, TDServeError
 from tdserve.cli.render import escape_unprintable, format_nbytes
 from tdserve.messages.store_kinds import KIND_NAMES
-from tdserve.observer.access import STYLE
+from tdserve.observer.access import STYLE, get_viewer
 from tdserve.observer.pages.guide_pages import find_topics, render_topic
 from tdserve.observer.pages.page_figures import (
     ShownRates,
@@ -27,22 +27,19 @@ from tdserve.observer.pages.page_figures import (
     explain_store,
     summarise_calls,
 )
-from tdserve.observer.pages.row_preview import RowPreviews
-from tdserve.observer.snapshots import Snapshots
 
 PAGE_STORES = 100
 
 STATIC_TYPES = {"observer.css": "text/css", "observer.js": "text/javascript"}
 
 
-def make_page_routes(snapshots: Snapshots, previews: RowPreviews | None, *, has_login: bool) -> list[BaseRoute]:
+def make_page_routes(*, has_login: bool) -> list[BaseRoute]:
     """Returns the routes of all pages.
 
     Args:
-        previews: Reads rows; None: no page shows any.
         has_login: Whether there is somebody to sign out.
     """
-    pages = Pages(snapshots, previews, has_login=has_login)
+    pages = Pages(has_login=has_login)
     return [
         Route("/", pages.show_overview),
         Route("/live.json", pages.show_live),
@@ -59,11 +56,9 @@ def make_page_routes(snapshots: Snapshots, previews: RowPreviews | None, *, has_
 
 
 class Pages:
-    """Answers for pages; arguments as of ``make_page_routes``."""
+    """Answers for pages; the argument is that of ``make_page_routes``."""
 
-    def __init__(self, snapshots: Snapshots, previews: RowPreviews | None, *, has_login: bool) -> None:
-        self._snapshots = snapshots
-        self._previews = previews
+    def __init__(self, *, has_login: bool) -> None:
         self._rates = ShownRates()
         self._templates = Environment(
             loader=PackageLoader("tdserve.observer.pages"),
@@ -83,7 +78,7 @@ class Pages:
 
     async def show_overview(self, request: Request) -> Response:
         """Shows the whole server."""
-        snapshot = await self._snapshots.get()
+        snapshot = await get_viewer(request).snapshots.get()
         figures = snapshot.figures
         if figures is None:
             return self._fail(snapshot.reason)
@@ -101,7 +96,7 @@ class Pages:
 
     async def show_live(self, request: Request) -> Response:
         """Returns counts for the charts, which show their differences."""
-        snapshot = await self._snapshots.get()
+        snapshot = await get_viewer(request).snapshots.get()
         if snapshot.figures is None:
             return JSONResponse({"reason": snapshot.reason}, 503)
         return JSONResponse(count_live(snapshot.figures))
@@ -109,13 +104,14 @@ class Pages:
     async def show_stores(self, request: Request) -> Response:
         """Shows a page of the stores whose names contain a text."""
         sought = request.query_params.get("filter", "")
+        snapshots = get_viewer(request).snapshots
         try:
-            names = await self._snapshots.list_names()
+            names = await snapshots.list_names()
             found = [name for name in names if sought.lower() in name.lower()]
             num_pages = max(math.ceil(len(found) / PAGE_STORES), 1)
             number = min(max(_parse_number(request.query_params.get("page", "1")), 1), num_pages)
             shown = found[(number - 1) * PAGE_STORES : number * PAGE_STORES]
-            figures = {each.description.name: each for each in await self._snapshots.observe_stores(shown)}
+            figures = {each.description.name: each for each in await snapshots.observe_stores(shown)}
         except TDServeError as error:
             return self._fail(str(error))
         now_s = asyncio.get_running_loop().time()
@@ -134,12 +130,14 @@ class Pages:
 
     async def show_store(self, request: Request) -> Response:
         """Shows the figures and the structure of a store."""
-        name = request.query_params.get("name", "")
+        name, viewer = request.query_params.get("name", ""), get_viewer(request)
         try:
-            described = await self._snapshots.describe_store(name)
-            found = await self._snapshots.observe_stores([name]) if described is not None else []
+            described = await viewer.snapshots.describe_store(name)
+            found = await viewer.snapshots.observe_stores([name]) if described is not None else []
         except InvalidRequestError as error:
             return self._fail(str(error), 400, "No such store")
+        except PermissionDeniedError as error:
+            return self._fail(str(error), 403, "Not open to this token")
         except TDServeError as error:
             return self._fail(str(error))
         if described is None or not found:
@@ -152,16 +150,16 @@ class Pages:
             store=describe_store(found[0], self._rates, now_s),
             figures=found[0],
             facts=explain_store(found[0], described),
-            has_rows=self._previews is not None,
+            has_rows=viewer.previews is not None,
         )
 
     async def show_rows(self, request: Request) -> Response:
         """Shows the first rows of a store."""
-        name = request.query_params.get("name", "")
-        if self._previews is None:
+        name, previews = request.query_params.get("name", ""), get_viewer(request).previews
+        if previews is None:
             return self._fail("This observer shows no rows.", 404, "No rows")
         try:
-            preview = await self._previews.read(name)
+            preview = await previews.read(name)
         except TDServeError as error:
             return self._fail(str(error), 404, "No rows")
         return self._render(
@@ -170,12 +168,13 @@ class Pages:
 
     async def show_image(self, request: Request) -> Response:
         """Returns an image of rows that were shown lately."""
-        image = self._previews and self._previews.find_image(request.query_params.get("id", ""))
+        previews = get_viewer(request).previews
+        image = previews and previews.find_image(request.query_params.get("id", ""))
         return Response(image, media_type="image/png") if image else Response(status_code=404)
 
     async def show_weights(self, request: Request) -> Response:
         """Shows weights, who reads them, and how far behind."""
-        snapshot = await self._snapshots.get()
+        snapshot = await get_viewer(request).snapshots.get()
         if snapshot.figures is None:
             return self._fail(snapshot.reason)
         kept = [each for each in snapshot.figures.stores if each.num_versions]
@@ -183,7 +182,7 @@ class Pages:
 
     async def show_sessions(self, request: Request) -> Response:
         """Shows the open sessions."""
-        snapshot = await self._snapshots.get()
+        snapshot = await get_viewer(request).snapshots.get()
         if snapshot.figures is None:
             return self._fail(snapshot.reason)
         now_s = snapshot.taken_s

@@ -10,10 +10,11 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from tdserve.base.call_times import NUM_BUCKETS
-from tdserve.base.errors import ConnectError
+from tdserve.base.errors import ConnectError, UnauthenticatedError
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.observer.app import make_app
 from tdserve.observer.snapshots import Snapshots
+from tdserve.observer.viewers import Viewer, Viewers
 from tdserve.v1 import control_pb2
 
 
@@ -53,7 +54,16 @@ def make_application(
     server: RecordedServer | None = None, *, token: str | None = None, hosts: tuple[str, ...] = ()
 ) -> Starlette:
     """Returns the application of a server that answers."""
-    return make_app(Snapshots(server or RecordedServer(make_figures())), token=token, hosts=hosts)
+    own = Viewer(Snapshots(server or RecordedServer(make_figures())))
+
+    def check_token(given: str) -> None:
+        if given != token:
+            raise UnauthenticatedError(address="here")
+
+    viewers = Viewers(
+        own, asks_token=token is not None, open_viewer=lambda _: own, check_token=check_token, known=token
+    )
+    return make_app(viewers, hosts=hosts)
 
 
 def call(app: Starlette, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:

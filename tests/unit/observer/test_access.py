@@ -9,7 +9,8 @@ from urllib.parse import quote
 import pytest
 from starlette.applications import Starlette
 
-from tdserve.observer.access import COOKIE, make_cookie
+from tdserve.observer.access import COOKIE
+from tdserve.observer.viewers import make_cookie
 from tests.unit.observer.figures import Answer, RecordedServer, call, make_application, make_figures
 
 TOKEN = "s3cret token"
@@ -70,7 +71,7 @@ def test_call_when_the_token_is_wrong_then_refused(guarded: Starlette, header: s
     assert call(guarded, "/metrics", authorization=header).status == 401
 
 
-def test_call_when_refused_then_the_server_is_not_asked() -> None:
+def test_call_when_refused_then_no_figures_are_asked_for() -> None:
     server = RecordedServer(make_figures())
     app = make_application(server, token=TOKEN)
     call(app, "/metrics", authorization="Bearer wrong")
