@@ -59,9 +59,9 @@ class ContentConnection:
         finally:
             for way in ways:
                 way.cancel()
-            # After the call has ended, grpc.aio crashes the process: no task may use it then.
-            await asyncio.gather(*ways, return_exceptions=True)
-            connection.close()
+            with connection:  # also if this is cancelled once more
+                # After the call has ended, grpc.aio crashes the process: no task may use it then.
+                await asyncio.gather(*ways, return_exceptions=True)
 
     async def _relay_up(self, connection: socket.socket) -> str:
         loop = asyncio.get_running_loop()

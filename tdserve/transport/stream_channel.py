@@ -9,7 +9,7 @@ bytes, and an end that receives nothing stops its sender.
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from struct import Struct
 from threading import Condition, Lock, Thread, current_thread
@@ -27,6 +27,7 @@ from tdserve.base.errors import (
 )
 from tdserve.transport.byte_streams import ByteStream
 from tdserve.transport.channel import PerMessage, Work
+from tdserve.transport.tag_queues import TagQueues
 
 EAGER_BYTES = 256 * 1024
 """Longest message that is sent before its receive is announced: an announcement takes as long as so many bytes."""
@@ -97,10 +98,10 @@ class StreamChannel:
         self._has_outgoing = Condition(lock)
         self._lost: str | None = None
         self._is_greeted = False
-        self._unsent: dict[int, deque[_StreamWork]] = defaultdict(deque)  # sends without an announcement, by tag
-        self._announced: dict[int, deque[int]] = defaultdict(deque)  # lengths of receives without a send
-        self._unmet: dict[int, deque[_StreamWork]] = defaultdict(deque)  # receives without a message
-        self._early: dict[int, deque[bytearray]] = defaultdict(deque)  # messages without a receive
+        self._unsent: TagQueues[_StreamWork] = TagQueues()  # sends without an announcement
+        self._announced: TagQueues[int] = TagQueues()  # lengths of receives without a send
+        self._unmet: TagQueues[_StreamWork] = TagQueues()  # receives without a message
+        self._early: TagQueues[bytearray] = TagQueues()  # messages without a receive
         self._num_announced = self._num_early = self._nbytes_early = self._num_sent_early = self._nbytes_sent_early = 0
         # What is to be written; a send ends with its last piece.
         self._outgoing: deque[tuple[memoryview, _StreamWork | None]] = deque()
@@ -123,19 +124,19 @@ class StreamChannel:
         nbytes = len(work.place)
         with self._changed:
             self._check_open()
-            if self._announced[tag]:
+            if (announced := self._announced.take(tag)) is not None:
                 self._num_announced -= 1
-                self._check_length(tag, nbytes, self._announced[tag].popleft())
+                self._check_length(tag, nbytes, announced)
                 self._queue_message(tag, work)
                 return work
-            before = self._unsent[tag]
+            before = self._unsent.find_last(tag)
             is_small = nbytes <= EAGER_BYTES and self._nbytes_sent_early + nbytes <= MAX_EAGER_BYTES
-            if is_small and self._num_sent_early < MAX_AHEAD and (not before or before[-1].is_early):
+            if is_small and self._num_sent_early < MAX_AHEAD and (before is None or before.is_early):
                 work.is_early = True
                 self._num_sent_early += 1
                 self._nbytes_sent_early += nbytes
                 self._queue_message(tag, work)
-            before.append(work)
+            self._unsent.put(tag, work)
         return work
 
     def recv(self, buffer: torch.Tensor, tag: int) -> _StreamWork:
@@ -144,16 +145,15 @@ class StreamChannel:
             self._check_open()
             self._outgoing.append((memoryview(_HEADER.pack(_RECEIVE, tag, len(work.place))), None))
             self._has_outgoing.notify()
-            early = self._early[tag]
-            if early:
-                content = early.popleft()
+            content = self._early.take(tag)
+            if content is not None:
                 self._num_early -= 1
                 self._nbytes_early -= len(content)
                 self._check_length(tag, len(content), len(work.place))
                 work.place[:] = content
                 work.is_done = True
             else:
-                self._unmet[tag].append(work)
+                self._unmet.put(tag, work)
         return work
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
@@ -282,14 +282,13 @@ class StreamChannel:
     def _on_announced(self, tag: int, nbytes: int) -> None:
         """Sends what the other end is ready to receive now, or notes that it is."""
         with self._changed:
-            sends = self._unsent[tag]
-            if not sends:
+            work = self._unsent.take(tag)
+            if work is None:
                 if self._num_announced >= MAX_AHEAD:
                     raise RemoteProtocolError(expected=f"{MAX_AHEAD} announcements at most", received="more")
                 self._num_announced += 1
-                self._announced[tag].append(nbytes)
+                self._announced.put(tag, nbytes)
                 return
-            work = sends.popleft()
             self._check_length(tag, len(work.place), nbytes)
             if work.is_early:
                 self._num_sent_early -= 1
@@ -300,7 +299,7 @@ class StreamChannel:
     def _read_message(self, tag: int, nbytes: int) -> None:
         """Reads a message into the buffer of its receive, or, if it is short, ahead of that."""
         with self._changed:
-            work = self._unmet[tag].popleft() if self._unmet[tag] else None
+            work = self._unmet.take(tag)
             if work is not None:
                 self._check_length(tag, nbytes, len(work.place))
             elif nbytes > EAGER_BYTES or self._nbytes_early + nbytes > MAX_EAGER_BYTES or self._num_early >= MAX_AHEAD:
@@ -314,12 +313,12 @@ class StreamChannel:
         content = bytearray(nbytes)
         self._stream.read_into(memoryview(content))
         with self._changed:
-            if not self._unmet[tag]:
-                self._early[tag].append(content)
+            work = self._unmet.take(tag)  # posted meanwhile
+            if work is None:
+                self._early.put(tag, content)
                 self._num_early += 1
                 self._nbytes_early += nbytes
                 return
-            work = self._unmet[tag].popleft()  # posted meanwhile
             self._check_length(tag, nbytes, len(work.place))
             work.place[:] = content
         self._finish([work])

@@ -212,7 +212,8 @@ class Sessions:
         finally:
             ended.cancel()
             relaying.cancel()
-            reason = (await asyncio.gather(relaying, return_exceptions=True))[0]
+            with stream:  # also if the relay was cancelled before it began
+                reason = (await asyncio.gather(relaying, return_exceptions=True))[0]
             self._lose_channel(session, number, f"its stream has ended: {reason}")
 
     def _lose_channel(self, session: ClientSession, number: int, reason: str) -> None:
