@@ -19,6 +19,7 @@ from torchrl.weight_update.weight_sync_schemes import WeightSyncScheme, register
 
 from tdserve.base.config import TransportName
 from tdserve.base.errors import ClosedError, DeadlineExceededError, SpecMismatchError, TDServeError, WrongStateError
+from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.client.weights.pulls import Weights
@@ -49,7 +50,7 @@ class TDServeTransport:
     """A client of this process, and the calls that a scheme makes with it; TorchRL's ``TransportBackend``.
 
     Args:
-        address, transport, token, timeout_s: As of ``tdserve.connect``.
+        address, transport, token, timeout_s, tls: As of ``tdserve.connect``.
         name: Name of the weights.
         dtype: To which floating-point leaves are converted before they are sent.
     """
@@ -63,8 +64,9 @@ class TDServeTransport:
         token: str | None,
         timeout_s: float,
         dtype: torch.dtype | None,
+        tls: TLS | None = None,
     ) -> None:
-        self.client: Client = connect(address, transport=transport, token=token, timeout_s=timeout_s)
+        self.client: Client = connect(address, transport=transport, token=token, timeout_s=timeout_s, tls=tls)
         self.receivers = Receivers(self.client, name)
         self._name = name
         self._dtype = dtype
@@ -113,7 +115,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         name: Name of the weights.
         strategy: As of TorchRL: how weights are read from a module.
         sync: Whether ``send`` waits until the collector's workers have applied the version.
-        transport, token, timeout_s: As of ``tdserve.connect``. The time is also that of every wait for workers.
+        transport, token, timeout_s, tls: As of ``tdserve.connect``. The time is also that of every wait for workers.
         dtype: To which floating-point weights are converted before they are sent, such as ``torch.bfloat16``; they are
             converted back when they are applied.
 
@@ -133,6 +135,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         token: str | None = None,
         timeout_s: float = 30.0,
         dtype: torch.dtype | None = None,
+        tls: TLS | None = None,
     ) -> None:
         super().__init__(strategy)
         self.name = name
@@ -143,6 +146,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
             "token": token,
             "timeout_s": timeout_s,
             "dtype": dtype,
+            "tls": tls,
         }
         self._address = address
         self._newest_before: int | None = None
