@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreMovedError, StoreNotFoundError, WrongStateError
+from tdserve.base.errors import PermissionDeniedError, StoreMovedError, StoreNotFoundError, WrongStateError
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
@@ -155,7 +155,8 @@ class Directory:
                 self._show(name, moved)
                 answer = self._ask_server(moved.server, name)
             if answer is None:  # it was deleted there
-                request_step(self._members.get(server), name, move=moved.move, place="")
+                with suppress(PermissionDeniedError):  # then a client whose token grants it removes that record
+                    request_step(self._members.get(server), name, move=moved.move, place="")
                 return Place(self.get_owner(name) if find_whole(name) is None else first)
             server, found = moved.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
