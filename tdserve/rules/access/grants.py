@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -73,9 +74,14 @@ class Grant:
         """Whether its holder may see the figures of the whole server."""
         return self.role >= Role.ADMIN and self.has_all_stores
 
+    @cached_property
+    def _any_pattern(self) -> re.Pattern[str]:
+        """One expression for all patterns: one after the other they would cost several microseconds per request."""
+        return re.compile("|".join(map(translate, self.stores)) or r"(?!)")
+
     def has_store(self, name: str) -> bool:
         """Returns whether a store of this name would exist for its holder."""
-        return self.has_all_stores or any(fnmatchcase(name, pattern) for pattern in self.stores)
+        return self.has_all_stores or self._any_pattern.match(name) is not None
 
     def check(self, kind: str, asked: Any) -> None:
         """Checks a request; arguments as of ``find_need``.

@@ -9,7 +9,7 @@ from typing import Any
 from tdserve.base.errors import PermissionDeniedError, ServerBusyError
 from tdserve.control.audit import AuditLog
 from tdserve.rules.access.grants import Caller, Grant
-from tdserve.server.access.token_usage import TokenUsages
+from tdserve.server.access.token_usage import UNCOUNTED, TokenUsages
 from tdserve.v1 import worker_pb2
 
 
@@ -42,6 +42,8 @@ class Gate:
             PermissionDeniedError: The token does not grant it.
             ServerBusyError: A limit of the token has no room for it now.
         """
+        if caller.grant.is_full:
+            return UNCOUNTED
         try:
             caller.grant.check(kind, asked)
             return self._usages.admit(caller.grant, asked)

@@ -88,7 +88,8 @@ class _CountedRequest(AbstractContextManager[None]):
         self._usage.count(-1, -self._nbytes)
 
 
-_UNCOUNTED: AbstractContextManager[None] = nullcontext()
+UNCOUNTED: AbstractContextManager[None] = nullcontext()
+"""The context of a request that no limit counts."""
 
 
 class TokenUsages:
@@ -105,7 +106,7 @@ class TokenUsages:
     def admit(self, grant: Grant, message: Message) -> AbstractContextManager[None]:
         """Returns the context of a request. Raises ServerBusyError if it is beyond a limit of its token."""
         if grant.limits == NO_LIMITS:
-            return _UNCOUNTED
+            return UNCOUNTED
         usage = self._usages.get(grant.name)
         if usage is None:
             if len(self._usages) >= MAX_IDLE_USAGES:
