@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.cli.certs import make_authority, make_certificate
 from tdserve.cli.exit_codes import FAILED, NO_ANSWER, REFUSED
 from tdserve.cli.serve import serve
 from tdserve.server.server_process import READY_PREFIX
@@ -148,10 +149,16 @@ def test_client_when_the_name_does_not_resolve_then_one_line_names_it() -> None:
 
 SAID: dict[str, str] = {
     "--host": "localhost",
-    "--port": "0",
+    "--port": "PORT",
     "--workers": "2",
     "--token-file": "TOKEN",
     "--tokens": "TOKENS",
+    "--tls-cert": "CERT",
+    "--tls-key": "KEY",
+    "--tls-client-ca": "CA",
+    "--trusted-network": "127.0.0.0/8",
+    "--one-port": "1",
+    "--trace-endpoint": "http://127.0.0.1:9/v1/traces",
     "--device": "cuda:0,cuda:1",
     "--insecure": "1",
     "--advertise": "example.org:99",
@@ -181,8 +188,12 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
     TensorDict({"x": torch.ones(3)}, [3]).save(tmp_path / "adopted")
     values = {**SAID, "--token-file": str(tmp_path / "token"), "--adopt": f"{tmp_path / 'adopted'}=adopted:ro"}
     values["--tokens"] = str(tmp_path / "tokens")
-    metrics_port = quiet_port()
-    values["--metrics-port"] = str(metrics_port)
+    make_authority(tmp_path, 1)
+    make_certificate(tmp_path, "both", ["localhost"], 1)
+    tls = tdserve.TLS(tmp_path / "ca.pem", tmp_path / "both.pem", tmp_path / "both.key")
+    values |= {"--tls-cert": str(tls.cert), "--tls-key": str(tls.key), "--tls-client-ca": str(tls.ca)}
+    metrics_port, port = quiet_port(), quiet_port()
+    values |= {"--metrics-port": str(metrics_port), "--port": str(port)}
     environ = {f"TDSERVE_{options[option].upper()}": value for option, value in values.items()}
     environ["TDSERVE_ROOT"] = str(tmp_path / "root")
     command = [sys.executable, "-m", "tdserve", "serve"]
@@ -196,8 +207,8 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
             holder = json.loads((tmp_path / "root" / "tdserve.lock").read_text())
             assert holder["address"] == "example.org:99"
             assert (tmp_path / "root" / "catalog").stat().st_mode & 0o777 == 0o750
-            (port,) = listening_ports(server.pid) - {metrics_port}
-            with tdserve.connect(f"localhost:{port}", token="secret", transport="gloo") as client:
+            assert {port, metrics_port} <= listening_ports(server.pid)
+            with tdserve.connect(f"localhost:{port}", token="secret", transport="auto", root="", tls=tls) as client:
                 assert len(client.stats()["workers"]) == 2
                 client.publish("x", TensorDict({"x": torch.zeros(10_000)}))
                 assert client["adopted"]["x"].tolist() == [1.0] * 3
