@@ -361,8 +361,7 @@ class Stores:
             await freeing
         # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
         held: list[object] = [store, store.generations, store.table]
-        loop = asyncio.get_running_loop()
-        loop.call_later(LET_GO_S, partial(loop.run_in_executor, None, held.clear))
+        asyncio.get_running_loop().call_later(LET_GO_S, partial(_run_apart, held.clear))
 
     async def free(self, uid: str) -> None:
         """Frees the space of a deleted store."""
@@ -464,3 +463,9 @@ class Stores:
         self.root.move_to_trash(record.name, record.uid)
         self.db.delete("stores", record.name.encode())
         self.catalog.remove(record.name)
+
+
+def _run_apart(work: Callable[[], None]) -> None:
+    """Has a thread do what nobody waits for; at the end of the server nothing."""
+    with suppress(RuntimeError):  # the threads have been shut down
+        asyncio.get_running_loop().run_in_executor(None, work)
