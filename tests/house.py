@@ -23,7 +23,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     3: ("store", "transport", "control"),
     4: ("data",),
     5: ("server", "worker", "client"),
-    6: ("", "__main__", "launcher", "server_folders", "cli", "examples", "bench", "observer", *CONNECTORS),
+    6: ("", "__main__", "launcher", "server_folders", "cli", "examples", "bench", "observer", "schedule", *CONNECTORS),
 }
 """First part of a module's name below tdserve -> its floor; "" is tdserve/__init__.py."""
 

@@ -128,6 +128,9 @@ class ServerConfig:
         metrics_host: Address for these. They ask for the same token as the server.
         trace_endpoint: URL of a receiver of OTLP over HTTP, such as ``"http://127.0.0.1:4318"``, which gets the spans
             of requests that clients trace; ``None`` traces nothing.
+        checkpoint_every_s: Seconds from one checkpoint of all stores to the next; ``None`` writes none.
+        checkpoint_to: Folder, or URL of fsspec, where they are; no other server may write to it.
+        checkpoint_keep: How many of them stay there, the newest. 3 leaves two steps back, and bounds what they take.
     """
 
     root: str
@@ -159,6 +162,9 @@ class ServerConfig:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     trace_endpoint: str | None = None
+    checkpoint_every_s: float | None = None
+    checkpoint_to: str | None = None
+    checkpoint_keep: int = 3
 
     def validate(self) -> ServerConfig:
         """Returns itself if a server may start with it.
@@ -198,9 +204,19 @@ class ServerConfig:
         check_seconds("sync_interval_s", self.sync_interval_s)
         if self.trace_endpoint is not None:
             check_url("trace_endpoint", self.trace_endpoint)
+        self._check_checkpoints()
         self._check_tls()
         self._check_strangers()
         return self
+
+    def _check_checkpoints(self) -> None:
+        check_int("checkpoint_keep", self.checkpoint_keep, low=1, high=1_000_000)
+        if (self.checkpoint_every_s is None) != (not self.checkpoint_to):
+            given, missing = ("every_s", "to") if self.checkpoint_every_s is not None else ("to", "every_s")
+            reason = f"checkpoint_{given} means nothing without it: give both"
+            raise InvalidRequestError(argument=f"checkpoint_{missing}", reason=reason)
+        if self.checkpoint_every_s is not None:
+            check_seconds("checkpoint_every_s", self.checkpoint_every_s, above=0.0)
 
     def _check_strangers(self) -> None:
         """Raises InvalidRequestError if others reach the server and need prove nothing."""
@@ -218,11 +234,17 @@ class ServerConfig:
             if self.tls_cert is None and getattr(self, name) is not None:
                 raise InvalidRequestError(argument=name, reason="it means nothing without tls_cert")
         has_token = self.token_file is not None or self.tokens_file is not None
-        if self.tls_cert is not None and self.metrics_port is not None and not has_token:
-            reason = (
-                "with tls_cert it needs token_file or tokens_file: its process asks over another port of this machine"
-            )
-            raise InvalidRequestError(argument="metrics_port", reason=reason)
+        if self.tls_cert is not None and not has_token:
+            for name in self.list_client_processes():
+                reason = (
+                    "with tls_cert it needs token_file or tokens_file: its process asks another port of this machine"
+                )
+                raise InvalidRequestError(argument=name, reason=reason)
+
+    def list_client_processes(self) -> list[str]:
+        """Returns the settings for which the server starts a process of its own that is a client of it."""
+        names = ("metrics_port", "checkpoint_every_s")
+        return [name for name in names if getattr(self, name) is not None]
 
     @property
     def is_loopback(self) -> bool:

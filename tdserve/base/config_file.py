@@ -68,7 +68,8 @@ def _convert(path: object, option: ServerOption, value: Any, folder: str) -> Any
         try:
             if option.parse_several is not None:
                 return _convert(path, option, [value], folder)
-            return option.parse(os.path.normpath(os.path.join(folder, value)) if option.is_path else value)
+            is_relative = option.is_path and "://" not in value  # a place may be a URL
+            return option.parse(os.path.normpath(os.path.join(folder, value)) if is_relative else value)
         except (ValueError, KeyError):
             pass
     # a bool is an int of Python

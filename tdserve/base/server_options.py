@@ -10,6 +10,8 @@ from tdserve.base.adoptions import parse_adoptions, parse_folders
 
 VARIABLE_PREFIX = "TDSERVE_"
 
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
 _TRUE = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -51,6 +53,17 @@ def parse_bytes(text: str) -> int:
     number = text.strip().lower().removesuffix("ib").removesuffix("b")
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
     return int(float(number[:-1]) * factor) if factor else int(number)
+
+
+def parse_duration(text: str) -> float:
+    """Parses a time such as ``90``, ``30s``, ``10min`` or ``1.5h``; returns seconds.
+
+    Raises:
+        ValueError, KeyError: The text is not a time.
+    """
+    number = text.strip().lower().rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text.strip().lower()[len(number) :]
+    return float(number) * _UNITS_S[unit]
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
@@ -247,5 +260,29 @@ SERVER_OPTIONS = (
         str,
         "URL",
         "Receiver of traces by OTLP over HTTP, such as http://127.0.0.1:4318; by default there is none.",
+    ),
+    ServerOption(
+        "checkpoint_every_s",
+        "--checkpoint-every",
+        parse_duration,
+        "TIME",
+        "Write a checkpoint of all stores every 10min, 1h, ...; needs --checkpoint-to; by default there is none.",
+        _NUMBER,
+    ),
+    ServerOption(
+        "checkpoint_to",
+        "--checkpoint-to",
+        str,
+        "PLACE",
+        "Folder, or URL of fsspec, for these; of this server alone.",
+        is_path=True,
+    ),
+    ServerOption(
+        "checkpoint_keep",
+        "--checkpoint-keep",
+        int,
+        "N",
+        "Checkpoints of this server that PLACE keeps, the newest; by default 3.",
+        _INTEGER,
     ),
 )

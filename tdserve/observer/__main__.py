@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
-import signal
 import socket
 import sys
 from typing import Any
@@ -19,9 +17,8 @@ from typing import Any
 import uvicorn
 
 import tdserve
+from tdserve.base.client_setup import begin_client_process
 from tdserve.base.errors import TDServeError
-from tdserve.base.logs import read_log_format, start_logging
-from tdserve.base.machine import die_with_parent
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
 from tdserve.observer.pages.row_preview import RowPreviews
@@ -94,14 +91,9 @@ def _call_at_end(fd: int, on_end: Any) -> None:
 
 def main() -> int:
     """Runs the process."""
-    die_with_parent()
-    os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = _read_line(sys.stdin.fileno())
-    if not line:  # the control process is gone already
+    settings = begin_client_process("tdserve observer", niceness=NICENESS)
+    if settings is None:
         return 0
-    settings = json.loads(line)
-    start_logging(settings["log_level"], process="tdserve observer", form=read_log_format())
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     gc.freeze()
@@ -111,17 +103,6 @@ def main() -> int:
         logging.getLogger("tdserve.observer").error("%s", error)
         return 1
     return 0
-
-
-def _read_line(fd: int) -> bytes:
-    """Returns the first line; nothing of what follows is taken."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(fd, 1)
-        if not byte:
-            return b""
-        line += byte
-    return line
 
 
 if __name__ == "__main__":

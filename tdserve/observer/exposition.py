@@ -85,6 +85,10 @@ def _list_processes(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str,
         yield "tdserve_process_max_fds", (each.process,), each.max_descriptors
     yield "tdserve_disk_free_bytes", (), figures.root_free_bytes
     yield "tdserve_disk_size_bytes", (), figures.root_size_bytes
+    if figures.checkpoint_interval_s:
+        yield "tdserve_checkpoint_interval_seconds", (), figures.checkpoint_interval_s
+    if figures.checkpoint or figures.checkpoint_interval_s:
+        yield "tdserve_checkpoint_age_seconds", (), figures.checkpoint_age_s if figures.checkpoint else figures.uptime_s
 
 
 def _list_stores(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, Labels, float]]:

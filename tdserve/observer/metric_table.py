@@ -75,6 +75,12 @@ METRICS = (
     Metric("tdserve_process_max_fds", "gauge", "Limit of file descriptors", ("process",)),
     Metric("tdserve_disk_free_bytes", "gauge", "Free space of the root's file system"),
     Metric("tdserve_disk_size_bytes", "gauge", "Size of the root's file system"),
+    Metric(
+        "tdserve_checkpoint_age_seconds",
+        "gauge",
+        "Time since the moment of the last checkpoint; without one, since the start of a server that writes them",
+    ),
+    Metric("tdserve_checkpoint_interval_seconds", "gauge", "Time between two of them, as --checkpoint-every sets it"),
     # ------------------------------------------------------------ stores
     Metric("tdserve_stores", "gauge", "Stores by kind", ("kind",)),
     Metric("tdserve_other_stores", "gauge", 'Open stores whose figures are summed under the label "__other__"'),

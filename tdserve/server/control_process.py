@@ -20,6 +20,7 @@ from tdserve.control.status import encode_failure
 from tdserve.rules.access.grants import FULL_CALLER, Caller
 from tdserve.server.access.gate import Gate
 from tdserve.server.access.token_register import TokenRegister
+from tdserve.server.client_process import ClientProcess
 from tdserve.server.compaction import compact_all
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.worker_mover import WorkerMover
@@ -63,6 +64,7 @@ class ControlProcess:
         config: Configuration of the server.
         root: The acquired root.
         observer: The process that shows its figures, which is stopped with it; None for none.
+        checkpoints: The process that writes checkpoints of it, likewise.
         tokens: The tokens of callers, whose sessions end with them; None if none is asked for.
 
     Attributes:
@@ -79,6 +81,7 @@ class ControlProcess:
         root: Root,
         observer: ObserverProcess | None = None,
         tokens: TokenRegister | None = None,
+        checkpoints: ClientProcess | None = None,
     ) -> None:
         self.gate = Gate()
         self._tokens = tokens
@@ -96,8 +99,18 @@ class ControlProcess:
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
         self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
-        self._observation = Observation(root, services, self._workers, self._worker_processes, self._sessions, observer)
+        self._observation = Observation(
+            root,
+            services,
+            self._workers,
+            self._worker_processes,
+            self._sessions,
+            observer,
+            checkpoints,
+            config.checkpoint_every_s or 0.0,
+        )
         self._observer = observer
+        self._checkpoints = checkpoints
         make_local = partial(PermitMover, services.mover_context)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
@@ -189,6 +202,8 @@ class ControlProcess:
     async def drain(self) -> None:
         """Refuses new requests, waits for those under way until the grace period is over, then ends the sessions."""
         self._is_draining = True
+        if self._checkpoints is not None:
+            await self._checkpoints.stop()
         deadline = Deadline.after(self._config.grace_s)
         await asyncio.gather(*(session.finish(deadline.remaining_s or 0.0) for session in self._sessions))
         for session in self._sessions:
@@ -202,6 +217,8 @@ class ControlProcess:
             self._watching.cancel()
         if self._observer is not None:
             await self._observer.stop()
+        if self._checkpoints is not None:
+            await self._checkpoints.stop()
         self._services.alterations.close()
         self._process_watch.close()
         self._process_watch.remove_unused()

@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from tdserve.base.call_times import CallTimes
 from tdserve.base.machine import get_descriptor_limit, read_process_use
 from tdserve.messages.store_kinds import KIND_NUMBERS
 from tdserve.rules.access.grants import FULL_GRANT, Grant
+from tdserve.server.client_process import ClientProcess
 from tdserve.server.descriptions import describe, describe_packed
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.observer_process import ObserverProcess
@@ -49,6 +51,8 @@ class Observation:
         worker_processes: Where their processes come from.
         sessions: The open sessions.
         observer: The process that shows the figures by HTTP; None if there is none.
+        checkpoints: The process that writes checkpoints; None if there is none.
+        checkpoint_interval_s: Time from one to the next; 0 if there is none.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Observation:
         worker_processes: WorkerProcesses,
         sessions: Sessions,
         observer: ObserverProcess | None,
+        checkpoints: ClientProcess | None,
+        checkpoint_interval_s: float,
     ) -> None:
         self._root = root
         self._services = services
@@ -66,6 +72,8 @@ class Observation:
         self._worker_processes = worker_processes
         self._sessions = sessions
         self._observer = observer
+        self._checkpoints = checkpoints
+        self._checkpoint_interval_s = checkpoint_interval_s
         self._started_s = time.monotonic()
         self._sums = control_pb2.StoreFigures()
         self._summed_s = -math.inf
@@ -97,7 +105,12 @@ class Observation:
             root_free_bytes=self._root.free_bytes(),
             version=read_package_version(),
             observer=self._observer.address if self._observer is not None else "",
+            **self._describe_checkpoint(),
         )
+
+    def _describe_checkpoint(self) -> dict[str, Any]:
+        last = self._services.requests.moves.checkpoints.last
+        return {} if last is None else {"checkpoint": last.id, "checkpoint_age_s": last.age_s}
 
     async def observe(
         self, asked: control_pb2.ObserveRequest, grant: Grant = FULL_GRANT
@@ -139,6 +152,8 @@ class Observation:
         response.calls.extend(_list_calls("control", services.requests.call_times))
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
+        response.checkpoint_interval_s = self._checkpoint_interval_s
+        response.MergeFrom(control_pb2.ObserveResponse(**self._describe_checkpoint()))
 
     def _list_sessions(self, grant: Grant) -> list[ClientSession]:
         if grant.is_server_wide:
@@ -165,6 +180,7 @@ class Observation:
             "fork-server": self._worker_processes.fork_server_pid,
             "syncer": self._services.syncing.pid,
             "observer": observer.pid if observer is not None else 0,
+            "checkpoints": self._checkpoints.pid if self._checkpoints is not None else 0,
         }
         found = [control]
         for process, pid in pids.items():

@@ -1,37 +1,23 @@
 """The process that shows the server's figures by HTTP: ``python -m tdserve.observer``, an ordinary client of it.
 
-It is started once requests are served, and again whenever it dies. The socket is the control process's: a scrape that
-comes while there is no observer waits in its queue for the next one.
+The socket is the control process's: a scrape that comes while there is no observer waits in its queue for the next one.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import socket
-import sys
-import time
-from contextlib import suppress
 from importlib.util import find_spec
 
 from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.machine import count_oom_kills
-from tdserve.server.worker_deaths import explain_death
-from tdserve.server.workers import MAX_RESTART_BACKOFF_S, RESTART_BACKOFF_S, compute_rest_s
+from tdserve.server.client_process import ClientProcess
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 """What ``tdserve[observe]`` installs, and nothing else of tdserve needs."""
 
-EXIT_GRACE_S = 2.0
-"""Time in which the process can exit by itself once its input ends."""
-
 BACKLOG = 128
 """Connections that wait while the process starts."""
-
-_log = logging.getLogger("tdserve.server")
 
 
 class ObserverProcess:
@@ -42,7 +28,6 @@ class ObserverProcess:
 
     Attributes:
         address: ``host:port`` at which it is reached.
-        num_restarts: Times that it was started again.
 
     Raises:
         InvalidRequestError: Its packages are missing, or the port cannot be listened on. Nothing was started.
@@ -55,15 +40,17 @@ class ObserverProcess:
         self._config = config
         self._socket = _listen(config.metrics_host, config.metrics_port or 0)
         self.address = join_address(config.metrics_host, self._socket.getsockname()[1])
-        self.num_restarts = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_stopping = False
+        self._process = ClientProcess("observer", "tdserve.observer", fds=[self._socket.fileno()])
 
     @property
     def pid(self) -> int:
         """Process id; 0 while there is none."""
-        return self._process.pid if self._process is not None else 0
+        return self._process.pid
+
+    @property
+    def num_restarts(self) -> int:
+        """Times that it was started again."""
+        return self._process.num_restarts
 
     def start(self, address: str, token: str | None) -> None:
         """Starts the process and keeps it alive until ``stop``.
@@ -79,58 +66,12 @@ class ObserverProcess:
             "hosts": [self._config.metrics_host],
             "log_level": self._config.log_level,
         }
-        supervising = self._supervise(json.dumps(setup).encode() + b"\n")
-        self._task = asyncio.create_task(supervising, name="tdserve-observer")
+        self._process.start(setup)
 
     async def stop(self) -> None:
         """Ends the process and closes the socket. Idempotent."""
-        self._is_stopping = True
-        process, self._process = self._process, None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        if process is not None and process.returncode is None:
-            await _end(process)
+        await self._process.stop()
         self._socket.close()
-
-    async def _supervise(self, setup: bytes) -> None:
-        backoff_s = RESTART_BACKOFF_S
-        while not self._is_stopping:
-            started_s, num_oom_kills = time.monotonic(), count_oom_kills()
-            try:
-                process = self._process = await self._start(setup)
-            except OSError as fault:
-                _log.error("the observer cannot be started: %s", fault)
-                await asyncio.sleep(MAX_RESTART_BACKOFF_S)
-                continue
-            exit_code = await process.wait()
-            self._process = None
-            lived_s = time.monotonic() - started_s
-            backoff_s = compute_rest_s(backoff_s, lived_s)
-            why = explain_death(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
-            _log.warning("the observer died after %.1f s (%s), starting it again", lived_s, why)
-            self.num_restarts += 1
-            await asyncio.sleep(backoff_s)
-
-    async def _start(self, setup: bytes) -> asyncio.subprocess.Process:
-        # By this thread, and within milliseconds (vfork), like data workers: the process ends with its parent thread.
-        command = [sys.executable, "-m", "tdserve.observer"]
-        fds = [self._socket.fileno()]
-        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, pass_fds=fds)
-        if process.stdin is not None:
-            process.stdin.write(setup)
-        return process
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
-        return
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from typing import Any
 
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
 from tdserve.base.config import ServerConfig, join_local_address
@@ -19,6 +20,7 @@ from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_
 from tdserve.control.credentials import ServerCertificates
 from tdserve.control.servicer import ControlServer
 from tdserve.server.access.token_register import TokenRegister
+from tdserve.server.client_process import ClientProcess
 from tdserve.server.control_process import ControlProcess
 from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
@@ -30,6 +32,9 @@ READY_PREFIX = "tdserve ready at "
 
 FAILED_PREFIX = "tdserve failed: "
 """Start of the line that tells a parent process why the server did not start; JSON follows."""
+
+CHECKPOINT_MODULE = "tdserve.schedule"
+"""What the process runs that writes checkpoints."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -70,7 +75,8 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         recover(root)
         root.note_run(is_synced=False)
         observer = None if config.metrics_port is None else ObserverProcess(config)
-        process = ControlProcess(config, root, observer, tokens)
+        checkpoints = None if config.checkpoint_every_s is None else ClientProcess("checkpoint", CHECKPOINT_MODULE)
+        process = ControlProcess(config, root, observer, tokens, checkpoints)
         server = _listen(process, config, tokens)
         address = _format_address(config, server.port)
         root.set_address(address)
@@ -85,10 +91,14 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
         if is_started:
             await server.set_serving(True)
             _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
+            has_processes = bool(config.list_client_processes())
+            own_token = tokens.make_own_token() if tokens is not None and has_processes else None
             if observer is not None:
-                token = None if tokens is None else tokens.make_observer_token()
-                observer.start(_find_observed_address(config, server), token)
+                observer.start(_find_own_address(config, server), own_token)
                 _log.info("metrics and the status page are at http://%s", observer.address)
+            if checkpoints is not None:
+                checkpoints.start(_list_checkpoint_settings(config, _find_own_address(config, server), own_token))
+                _log.info("writes checkpoints to %s every %g s", config.checkpoint_to, config.checkpoint_every_s)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
             watching = asyncio.create_task(watch_root(root, server.set_serving))
@@ -130,7 +140,7 @@ def _listen(process: ControlProcess, config: ServerConfig, tokens: TokenRegister
             tokens=tokens,
             audit=process.gate.audit,
             certificates=certificates,
-            has_local_port=config.metrics_port is not None,
+            has_local_port=bool(config.list_client_processes()),
         )
     except RuntimeError as error:  # how grpc reports that bind() failed
         reason = (
@@ -139,7 +149,20 @@ def _listen(process: ControlProcess, config: ServerConfig, tokens: TokenRegister
         raise InvalidRequestError(argument="address", reason=reason) from error
 
 
-def _find_observed_address(config: ServerConfig, server: ControlServer) -> str:
+def _list_checkpoint_settings(config: ServerConfig, address: str, token: str | None) -> dict[str, Any]:
+    """Returns the settings of the process that writes checkpoints."""
+    return {
+        "address": address,
+        "token": token,
+        "every_s": config.checkpoint_every_s,
+        "place": config.checkpoint_to,
+        "keep": config.checkpoint_keep,
+        "log_level": config.log_level,
+    }
+
+
+def _find_own_address(config: ServerConfig, server: ControlServer) -> str:
+    """Returns where processes of the server's own reach it: with TLS, another port, for this machine alone."""
     is_encrypted = server.local_port != server.port
     return join_local_address("127.0.0.1" if is_encrypted else config.host, server.local_port)
 

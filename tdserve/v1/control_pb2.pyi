@@ -904,7 +904,7 @@ class FileBlock(_message.Message):
     def __init__(self, path: _Optional[bytes] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("checkpoint", "store", "uid", "timeout_s", "list_files", "read", "freeze", "list_frozen", "read_frozen", "end")
+    __slots__ = ("checkpoint", "store", "uid", "timeout_s", "list_files", "read", "freeze", "list_frozen", "read_frozen", "end", "report")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -915,6 +915,7 @@ class CheckpointRequest(_message.Message):
     LIST_FROZEN_FIELD_NUMBER: _ClassVar[int]
     READ_FROZEN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     store: str
     uid: str
@@ -925,7 +926,16 @@ class CheckpointRequest(_message.Message):
     list_frozen: int
     read_frozen: FileBlocks
     end: bool
-    def __init__(self, checkpoint: _Optional[str] = ..., store: _Optional[str] = ..., uid: _Optional[str] = ..., timeout_s: _Optional[float] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., freeze: _Optional[int] = ..., list_frozen: _Optional[int] = ..., read_frozen: _Optional[_Union[FileBlocks, _Mapping]] = ..., end: bool = ...) -> None: ...
+    report: CheckpointReport
+    def __init__(self, checkpoint: _Optional[str] = ..., store: _Optional[str] = ..., uid: _Optional[str] = ..., timeout_s: _Optional[float] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., freeze: _Optional[int] = ..., list_frozen: _Optional[int] = ..., read_frozen: _Optional[_Union[FileBlocks, _Mapping]] = ..., end: bool = ..., report: _Optional[_Union[CheckpointReport, _Mapping]] = ...) -> None: ...
+
+class CheckpointReport(_message.Message):
+    __slots__ = ("id", "age_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    age_s: float
+    def __init__(self, id: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointAnswer(_message.Message):
     __slots__ = ("files", "uid", "blocks", "num_bytes", "num_stores", "stores", "paused_s")
@@ -1317,7 +1327,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("server_id", "uptime_s", "num_stores", "num_sessions", "workers", "transports", "sessions", "root", "root_free_bytes", "version", "observer")
+    __slots__ = ("server_id", "uptime_s", "num_stores", "num_sessions", "workers", "transports", "sessions", "root", "root_free_bytes", "version", "observer", "checkpoint", "checkpoint_age_s")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_STORES_FIELD_NUMBER: _ClassVar[int]
@@ -1329,6 +1339,8 @@ class GetStatsResponse(_message.Message):
     ROOT_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     uptime_s: float
     num_stores: int
@@ -1340,7 +1352,9 @@ class GetStatsResponse(_message.Message):
     root_free_bytes: int
     version: str
     observer: str
-    def __init__(self, server_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., num_stores: _Optional[int] = ..., num_sessions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., root: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., version: _Optional[str] = ..., observer: _Optional[str] = ...) -> None: ...
+    checkpoint: str
+    checkpoint_age_s: float
+    def __init__(self, server_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., num_stores: _Optional[int] = ..., num_sessions: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStats, _Mapping]]] = ..., root: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., version: _Optional[str] = ..., observer: _Optional[str] = ..., checkpoint: _Optional[str] = ..., checkpoint_age_s: _Optional[float] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("worker", "pid", "num_restarts", "is_ready")
@@ -1397,7 +1411,7 @@ class ObserveRequest(_message.Message):
     def __init__(self, max_stores: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_sessions: _Optional[int] = ...) -> None: ...
 
 class ObserveResponse(_message.Message):
-    __slots__ = ("time_s", "uptime_s", "server_id", "version", "root_free_bytes", "root_size_bytes", "num_sessions", "sessions_by_transport", "held_bytes", "held_limit_bytes", "kinds", "workers", "transports", "processes", "calls", "stores", "other_stores", "num_other_stores", "sessions", "num_observer_restarts")
+    __slots__ = ("time_s", "uptime_s", "server_id", "version", "root_free_bytes", "root_size_bytes", "num_sessions", "sessions_by_transport", "held_bytes", "held_limit_bytes", "kinds", "workers", "transports", "processes", "calls", "stores", "other_stores", "num_other_stores", "sessions", "num_observer_restarts", "checkpoint", "checkpoint_age_s", "checkpoint_interval_s")
     class SessionsByTransportEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1425,6 +1439,9 @@ class ObserveResponse(_message.Message):
     NUM_OTHER_STORES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_OBSERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     time_s: float
     uptime_s: float
     server_id: str
@@ -1445,7 +1462,10 @@ class ObserveResponse(_message.Message):
     num_other_stores: int
     sessions: _containers.RepeatedCompositeFieldContainer[SessionFigures]
     num_observer_restarts: int
-    def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ...) -> None: ...
+    checkpoint: str
+    checkpoint_age_s: float
+    checkpoint_interval_s: float
+    def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_age_s: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
 
 class KindCount(_message.Message):
     __slots__ = ("kind", "num_stores")

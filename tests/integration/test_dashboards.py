@@ -35,7 +35,9 @@ SELDOM = {"tdserve_store_degraded_sessions"}
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The observer of a server that has stores of every kind, all of which are in use."""
-    with tdserve.Server(tmp_path_factory.mktemp("shown"), metrics_port=0) as server, server.client() as client:
+    place = str(tmp_path_factory.mktemp("place"))
+    settings: dict[str, Any] = {"metrics_port": 0, "checkpoint_every_s": 3600.0, "checkpoint_to": place}
+    with tdserve.Server(tmp_path_factory.mktemp("shown"), **settings) as server, server.client() as client:
         table = client.create_replay("table", ROW, 100, sampler=tdserve.Prioritized())
         table.extend(ROW.expand(10))
         table.sample(4)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,12 +63,19 @@ OnCheckpoint = Callable[[CheckpointProgress], None]
 
 
 def write_checkpoint(
-    client: SessionClient, names: Iterable[str], archive: Archive, *, deadline: Deadline, on_progress: OnCheckpoint
+    client: SessionClient,
+    names: Iterable[str],
+    archive: Archive,
+    *,
+    server_id: str,
+    deadline: Deadline,
+    on_progress: OnCheckpoint,
 ) -> Checkpoint:
     """Writes a checkpoint of all stores of a server to a place.
 
     Args:
         names: Names of the stores, as far as they are known: those are read while they serve.
+        server_id: Of the server.
 
     Returns:
         The checkpoint, which is the newest of the place now.
@@ -81,7 +88,9 @@ def write_checkpoint(
     earlier = load_newest(archive)
     with ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="tdserve-checkpoint") as threads:
         writer = _CheckpointWriter(client, archive, threads, deadline, on_progress, earlier)
-        return writer.run(list(names))
+        made = replace(writer.run(list(names)), server_id=server_id)
+    save(archive, made)
+    return made
 
 
 @dataclass
@@ -128,7 +137,7 @@ class _CheckpointWriter:
                 self._ask(end=True)
         for future in self.writing:
             future.result()
-        made = Checkpoint(
+        return Checkpoint(
             id=make_id(created_s, self.checkpoint),
             created_s=created_s,
             stores=sorted(stores, key=lambda store: store.name),
@@ -136,8 +145,6 @@ class _CheckpointWriter:
             paused_s=frozen.paused_s,
             written_nbytes=self.written_nbytes,
         )
-        save(self.archive, made)
-        return made
 
     # ------------------------------------------------------------ reading
 

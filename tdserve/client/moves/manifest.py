@@ -82,6 +82,7 @@ class Checkpoint:
         left_out: Names of stores that it does not have: adopted and damaged ones.
         paused_s: For how long stores served nobody.
         written_nbytes: Size of the blocks that no earlier checkpoint had.
+        server_id: Of the root of which it is; "": it is not on record.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Checkpoint:
     left_out: list[str] = field(default_factory=list)
     paused_s: float = 0.0
     written_nbytes: int = 0
+    server_id: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -160,14 +162,19 @@ def read_block(archive: Archive, digest: str) -> bytes:
     return content
 
 
-def keep_newest(archive: Archive, num_kept: int) -> list[str]:
+def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list[str]:
     """Removes all checkpoints but the newest, and the blocks that only they had; returns the ids of those removed.
 
     Nobody else may write a checkpoint to the same place meanwhile.
+
+    Args:
+        server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.
     """
     if num_kept < 1:
         raise InvalidRequestError(argument="keep", reason=f"at least 1 checkpoint must be kept, got {num_kept}")
     removed = list_ids(archive)[:-num_kept]
+    if removed and server_id:
+        removed = [each for each in list_ids(archive) if load(archive, each).server_id in (server_id, "")][:-num_kept]
     for checkpoint_id in removed:
         archive.remove(_make_name(checkpoint_id))
     if removed:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from os import PathLike
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
+from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.store.archive import open_archive
+from tdserve.v1 import control_pb2
 
 CHECKPOINT_TIMEOUT_S = 3600.0
 """Default timeout of a checkpoint and of its restore: those of large stores take minutes."""
@@ -27,11 +32,31 @@ def checkpoint_server(
     if keep is not None:
         check_integer("keep", keep, 1)
     archive = open_archive(place)
-    names = client.catalog.stores()
-    made = write_checkpoint(client, names, archive, deadline=deadline, on_progress=on_progress)
+    names, server_id = client.catalog.stores(), client.catalog.get_server_stats().server_id
+    made = write_checkpoint(client, names, archive, server_id=server_id, deadline=deadline, on_progress=on_progress)
+    with suppress(TDServeError):  # it is there, whatever the server knows of it
+        report_checkpoint(client, made, deadline=deadline)
     if keep is not None:
-        keep_newest(archive, keep)
+        keep_newest(archive, keep, server_id=server_id)
     return made
+
+
+def report_checkpoint(client: SessionClient, made: Checkpoint, *, deadline: Deadline) -> None:
+    """Reports to a server the newest checkpoint of it, whose age its figures show from then on."""
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        report = control_pb2.CheckpointReport(id=made.id, age_s=max(time.time() - made.created_s, 0.0))
+        pending = session.send(request, checkpoint=control_pb2.CheckpointRequest(report=report))
+        pending.wait(compute_answer_timeout_s(deadline), "the report of a checkpoint")
+
+    client.call(attempt, deadline)
+
+
+def find_newest_of(place: Place, server_id: str) -> Checkpoint | None:
+    """Returns the newest checkpoint of a server that a place has; None if there is none. Raises CorruptDataError."""
+    archive = open_archive(place)
+    found = (load(archive, each) for each in reversed(list_ids(archive)))
+    return next((made for made in found if made.server_id == server_id), None)
 
 
 def restore_server(

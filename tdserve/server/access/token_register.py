@@ -22,7 +22,7 @@ MAX_REMEMBERED = 1_000
 """Tokens whose holders are told that they were revoked, by the last change of the file."""
 
 PLAIN_NAME = "(token-file)"
-OBSERVER_NAME = "(observer)"
+OWN_NAME = "(server)"
 """Names that no entry of a file can have."""
 
 _log = logging.getLogger("tdserve.server")
@@ -59,13 +59,13 @@ class TokenRegister:
         plain = None if config.token_file is None else read_token(config.token_file, "token_file")
         return cls(config.tokens_file, plain)
 
-    def make_observer_token(self) -> str:
-        """Returns the token of the server's own observer: the plain one if there is one, so that logins outlast this
-        process, and otherwise a new one."""
+    def make_own_token(self) -> str:
+        """Returns the token of the server's own processes: the plain one if there is one, so that logins to the
+        observer's pages outlast this process, and otherwise a new one."""
         if self._plain is not None:
             return self._plain
         token = secrets.token_urlsafe(32)
-        self._add(OBSERVER_NAME, token)
+        self._add(OWN_NAME, token)
         self._table = self._table.replace_others(self._others)
         return token
 

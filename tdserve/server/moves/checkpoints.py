@@ -40,7 +40,27 @@ from tdserve.v1 import control_pb2
 MAX_ANSWER_BYTES = 1 << 18
 """Size from which on an answer names no more stores."""
 
+MAX_ID = 80
+"""Characters of the id of a checkpoint that is reported."""
+
 Frozen = list[control_pb2.FrozenStore]
+
+
+class ReportedCheckpoint(NamedTuple):
+    """A checkpoint that a client has written.
+
+    Attributes:
+        id: Names it at its place.
+        created_s: Its moment, by the monotonic clock.
+    """
+
+    id: str
+    created_s: float
+
+    @property
+    def age_s(self) -> float:
+        """Time since its moment."""
+        return max(time.monotonic() - self.created_s, 0.0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,12 @@ class Checkpoints:
 
     Args:
         stores: All stores of the server.
+
+    Attributes:
+        last: The last one that a client has reported; None if none has.
     """
+
+    last: ReportedCheckpoint | None = None
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
@@ -150,6 +175,9 @@ class Checkpoints:
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
         elif step == "end":
             await self._forget(by)
+            answer = control_pb2.CheckpointAnswer()
+        elif step == "report":
+            self.last = ReportedCheckpoint(asked.report.id[:MAX_ID], time.monotonic() - asked.report.age_s)
             answer = control_pb2.CheckpointAnswer()
         else:
             raise RemoteProtocolError(expected="a step of a checkpoint", received=step or "an empty message")

@@ -117,12 +117,33 @@ def test_from_env_when_every_variable_is_set_then_every_field_has_it() -> None:
         "metrics_port": 77,
         "metrics_host": "10.0.0.8",
         "trace_endpoint": "http://collector:4318",
+        "checkpoint_every_s": 600.0,
+        "checkpoint_to": "s3://bucket/run",
+        "checkpoint_keep": 5,
     }
     environ = {f"TDSERVE_{name.upper()}": str(value) for name, value in expected.items()}
     environ["TDSERVE_DEVICES"] = "cuda:0, cuda:2,cuda:1"
+    environ["TDSERVE_CHECKPOINT_EVERY_S"] = "10min"
     environ["TDSERVE_ADOPTABLE"] = "/data:/more data/../more data"
     environ["TDSERVE_ADOPT"] = "/data/a=x,/data/b=y:ro"
     assert dataclasses.asdict(ServerConfig.from_env(environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"checkpoint_every_s": 60.0}, "checkpoint_to"),
+        ({"checkpoint_every_s": 60.0, "checkpoint_to": ""}, "checkpoint_to"),
+        ({"checkpoint_to": "place"}, "checkpoint_every_s"),
+        ({"checkpoint_to": "place", "checkpoint_every_s": 0.0}, "checkpoint_every_s"),
+        ({"checkpoint_to": "place", "checkpoint_every_s": 60.0, "checkpoint_keep": 0}, "checkpoint_keep"),
+    ],
+)
+def test_validate_when_checkpoints_lack_a_setting_then_names_it(settings: dict[str, Any], argument: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ServerConfig("data", **settings).validate()
+    assert caught.value.argument == argument
+    ServerConfig("data", checkpoint_to="place", checkpoint_every_s=60.0).validate()
 
 
 def test_from_env_when_a_field_is_given_then_it_wins_and_none_does_not() -> None:

@@ -43,6 +43,9 @@ adoptable = ["."]
 metrics_port = 7708
 metrics_host = "::1"
 trace_endpoint = "http://collector:4318"
+checkpoint_every_s = "10min"
+checkpoint_to = "place"
+checkpoint_keep = 5
 """
 
 
@@ -85,6 +88,9 @@ def test_file_when_it_has_every_option_then_every_field_has_it(path: Path) -> No
         metrics_port=7708,
         metrics_host="::1",
         trace_endpoint="http://collector:4318",
+        checkpoint_every_s=600.0,
+        checkpoint_to=f"{folder}/place",
+        checkpoint_keep=5,
     )
     unset = [each.name for each in dataclasses.fields(expected) if getattr(expected, each.name) == each.default]
     assert unset == []
@@ -139,3 +145,8 @@ def test_file_when_it_cannot_be_read_then_error(tmp_path: Path, name: str) -> No
     arguments: Any = tmp_path / name
     with pytest.raises(InvalidRequestError, match="cannot read"):
         read_config_file(arguments)
+
+
+def test_file_when_a_place_is_a_url_then_as_it_is(path: Path) -> None:
+    path.write_text('[server]\ncheckpoint_to = "s3://bucket/run"')
+    assert read_config_file(path) == {"checkpoint_to": "s3://bucket/run"}

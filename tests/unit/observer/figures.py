@@ -100,6 +100,7 @@ def make_figures(num_stores: int = 0) -> control_pb2.ObserveResponse:
     """Returns the figures of a server that has a bit of everything, and so many tables."""
     figures = control_pb2.ObserveResponse(time_s=1_000.0, uptime_s=60.0, server_id="a" * 32, version="1.2.3")
     figures.root_free_bytes, figures.root_size_bytes = 10, 100
+    figures.checkpoint, figures.checkpoint_age_s, figures.checkpoint_interval_s = "a-checkpoint", 5.0, 600.0
     figures.sessions_by_transport["shm"] = 2
     figures.kinds.add(kind=control_pb2.STORE_KIND_REPLAY, num_stores=num_stores)
     figures.workers.add(worker=0, pid=12, num_restarts=3, is_ready=True)

@@ -147,3 +147,13 @@ def test_series_when_there_are_very_many_readers_and_reports_then_bounded() -> N
     assert sum(name == "tdserve_reader_lag_versions" for name, _ in series) == MAX_READERS
     assert sum(name == "tdserve_store_degraded_sessions" for name, _ in series) == MAX_DEGRADED + 1
     assert series["tdserve_store_degraded_sessions", (("store", OTHER),)] == 900
+
+
+def test_checkpoints_when_none_is_known_then_their_age_is_that_of_the_server_if_it_writes_them(
+    full: control_pb2.ObserveResponse,
+) -> None:
+    assert get(expose(full), "tdserve_checkpoint_age_seconds") == 5.0
+    full.checkpoint = ""
+    assert get(expose(full), "tdserve_checkpoint_age_seconds") == full.uptime_s
+    full.checkpoint_interval_s = 0.0
+    assert "tdserve_checkpoint" not in expose(full)

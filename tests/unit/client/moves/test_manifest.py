@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,15 @@ def test_keep_when_older_ones_go_then_blocks_that_others_have_stay(archive: Arch
     with pytest.raises(CorruptDataError):
         read_block(archive, compute_digest(b"old").hex())
     assert keep_newest(archive, 1) == []
+
+
+def test_keep_when_a_place_has_checkpoints_of_another_server_then_those_stay(archive: Archive) -> None:
+    made = [replace(add(archive, number), server_id=server_id) for number, server_id in enumerate("abbb")]
+    for each in made:
+        save(archive, each)
+    assert keep_newest(archive, 2, server_id="b") == [made[1].id]
+    assert keep_newest(archive, 2, server_id="a") == []
+    assert list_ids(archive) == [made[0].id, made[2].id, made[3].id]
 
 
 def test_manifest_when_it_is_damaged_or_of_another_format_then_refused(archive: Archive, tmp_path: Path) -> None:
