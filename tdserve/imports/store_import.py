@@ -77,7 +77,8 @@ def import_store(
     """
     check_store_name(name)
     if not replaces and name in client:
-        raise StoreExistsError(name=name, reason="replace it (--replace, replaces=True), or choose another name")
+        remedy = "replace it (replaces=True, import --replace, put --force), or choose another name"
+        raise StoreExistsError(name=name, reason=remedy)
     options = ImportOptions([split_key(key) for key in keys], split, has_rows)
     with open_source(kind, os.fspath(path), options) as source:
         if source.has_rows:

@@ -149,7 +149,7 @@ def test_put_when_a_store_exists_then_refused_without_force(
 ) -> None:
     client.init_remote(TensorDict({"a": torch.arange(2)}, [2]), "store")
     np.savez(tmp_path / "file.npz", b=np.arange(3))
-    assert "--replace" in shell.error(CONFLICT, "put", str(tmp_path / "file.npz"), "store")
+    assert "put --force" in shell.error(CONFLICT, "put", str(tmp_path / "file.npz"), "store")
     assert list(client["store"].keys()) == ["a"]
     shell.lines("put", str(tmp_path / "file.npz"), "store", "--force")
     assert list(client["store"].keys()) == ["b"]
