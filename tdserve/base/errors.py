@@ -157,11 +157,12 @@ class StoreNotFoundError(RequestError, LookupError):
 
 
 class StoreMovedError(RequestError):
-    """The store has moved, or is moving, to another server of its cluster. The client of the cluster asks there."""
+    """The store has moved to another server of its cluster, where the cluster's client asks; or it is at rest for a
+    move or a checkpoint, and clients ask again."""
 
     code = "FAILED_PRECONDITION"
     retryable = True
-    template = "store {name!r} is moving to another server; ask again"
+    template = "store {name!r} is at rest, for a checkpoint or because it is moving to another server; ask again"
     defaults = {"name": "", "server": None, "move": ""}
 
     def _message(self) -> str:

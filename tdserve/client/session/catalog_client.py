@@ -51,6 +51,9 @@ class Once(Enum):
 ONCE: Final = Once.ONCE
 
 
+ASK_AGAIN_S = 0.01
+"""Pause between two questions about a store at rest."""
+
 FindMoved = Callable[[StoreMovedError, Deadline], "CatalogClient"]
 """Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
 
@@ -256,8 +259,18 @@ class CatalogClient:
             return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+        """Calls a method of the server, again while the store is at rest for a move or a checkpoint."""
+        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+        while True:
+            try:
+                return self._ask_once(method, request, deadline.remaining_s or 0.0)
+            except StoreMovedError as error:
+                if error.server is not None or deadline.expired:
+                    raise
+            time.sleep(ASK_AGAIN_S)
+
+    def _ask_once(self, method: str, request: object, wait_s: float) -> Any:
         self.check_usable()
-        wait_s = self.timeout_s if timeout_s is None else timeout_s
         answer = self.ask_session(method, request, wait_s)
         if answer is not None:
             return answer

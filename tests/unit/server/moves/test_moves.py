@@ -56,7 +56,7 @@ def release(world: World, run: Loop, uid: str) -> None:
 def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: World, run: Loop) -> None:
     store = make_table(world, run)
     seal(world, run, store)
-    with pytest.raises(StoreMovedError, match="is moving"):
+    with pytest.raises(StoreMovedError, match="at rest"):
         world.stores.seals.begin("x")
     with pytest.raises(StoreMovedError):
         store.check_present()
