@@ -58,8 +58,7 @@ def choose_servers(name: str, shards: Shards, num_servers: int) -> tuple[int, ..
     Raises:
         InvalidRequestError: ``shards`` is neither ``"all"`` nor a number of servers that there are.
     """
-    if find_whole(name) is not None:
-        raise InvalidRequestError(argument="store name", reason=f"{name!r} is the name of a part of another store")
+    check_no_part(name)
     number = num_servers if shards == "all" else check_integer("shards", shards, 1, maximum=num_servers)
     return tuple(order_servers(check_store_name(name), num_servers)[:number])
 
@@ -90,6 +89,15 @@ def name_part(name: str, shard: int) -> str:
 def name_splits(name: str) -> str:
     """Returns the name of the keyed store that has how a table's draws for several ranks are divided."""
     return f"{name}{_SEPARATOR}{_SPLITS}"
+
+
+def check_no_part(name: str) -> None:
+    """Raises InvalidRequestError if a new store of this name would be taken for a part of another."""
+    if find_whole(name) is not None:
+        reason = (
+            f"{name!r} is the name of a part of a store that servers share: end it otherwise than by # and a number"
+        )
+        raise InvalidRequestError(argument="name", reason=reason)
 
 
 def find_whole(name: str) -> str | None:

@@ -26,7 +26,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, check_no_part, choose_servers, find_whole
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:
@@ -34,6 +34,22 @@ if TYPE_CHECKING:
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+
+CREATING = frozenset(
+    (
+        "init_remote",
+        "memmap",
+        "memmap_",
+        "memmap_like",
+        "adopt",
+        "create_replay",
+        "create_queue",
+        "create_kv",
+        "publish",
+    )
+)
+"""Calls that make stores; a store that is named like a part of another would be taken for one."""
 
 
 def _at_home(
@@ -48,6 +64,8 @@ def _at_home(
         name = args[position] if len(args) > position else kwargs.get("name")
         if not isinstance(name, str):
             name = ""  # the client of any server refuses it
+        if call_name in CREATING:
+            check_no_part(name)
         place = self.directory.find(name)
         try:
             return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]

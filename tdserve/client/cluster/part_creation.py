@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import StoreExistsError, TDServeError
+from tdserve.base.errors import TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
@@ -59,19 +59,23 @@ def create_parts(
 
     Raises:
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
-            meanwhile; then the store lacks a part until it is created again with ``exists_ok``, or deleted.
+            meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
+            ``exists_ok``, or deleted.
     """
     placement = record_placement(cluster, name, placement, exists_ok=exists_ok)
+    made: list[tuple[int, str]] = []
 
     def create(shard: int, server: int) -> None:
         create_part(shard, cluster.members.get(server))
+        made.append((server, name_part(name, shard)))
 
     try:
         calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
         _, lost = cluster.members.ask_all(calls, reach_s=cluster.timeout_s)
-    except TDServeError as error:
-        if not (exists_ok and isinstance(error, StoreExistsError)):
-            delete_parts(cluster.members, name, placement)
+    except TDServeError:
+        if not exists_ok:  # otherwise nobody knows which of them this call has made
+            for server, part in made:
+                cluster.members.get(server).delete(part)
             cluster.members.get(cluster.directory.find(name).server).delete(name)
             cluster.directory.forget(name)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import ConnectError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.cli.main import main
-from tdserve.rules.placement import choose_owner
+from tdserve.rules.placement import choose_owner, choose_servers
 from tests.integration.cluster.names import name_owned_by, next_name, read_both
 from tests.processes import quiet_port
 
@@ -170,3 +171,30 @@ def test_torchrl_buffer_when_of_several_servers_then_on_one_of_them(address: str
     with tdserve.connect(address) as client:
         assert len(client.replay(name)) == 3
         client.delete(name)
+
+
+def test_creation_when_a_name_is_that_of_a_part_then_refused_and_no_other_store_is_lost(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server]
+) -> None:
+    name, row = next_name(), TensorDict({"x": torch.tensor(0.0)}, [])
+    creations: list[Callable[[], object]] = [
+        lambda: client.init_remote(row, f"{name}#0"),
+        lambda: client.create_replay(f"{name}#0", row, 10),
+        lambda: client.create_replay(f"{name}#0", row, 30, shards="all"),
+        lambda: client.publish(f"{name}#0", row),
+    ]
+    for create in creations:
+        with pytest.raises(InvalidRequestError, match="part of a store"):
+            create()
+    server = choose_servers(name, "all", 3)[1]
+    with servers[server].client() as one:  # a client of one server may take such a name
+        one.init_remote(row, f"{name}#1")
+        with pytest.raises(StoreExistsError):
+            client.create_replay(name, row, 30, shards="all")
+        assert f"{name}#1" in one
+        assert name not in client
+        for other in servers:
+            with other.client() as plain:
+                assert f"{name}#0" not in plain
+                assert f"{name}#2" not in plain
+        one.delete(f"{name}#1")
