@@ -662,8 +662,8 @@ class Client(TensorDictClient):
         Raises:
             StoreExistsError: A store has such a name. Nothing was restored.
             StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
-            CorruptDataError: There is no such checkpoint, or a part of it is missing or damaged. Stores that came
-                before it stay.
+            InvalidRequestError: There is no such checkpoint. Nothing was restored.
+            CorruptDataError: A part of it is missing or damaged. Nothing stays, as after any other error.
         """
         deadline = Deadline.after(timeout_s)
         return restore_server(

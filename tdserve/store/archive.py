@@ -38,6 +38,8 @@ def open_archive(place: str | os.PathLike[str]) -> Archive:
         InvalidRequestError: The URL names no file system that this process has.
     """
     text = os.fspath(place)
+    if not text.strip():
+        raise InvalidRequestError(argument="place", reason="it is empty")
     return _UrlArchive(text) if "://" in text else _FolderArchive(Path(text))
 
 
@@ -47,18 +49,25 @@ class _FolderArchive:
 
     def write(self, name: str, content: bytes) -> None:
         path = self._folder / name
-        with convert_os_errors(path, asked=len(content)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
-            try:
-                with open(fd, "wb", buffering=0) as file:
-                    file.write(content)
-                    os.fsync(file.fileno())
-                os.replace(unfinished, path)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(unfinished)
-                raise
+        try:
+            with convert_os_errors(self._folder, asked=len(content)):
+                self._write(path, content)
+        except (CorruptDataError, InvalidRequestError) as error:
+            reason = f"{self._folder} cannot be written: {error.__cause__ or error}"
+            raise InvalidRequestError(argument="place", reason=reason) from error
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                file.write(content)
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(unfinished)
+            raise
 
     def read(self, name: str) -> bytes:
         path = self._folder / name

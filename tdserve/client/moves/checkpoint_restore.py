@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreExistsError, StoreNotFoundError
+from tdserve.base.errors import DeadlineExceededError, StoreExistsError, StoreNotFoundError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.store_changes import delete_store
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
@@ -82,7 +84,7 @@ def restore_stores(
     Raises:
         StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
         StoreExistsError: The server has a store of such a name. Nothing was restored.
-        CorruptDataError: A block is missing or damaged. The stores before it, in alphabetical order, were restored.
+        CorruptDataError: A block is missing or damaged. What had been restored was deleted, as after any other error.
         CapacityError: There is no room. Likewise.
     """
     missing = sorted({*(names or ())} - {store.name for store in checkpoint.stores})
@@ -95,11 +97,19 @@ def restore_stores(
     chosen.sort(key=lambda store: store.kind != "weights")  # tables may follow them
     copies = Copies({store.name: prefix + store.name for store in chosen}, {store.uid: make_uid() for store in chosen})
     total_nbytes, nbytes = sum(store.nbytes for store in chosen), 0
-    for store in chosen:
-        for written in _restore(client, archive, store, copies, deadline):
-            nbytes += written
-            on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
-    return sorted(copies.names.values())
+    restored: list[str] = []
+    try:
+        for store in chosen:
+            for written in _restore(client, archive, store, copies, deadline):
+                nbytes += written
+                on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
+            restored.append(copies.names[store.name])
+    except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
+        for name in restored:
+            with suppress(TDServeError):
+                delete_store(client, name)
+        raise
+    return sorted(restored)
 
 
 def _restore(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from os import PathLike
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
@@ -21,6 +21,9 @@ from tdserve.v1 import control_pb2
 
 CHECKPOINT_TIMEOUT_S = 3600.0
 """Default timeout of a checkpoint and of its restore: those of large stores take minutes."""
+
+MAX_NAMED = 5
+"""Most ids of checkpoints that an error names: the newest."""
 
 Place = str | PathLike[str]
 
@@ -74,8 +77,8 @@ def restore_server(
     return restore_stores(
         client,
         archive,
-        load(archive, checkpoint or find_newest(place)),
-        names=names,
+        load(archive, find_id(place, checkpoint)),
+        names=[names] if isinstance(names, str) else names,
         prefix=prefix,
         taken=set(client.catalog.stores()),
         deadline=deadline,
@@ -83,12 +86,19 @@ def restore_server(
     )
 
 
-def find_newest(place: Place) -> str:
-    """Returns the id of the newest checkpoint of a place. Raises CorruptDataError if there is none."""
+def find_id(place: Place, checkpoint: str | None) -> str:
+    """Returns the id of a checkpoint of a place: the newest if none is given.
+
+    Raises:
+        InvalidRequestError: The place has no such checkpoint, or none at all.
+    """
     ids = list_ids(open_archive(place))
     if not ids:
-        raise CorruptDataError(path=str(place), expected="a checkpoint", actual="none")
-    return ids[-1]
+        raise InvalidRequestError(argument="place", reason=f"{place} has no checkpoint")
+    if checkpoint is not None and checkpoint not in ids:
+        reason = f"{place} has no checkpoint {checkpoint!r}; it has {', '.join(ids[-MAX_NAMED:])}"
+        raise InvalidRequestError(argument="checkpoint", reason=reason)
+    return checkpoint or ids[-1]
 
 
 def list_checkpoints(place: Place) -> list[Checkpoint]:

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import CorruptDataError, StoreExistsError
-from tdserve.cli.exit_codes import EXIT_CODES
+from tdserve.base.errors import InvalidRequestError, StoreExistsError
+from tdserve.cli.exit_codes import EXIT_CODES, FAILED
 from tests.integration.shell import Shell
 
 pytestmark = pytest.mark.integration
@@ -58,6 +58,10 @@ def test_restore_when_a_name_is_taken_or_there_is_no_checkpoint_then_one_line_an
 ) -> None:
     fill(client)
     shell.lines("checkpoint", str(tmp_path / "place"))
-    exists, damaged = EXIT_CODES[StoreExistsError.code], EXIT_CODES[CorruptDataError.code]
+    exists, invalid = EXIT_CODES[StoreExistsError.code], EXIT_CODES.get(InvalidRequestError.code, FAILED)
     assert "content" in shell.error(exists, "restore", str(tmp_path / "place"))
-    assert "checkpoint" in shell.error(damaged, "restore", str(tmp_path / "nowhere"))
+    assert "has no checkpoint" in shell.error(invalid, "restore", str(tmp_path / "nowhere"))
+    assert "has no checkpoint 'x'; it has 2" in shell.error(
+        invalid, "restore", str(tmp_path / "place"), "--checkpoint", "x"
+    )
+    assert "empty" in shell.error(invalid, "checkpoint", "")
