@@ -81,6 +81,7 @@ _HOMES = {
         "UnauthenticatedError",
         "UnsupportedAttributeError",
         "VersionConflictError",
+        "VersionNotFoundError",
         "WriterFailedError",
         "WrongStateError",
     ),

@@ -43,6 +43,7 @@ from tdserve.base.errors import (
     UnauthenticatedError as UnauthenticatedError,
     UnsupportedAttributeError as UnsupportedAttributeError,
     VersionConflictError as VersionConflictError,
+    VersionNotFoundError as VersionNotFoundError,
     WriterFailedError as WriterFailedError,
     WrongStateError as WrongStateError,
 )

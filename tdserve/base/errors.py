@@ -6,6 +6,7 @@
     ├── RequestError                  the request was invalid; nothing was changed
     │   ├── InvalidSpecError          INVALID_ARGUMENT     store, reason
     │   ├── InvalidRequestError       INVALID_ARGUMENT     argument, reason
+    │   │   └── VersionNotFoundError  NOT_FOUND            (the same)
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name, near
@@ -125,6 +126,12 @@ class InvalidRequestError(RequestError, ValueError):
 
     template = "invalid {argument}: {reason}"
     defaults = {"argument": "", "reason": ""}
+
+
+class VersionNotFoundError(InvalidRequestError):
+    """These weights have no such version: it is not kept any more, or was not published yet. Nothing was changed."""
+
+    code = "NOT_FOUND"
 
 
 class SpecMismatchError(RequestError, ValueError, RuntimeError):
@@ -376,9 +383,7 @@ class UnansweredPopError(DeadlineExceededError):
     """
 
     retryable = False
-    template = (
-        "{what} was not answered within {timeout_s} s: it may have happened. The error's 'values' has their content"
-    )
+    template = "{what} was not answered within {timeout_s} s: it may have happened. Its result: the error's 'values'"
     values: Any = None
 
 
@@ -508,9 +513,7 @@ class ClosedError(TDServeError):
 class ForkedClientError(ClosedError):
     """A client that was opened before ``fork()`` was used in the child, which has none of its threads."""
 
-    template = (
-        "{what} was opened in process {pid}, of which this process is a fork: call tdserve.connect() in the child"
-    )
+    template = "{what} was opened in process {pid}, and this is a fork of it: call tdserve.connect() in the child"
     defaults = {"what": "", "pid": 0}
 
 

@@ -495,7 +495,7 @@ class Client(TensorDictClient):
         """Returns a certain version of some weights, if it is still kept: see ``versions``.
 
         Raises:
-            InvalidRequestError: It is not kept any more, or was not published yet; the error lists those that are kept.
+            VersionNotFoundError: It is not kept any more, or not published yet; the error lists those that are kept.
             Others: As raised by ``latest``, whose arguments these are.
         """
         wanted = Wanted(

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, VersionNotFoundError, WrongStateError
 from tdserve.base.integers import check_integer
 
 DEFAULT_KEEP = 2
@@ -237,12 +237,12 @@ class Versions:
         """Returns a readable version.
 
         Raises:
-            InvalidRequestError: It is not kept (any more), or was never committed.
+            VersionNotFoundError: It is not kept (any more), or was never committed.
         """
         record = self._kept.get(version)
         if record is None:
             kept = ", ".join(map(str, self._kept)) or "none"
-            raise InvalidRequestError(argument="version", reason=f"{version} is not kept; kept now: {kept}")
+            raise VersionNotFoundError(argument="version", reason=f"{version} is not kept; kept now: {kept}")
         return record
 
     @contextmanager

@@ -118,7 +118,7 @@ class Publishing:
         None if the content follows over the channel.
 
         Raises:
-            InvalidRequestError: The requested version is not kept.
+            VersionNotFoundError: The requested version is not kept.
         """
         deadline = Deadline.after(asked.timeout_s)
         if deadline.timeout_s == 0 and asked.HasField("newer_than") and self._has_nothing_newer(asked):

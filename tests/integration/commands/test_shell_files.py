@@ -78,6 +78,8 @@ def test_file_when_of_a_table_or_weights_then_rows_or_the_newest_version(
         shell.lines("get", "policy", str(tmp_path / f"policy{ending}"), "--force", *options)
         shell.lines("put", str(tmp_path / f"policy{ending}"), "whole", "--force")
         check_equal(client["whole"][...], weights[number])
+    missing = shell.error(NOT_FOUND, "get", "policy", str(tmp_path / "missing"), "--version", "99")
+    assert "99 is not kept; kept now: 1, 2" in missing
 
 
 def test_files_when_read_by_their_own_libraries_then_as_stored(

@@ -117,6 +117,7 @@ def test_protocol_book_when_it_lists_errors_then_classes_codes_and_fields_are_th
         errors.ClosedError,
         errors.ConnectError,
         errors.DeadlineExceededError,
+        errors.InvalidRequestError,
         errors.NotSupportedError,
         errors.SpecMismatchError,
     ):  # they travel, and so do kinds of them

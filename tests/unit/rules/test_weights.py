@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, VersionNotFoundError, WrongStateError
 from tdserve.rules.weights import MAX_CHECKSUMMED, MAX_PASSED_OVER, MIN_SHARE, UnfinishedVersion, Versions
 from tests.state_machines import make_tests
 
@@ -174,7 +174,7 @@ def test_acquire_when_not_kept_then_the_error_lists_kept_versions(version: int) 
     versions = Versions(2)
     for _ in range(3):
         _publish(versions)
-    with pytest.raises(InvalidRequestError, match="kept now: 2, 3"):
+    with pytest.raises(VersionNotFoundError, match="kept now: 2, 3"):
         versions.acquire(version)
 
 
