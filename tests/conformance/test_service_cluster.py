@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import tdserve
@@ -11,21 +9,10 @@ from tests.conformance.service_suite import ServiceSuite
 from tests.conformance.suite import Connect
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of three live servers."""
-    servers = [tdserve.Server(tmp_path_factory.mktemp(f"root{number}"), port=0) for number in range(3)]
-    try:
-        yield ",".join(server.start().address for server in servers)
-    finally:
-        for server in servers:
-            server.shutdown()
-
-
 class TestClusterService(ServiceSuite):
     @pytest.fixture
-    def connect(self, address: str) -> Connect:
-        return lambda: tdserve.connect(address, transport="gloo")
+    def connect(self, cluster_address: str) -> Connect:
+        return lambda: tdserve.connect(cluster_address, transport="gloo")
 
     @pytest.fixture
     def transport(self) -> str:

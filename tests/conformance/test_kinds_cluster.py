@@ -1,0 +1,20 @@
+"""Every kind of tensordict on three servers as one: each third in every run, all in a full one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+import tdserve
+from tests.conformance.kinds import KINDS
+from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.suite import Connect
+
+
+class TestClusterKinds(KindsSuite):
+    in_full_only: ClassVar[list[str]] = [name for place, name in enumerate(KINDS) if place % 3]
+
+    @pytest.fixture
+    def connect(self, cluster_address: str) -> Connect:
+        return lambda: tdserve.connect(cluster_address, transport="gloo")
