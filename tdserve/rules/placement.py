@@ -43,8 +43,12 @@ def order_servers(name: str, num_servers: int) -> list[int]:
 
 
 def choose_owner(name: str, num_servers: int) -> int:
-    """Returns the number of the server that decides about a name."""
-    return order_servers(name, num_servers)[0]
+    """Returns the number of the server that decides about a name.
+
+    Raises:
+        InvalidRequestError: No store can have this name.
+    """
+    return order_servers(check_store_name(name), num_servers)[0]
 
 
 def hash_to_shard(value: bytes, num_shards: int) -> int:
@@ -56,11 +60,12 @@ def choose_servers(name: str, shards: Shards, num_servers: int) -> tuple[int, ..
     """Returns the servers of the shards of a store: those that rendezvous hashing of its name puts first.
 
     Raises:
-        InvalidRequestError: ``shards`` is neither ``"all"`` nor a number of servers that there are.
+        InvalidRequestError: No store can have this name, or ``shards`` is neither ``"all"`` nor a number of servers
+            that there are.
     """
-    check_no_part(name)
+    check_no_part(check_store_name(name))
     number = num_servers if shards == "all" else check_integer("shards", shards, 1, maximum=num_servers)
-    return tuple(order_servers(check_store_name(name), num_servers)[:number])
+    return tuple(order_servers(name, num_servers)[:number])
 
 
 def choose_writer_shard(num_shards: int, *, writer: int, identity: bytes, rank: int | None) -> int:

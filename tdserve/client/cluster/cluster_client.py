@@ -62,8 +62,8 @@ def _at_home(
     @wraps(method)
     def call(self: ClusterClient, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         name = args[position] if len(args) > position else kwargs.get("name")
-        if not isinstance(name, str):
-            name = ""  # the client of any server refuses it
+        if not isinstance(name, str):  # the client of any server refuses it
+            return getattr(self.members.get(0), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         if call_name in CREATING:
             check_no_part(name)
         place = self.directory.find(name)
@@ -151,7 +151,12 @@ class ClusterClient(ClusterMoves):
         return lambda: self.members.get(server).stores(prefix)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.members.get(self.directory.find(name).server)
+        if not isinstance(name, str):
+            return False
+        try:
+            return name in self.members.get(self.directory.find(name).server)
+        except InvalidRequestError:  # no store can have this name
+            return False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stores())

@@ -66,6 +66,21 @@ def test_store_when_it_is_not_at_its_owner_then_found_and_not_created_again(
     assert name not in client
 
 
+@pytest.mark.parametrize("name", ["\ud800", "", "a/b", 5])
+def test_calls_when_no_store_can_have_the_name_then_refused_as_by_one_server(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: Any
+) -> None:
+    with tdserve.connect(servers[0].address) as one, pytest.raises(InvalidRequestError) as expected:
+        one.init_remote(CONTENT, name)
+    for create in (client.init_remote, client.memmap):
+        with pytest.raises(InvalidRequestError) as found:
+            create(CONTENT, name)
+        assert str(found.value) == str(expected.value)
+    with pytest.raises(InvalidRequestError):
+        client.create_replay(name, CONTENT[0], 100, shards="all")
+    assert name not in client
+
+
 def test_creation_when_the_owner_is_down_then_raises_and_others_go_on(servers: list[tdserve.Server]) -> None:
     down = f"127.0.0.1:{quiet_port()}"
     with tdserve.connect(f"{servers[0].address},{down}", timeout_s=2.0) as client:

@@ -36,6 +36,12 @@ def test_owner_when_asked_in_any_process_then_always_the_same() -> None:
     assert [hash_to_shard(value, 5) for value in (b"a", b"c")] == [3, 0]
 
 
+@pytest.mark.parametrize("name", ["\ud800", "", "a/b"])
+def test_owner_when_no_store_can_have_the_name_then_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="store name"):
+        choose_owner(name, 3)
+
+
 def test_order_when_made_then_has_every_server_once() -> None:
     assert sorted(order_servers("replay", 7)) == list(range(7))
 
