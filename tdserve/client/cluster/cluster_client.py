@@ -321,6 +321,10 @@ class ClusterClient(ClusterMoves):
 
         return self._create_dataset(name, servers, len(td), create, options)
 
+    save = memmap
+
+    dumps = memmap
+
     def memmap_like(
         self,
         like: Any,
@@ -366,7 +370,9 @@ class ClusterClient(ClusterMoves):
     memmap_ = _at_home(Client.memmap_)
     adopt = _at_home(Client.adopt)
     load_memmap = _at_home(Client.load_memmap)
+    load = load_memmap
     load_memmap_ = _at_home(Client.load_memmap_)
+    load_ = load_memmap_
     publish = _at_home(Client.publish)
     latest = _at_home(Client.latest)
     wait_newer = _at_home(Client.wait_newer)

@@ -20,6 +20,13 @@ from tests.processes import quiet_port
 
 pytestmark = pytest.mark.integration
 
+ONLY_OF_ONE_SERVER = {
+    "address",  # an attribute of a cluster's client
+    *("recipe", "session", "has_session", "is_turning", "has_channel", "why_not_gloo", "why_not_nccl"),
+    *("call", "count_call", "deadline", "hand_over", "make_mover", "mover", "open_handle", "perform", "wants_arrays"),
+}
+"""What is about the one session of a client, and what its handles call."""
+
 CONTENT = TensorDict({"number": torch.arange(3)}, [3])
 
 
@@ -131,6 +138,23 @@ def test_calls_when_they_name_a_store_then_reach_its_server(client: tdserve.Clus
     with client.subscribe(name) as subscription:
         assert next(subscription).version == 1
     client.delete(name)
+
+
+def test_names_when_listed_then_those_of_the_client_of_one_server() -> None:
+    of_one, of_several = (
+        {name for name in dir(cls) if not name.startswith("_")} for cls in (tdserve.Client, tdserve.ClusterClient)
+    )
+    assert of_one - of_several == ONLY_OF_ONE_SERVER
+
+
+def test_memmap_family_when_called_by_its_other_names_then_does_the_same(client: tdserve.ClusterClient) -> None:
+    for create in (client.save, client.dumps):
+        name = next_name()
+        create(CONTENT, name)
+        into = TensorDict({"number": torch.zeros(3, dtype=torch.int64)}, [3])
+        assert client.load(name)["number"].tolist() == [0, 1, 2]
+        assert client.load_(into, name)["number"].tolist() == into["number"].tolist() == [0, 1, 2]
+        client.delete(name)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
