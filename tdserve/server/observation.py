@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -173,21 +174,18 @@ class Observation:
         return +counts
 
     def _list_processes(self) -> list[control_pb2.ProcessFigures]:
-        control, observer = control_pb2.ProcessFigures(process="control"), self._observer
+        observer = self._observer
         pids = {
-            "control": 0,
+            "control": os.getpid(),
             **{f"worker-{worker.number}": worker.pid for worker in self._workers},
             "fork-server": self._worker_processes.fork_server_pid,
             "syncer": self._services.syncing.pid,
             "observer": observer.pid if observer is not None else 0,
             "checkpoints": self._checkpoints.pid if self._checkpoints is not None else 0,
         }
-        found = [control]
-        for process, pid in pids.items():
-            if pid:
-                found.append(control_pb2.ProcessFigures(process=process, pid=pid))
+        found = [control_pb2.ProcessFigures(process=process, pid=pid) for process, pid in pids.items() if pid]
         for figures in found:
-            use = read_process_use(figures.pid or None)
+            use = read_process_use(figures.pid)
             figures.resident_bytes, figures.anonymous_bytes = use.resident_bytes, use.anonymous_bytes
             figures.cpu_s, figures.num_descriptors = use.cpu_s, use.num_descriptors
             figures.max_descriptors = get_descriptor_limit()

@@ -89,11 +89,13 @@ def test_top_when_a_name_is_nasty_then_the_terminal_is_not_harmed(
         assert "\u202e" not in terminal.text
 
 
-def test_top_when_there_is_no_terminal_or_json_then_one_look(client: tdserve.Client, shell: Shell) -> None:
+def test_top_when_there_is_no_terminal_or_json_then_one_look(
+    server: tdserve.Server, client: tdserve.Client, shell: Shell
+) -> None:
     client.create_replay("transitions", like=rows(1)[0], capacity=1000).extend(rows(7))
     assert any(line.split()[:3] == ["transitions", "replay", "7"] for line in shell.lines("top"))
     (found,) = shell.json("top", "--once")
-    assert [each["process"] for each in found["processes"]][:1] == ["control"]
+    assert [(each["process"], each["pid"]) for each in found["processes"]][:1] == [("control", server.pid)]
     (table,) = found["stores"]
     assert (table["name"], table["kind"], table["num_rows"]) == ("transitions", "replay", 7)
     stats = shell.json("stats")
