@@ -247,7 +247,8 @@ class Sampled:
         first.num_torn = sum(part.num_torn for part in parts)
         for path in first.tensors:
             joined = torch.cat([part.tensors[path] for part in parts])
-            first.tensors[path] = joined if order is None else joined[order]
+            # An index takes other threads even for few rows: on a busy machine they spin for milliseconds.
+            first.tensors[path] = joined if order is None else joined.index_select(0, order)
         is_per_row = {path: leaf.per_row for path, leaf in first.spec.values}
         for path, values in first.values.items():
             if is_per_row[path]:
