@@ -46,6 +46,10 @@ DEFAULT_INLINE_BYTES = 32768
 DEFAULT_MEMORY_LIMIT_BYTES = 1 << 30
 """Room for several of the largest messages and thousands of waiting writers; a small machine can spare it."""
 
+QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}
+"""Variables of our own programs: gRPC's core would write a line to stderr for each handshake that fails, which
+strangers can cause and which is no JSON. A program that uses tdserve as a library decides for itself."""
+
 HEARTBEAT_S = 1.0
 """Pause between two heartbeats of a data worker."""
 
@@ -252,14 +256,14 @@ class ServerConfig:
         return is_loopback(self.host)
 
     def build_child_environment(self) -> dict[str, str]:
-        """Returns this environment with these settings added, for a process that reads them by ``from_env``."""
+        """Returns this environment with these settings added, for a server process: it reads them by ``from_env``."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         values["devices"] = ",".join(self.devices)
         values["adopt"] = ",".join(self.adopt)
         values["adoptable"] = os.pathsep.join(self.adoptable)
         ours = {VARIABLE_PREFIX + name.upper(): "" if value is None else str(value) for name, value in values.items()}
         ours[VARIABLE_PREFIX + "UMASK"] = "" if self.umask is None else f"{self.umask:03o}"
-        return {**os.environ, **ours}
+        return {**QUIET_GRPC, **os.environ, **ours}
 
     @classmethod
     def from_env(

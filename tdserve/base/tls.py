@@ -126,7 +126,10 @@ def _refuse_password() -> str:
 
 
 def explain_refused(address: str, tls: TLS | None) -> str:
-    """Returns why a handshake with a listening server fails, and what to do; "" if it succeeds, or cannot be tried.
+    """Returns why a server refuses this client, and what to do.
+
+    It returns "" if the server does not refuse it, or if that cannot be found out: nobody listens there, or what
+    listens closes the connection without a word, as a port forwarder does whose server has not started yet.
 
     Args:
         address: ``host:port``.
@@ -136,22 +139,28 @@ def explain_refused(address: str, tls: TLS | None) -> str:
     try:
         if tls is None:
             _shake_hands(host, port or 0, _make_trusting_context(), host)
-            return "the server asks for TLS: pass tls=tdserve.TLS(ca=...), or set TDSERVE_TLS_CA"
+            return _NO_TLS
         if not _shake_hands(host, port or 0, _make_context(tls), tls.server_name or host):
             return "the server refuses the client's certificate" if tls.cert is not None else _NO_CERTIFICATE
     except ssl.SSLCertVerificationError as fault:
         return f"the server's certificate was refused: {fault.verify_message}"
-    except (ssl.SSLError, ConnectionError) as fault:
-        reason = getattr(fault, "reason", None) or str(fault)
+    except ssl.SSLEOFError:
+        return ""
+    except ssl.SSLError as fault:
         if tls is None:  # it has no TLS either
             return ""
-        return f"no TLS handshake: {reason}; does the server have TLS (--tls-cert)?"
+        return f"no TLS handshake: {fault.reason or fault}; does the server have TLS (--tls-cert)?"
     except (OSError, ValueError):
         return ""
     return ""
 
 
-_NO_CERTIFICATE = "the server asks for a client certificate: pass tls=tdserve.TLS(ca=, cert=, key=)"
+_NO_TLS = "the server asks for TLS: pass tls=tdserve.TLS(ca=), or set TDSERVE_TLS_CA"
+
+_NO_CERTIFICATE = (
+    "the server asks for a client certificate: pass tls=tdserve.TLS(ca=, cert=, key=), or set TDSERVE_TLS_CA, "
+    "TDSERVE_TLS_CERT and TDSERVE_TLS_KEY"
+)
 
 
 def _make_trusting_context() -> ssl.SSLContext:

@@ -10,6 +10,7 @@ import click
 
 from tdserve.base.config import ClientConfig
 from tdserve.base.errors import TDServeError
+from tdserve.cli.advice import advise_shell
 from tdserve.cli.render import print_json, to_one_line
 from tdserve.client.cluster.membership import is_of_cluster, read_membership
 from tdserve.control.connection import check_health
@@ -92,4 +93,4 @@ def _check_server(address: str, timeout_s: float) -> Check:
         tls = ClientConfig.from_env().find_tls()
         return Check(address, SERVING if check_health(address, timeout_s=timeout_s, tls=tls) else "NOT_SERVING")
     except TDServeError as error:
-        return Check(address, "UNREACHABLE", str(error))
+        return Check(address, "UNREACHABLE", advise_shell(str(error)))

@@ -164,6 +164,7 @@ class ControlConnection:
         self._resolved: list[str] = []
         self._why_unknown = ""
         self._has_warned = False
+        self._was_answered = False
         self._open_channel()
 
     def _open_channel(self) -> None:
@@ -216,9 +217,16 @@ class ControlConnection:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-        why = explain_unreachable(self.address) or explain_refused(self.address, self._tls)
-        why = why or "it listens there and does not answer"
-        return f"{why} {waited}; {NOBODY_THERE}"
+        why = explain_unreachable(self.address)
+        if not why and (refusal := explain_refused(self.address, self._tls)):
+            return refusal
+        return f"{why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
+
+    def _check_refused(self, cause: BaseException) -> None:
+        """Raises ConnectError if the server refuses this client's handshake, which waiting does not change. Once it was
+        answered, the connection waits: certificates may be about to be replaced."""
+        if not self._was_answered and (refusal := explain_refused(self.address, self._tls)):
+            raise ConnectError(address=self.address, reason=refusal) from cause
 
     def _warn(self, why: str) -> None:
         """Logs what a caller waits for; once, until a call is answered."""
@@ -230,7 +238,8 @@ class ControlConnection:
         """Makes a unary call; retries until the time is over if no server listens yet.
 
         Raises:
-            ConnectError: No connection within ``timeout_s``. Nothing was changed.
+            ConnectError: No connection within ``timeout_s``, or a server that was never reached refuses the handshake.
+                Nothing was changed.
             DeadlineExceededError: No answer within it; it is unknown whether anything was changed.
             TDServeError: The error that the server sent.
         """
@@ -246,13 +255,18 @@ class ControlConnection:
             except (grpc.RpcError, ValueError) as error:
                 ours = self._convert_error(error, what=method, timeout_s=timeout_s)
             # An answer about shared memory or NCCL would be the same the next time.
-            if not isinstance(ours, ConnectError) or not ours.retryable or remaining_s < RECONNECT_BACKOFF_S:
+            if not isinstance(ours, ConnectError) or not ours.retryable:
+                raise ours
+            self._check_refused(ours)
+            if remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
             self._resolve(max(deadline - time.monotonic(), 0.0))
 
     def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
-        return wait_for_answer(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
+        answer = wait_for_answer(getattr(self._stub, method), request, timeout=timeout_s, metadata=self._metadata)
+        self._was_answered = True
+        return answer
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the server accepts connections.
@@ -271,11 +285,12 @@ class ControlConnection:
                 wait_for_answer(
                     self._health.Check, health_pb2.HealthCheckRequest(), timeout=check_s, wait_for_ready=True
                 )
-                self._has_warned = False
+                self._has_warned, self._was_answered = False, True
                 return
             except (grpc.RpcError, ValueError) as error:
                 ours = self._convert_error(error, what="the health check", timeout_s=timeout_s)
                 if not isinstance(ours, (ConnectError, DeadlineExceededError)):
+                    self._was_answered = True
                     return  # any error is an answer; the session will report it
                 is_over = remaining_s <= check_s
                 why = self.explain_silence(timeout_s if is_over else check_s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -16,6 +19,9 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.cli.certs import make_authority, make_certificate
 from tdserve.cli.main import main
+from tdserve.client.session.catalog_client import CatalogClient
+from tests.integration.logged_server import run_server
+from tests.processes import REPOSITORY
 from tests.recording_proxy import recording
 from tests.roots import make_quick_root
 
@@ -200,7 +206,7 @@ def test_client_when_the_certificate_has_expired_then_refused_with_the_reason(ce
 
 
 def test_client_when_without_tls_then_refused_with_the_remedy(server: tdserve.Server) -> None:
-    with pytest.raises(tdserve.ConnectError, match=r"asks for TLS: pass tls="):
+    with pytest.raises(tdserve.ConnectError, match=r"asks for TLS: pass tls=.*, or set TDSERVE_TLS_CA$"):
         server.client(timeout_s=2.0)
 
 
@@ -235,6 +241,59 @@ def test_commands_when_the_variables_name_the_files_then_they_connect(
         assert main(command) == 0, capsys.readouterr().err
     with tdserve.connect(transport="grpc") as client:
         assert client.stores() == []
+
+
+NO_TLS_LINE = "tdserve: no connection to {}: the server asks for TLS: set TDSERVE_TLS_CA\n"
+
+NO_CERTIFICATE_LINE = (
+    "tdserve: no connection to {}: the server asks for a client certificate: set TDSERVE_TLS_CA, TDSERVE_TLS_CERT and "
+    "TDSERVE_TLS_KEY\n"
+)
+
+FOREIGN_LINE = "tdserve: no connection to {}: the server's certificate was refused: "
+
+
+def test_commands_when_refused_then_one_line_names_the_variables(
+    server: tdserve.Server, strict_server: tdserve.Server, certificates: Certificates, tmp_path: Path
+) -> None:
+    ca, other_ca = str(certificates.folder / "ca.pem"), str(Certificates(tmp_path).folder / "ca.pem")
+    for address, variables, line in (
+        (server.address, {}, NO_TLS_LINE),
+        (strict_server.address, {"TDSERVE_TLS_CA": ca}, NO_CERTIFICATE_LINE),
+        (server.address, {"TDSERVE_TLS_CA": other_ca}, FOREIGN_LINE),
+    ):
+        command = [sys.executable, "-m", "tdserve", "ls", "--address", address]
+        environment = os.environ | variables
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert done.stdout == ""
+        assert done.stderr.startswith(line.format(address))
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_catalog_when_the_handshake_is_refused_then_no_call_waits_for_its_deadline(
+    strict_server: tdserve.Server, certificates: Certificates
+) -> None:
+    begun_s = time.monotonic()
+    for tls in (None, certificates.trusting):
+        with (
+            CatalogClient(strict_server.address, tls=tls, timeout_s=300.0) as catalog,
+            pytest.raises(tdserve.ConnectError, match=r"asks for .*TDSERVE_TLS_\w+$"),
+        ):
+            catalog.stores()
+    assert time.monotonic() - begun_s < 100.0  # a third of one timeout
+
+
+def test_server_when_it_refuses_handshakes_then_its_log_stays_json(certificates: Certificates, tmp_path: Path) -> None:
+    cert, key = certificates.server.values()
+    options = ["--log-format", "json", "--tls-cert", cert, "--tls-key", key]
+    with run_server(tmp_path / "log", *options, "--tls-client-ca", str(certificates.folder / "ca.pem")) as server:
+        for tls in (None, certificates.trusting):
+            with pytest.raises(tdserve.ConnectError, match="asks for"):
+                tdserve.connect(server.address, tls=tls, timeout_s=2.0)
+        with tdserve.connect(server.address, tls=certificates.proving) as client:
+            assert client.stores() == []
+        assert "serves" in server.entries()[0]["message"]  # every line is an entry
 
 
 def test_certificates_when_replaced_under_load_then_new_connections_get_them_and_no_call_fails(tmp_path: Path) -> None:

@@ -259,6 +259,15 @@ def test_child_environment_when_read_by_the_child_then_the_same_settings(monkeyp
     assert environ["HOME"] == "/home/x"
 
 
+def test_child_environment_when_the_user_has_set_the_verbosity_of_grpc_then_it_stays_else_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    assert ServerConfig("data").build_child_environment()["GRPC_VERBOSITY"] == "NONE"
+    monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
+    assert ServerConfig("data").build_child_environment()["GRPC_VERBOSITY"] == "INFO"
+
+
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("4096", 4096), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1.5kb", 1536), ("1T", 1 << 40)]
 )

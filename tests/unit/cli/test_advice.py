@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import (
+    ConnectError,
     InvalidRequestError,
     KeyNotFoundError,
     StoreExistsError,
@@ -27,6 +28,18 @@ def test_error_when_it_advises_a_call_then_a_shell_reads_the_command(error: TDSe
     assert advice in shown
     assert "client." not in shown
     assert "exists_ok" not in shown
+
+
+@pytest.mark.parametrize(
+    ("advice", "for_a_shell"),
+    [
+        ("pass tls=tdserve.TLS(ca=), or set TDSERVE_TLS_CA", "asks: set TDSERVE_TLS_CA"),
+        ("pass tls=tdserve.TLS(ca=, cert=, key=), or set TDSERVE_TLS_CA, X", "asks: set TDSERVE_TLS_CA, X"),
+    ],
+)
+def test_error_when_it_asks_for_tls_then_a_shell_reads_the_variables(advice: str, for_a_shell: str) -> None:
+    shown = advise_shell(str(ConnectError(address="a:1", reason=f"the server asks: {advice}")))
+    assert shown.endswith(for_a_shell)
 
 
 def test_error_when_it_advises_nothing_then_stays_as_it_is() -> None:

@@ -6,7 +6,10 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -20,6 +23,8 @@ from tdserve.base.errors import (
     TDServeError,
     WrongStateError,
 )
+from tdserve.base.tls import TLS
+from tdserve.cli.certs import make_authority
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.v1 import control_pb2
@@ -260,3 +265,26 @@ def test_explain_silence_when_something_else_listens_then_it_does_not_answer() -
         connection = ControlConnection(f"127.0.0.1:{silent.getsockname()[1]}")
         assert connection.explain_silence(2.0).startswith("it listens there and does not answer for 2 s")
         connection.close()
+
+
+def test_call_when_what_listens_closes_the_connection_then_tries_again_until_the_deadline(tmp_path: Path) -> None:
+    make_authority(tmp_path, 2)
+    with socket.create_server(("127.0.0.1", 0)) as forwarder:  # whose server has not started yet
+        num_accepted = 0
+
+        def close_each() -> None:
+            nonlocal num_accepted
+            with suppress(OSError):
+                while True:
+                    forwarder.accept()[0].close()
+                    num_accepted += 1
+
+        closing = Thread(target=close_each)
+        closing.start()
+        connection = ControlConnection(f"127.0.0.1:{forwarder.getsockname()[1]}", tls=TLS(ca=tmp_path / "ca.pem"))
+        with pytest.raises(ConnectError, match="the connection was closed"):
+            connection.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=1.5)
+        connection.close()
+        forwarder.shutdown(socket.SHUT_RDWR)
+        closing.join()
+    assert num_accepted > 3
