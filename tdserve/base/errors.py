@@ -21,7 +21,7 @@
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address, reason
-    │   ├── PermissionDeniedError     PERMISSION_DENIED    role, call, store, needed
+    │   ├── PermissionDeniedError     PERMISSION_DENIED    role, call, store, needed, scope
     │   └── NotSupportedError         UNIMPLEMENTED        feature, reason
     │       └── UnsupportedAttributeError                  (the same)           also an AttributeError
     ├── CapacityError                 RESOURCE_EXHAUSTED   what, asked, free            retryable
@@ -294,20 +294,19 @@ class PermissionDeniedError(RequestError):
     """The token does not grant this call. Nothing was changed.
 
     ``needed`` is the role that it needs. It is empty if the token does not include a store of this name, whether or not
-    there is one.
+    there is one. ``scope`` is ``"of all stores"`` if the token has to include all, and includes some; else empty.
     """
 
     code = "PERMISSION_DENIED"
-    template = (
-        "the token includes no store {store!r}, so {call!r} is refused; its entry in the server's --tokens lists them"
-    )
-    defaults = {"role": "", "call": "", "store": "", "needed": ""}
+    template = "the token includes no store {store!r}, so {call!r} is refused; its entry in --tokens lists them"
+    defaults = {"role": "", "call": "", "store": "", "needed": "", "scope": ""}
 
     def _message(self) -> str:
         if not self.fields["needed"]:
             return super()._message()
         what = "{call!r} on store {store!r}" if self.fields["store"] else "{call!r}"
-        return f"{what} needs a token of role {{needed!r}}, and this one has {{role!r}}".format(**self.fields)
+        needed, own = ("{needed!r} {scope}", "{role!r} of some") if self.fields["scope"] else ("{needed!r}", "{role!r}")
+        return f"{what} needs a token of role {needed}, and this one has {own}".format(**self.fields)
 
 
 class NotSupportedError(RequestError, NotImplementedError):

@@ -39,7 +39,7 @@ class AuditLog:
         grant = caller.grant
         if isinstance(error, PermissionDeniedError):
             needed = error.fields["needed"]
-            why = f"it needs role {needed}" if needed else "the token does not include the store"
+            why = f"it needs role {needed} {error.scope}".rstrip() if needed else "the token does not include the store"
             call, store = error.call, error.store
         else:
             why = str(error)

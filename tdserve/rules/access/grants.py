@@ -97,8 +97,8 @@ class Grant:
             if not self.has_store(store):
                 raise PermissionDeniedError(role=self.role.label, call=need.call, store=store)
         if need.is_server_wide and not self.has_all_stores:
-            needed = f"{need.role.label} of all stores"
-            raise PermissionDeniedError(role=self.role.label, call=need.call, needed=needed)
+            needed = need.role.label
+            raise PermissionDeniedError(role=self.role.label, call=need.call, needed=needed, scope="of all stores")
         if self.role < need.role:
             shown = need.stores[0] if need.stores else ""
             raise PermissionDeniedError(role=self.role.label, call=need.call, store=shown, needed=need.role.label)

@@ -25,7 +25,8 @@ def test_check_when_the_role_is_too_low_then_denied_with_the_role_that_is_needed
             continue
         with pytest.raises(PermissionDeniedError) as caught:
             grant.check(kind, asked)
-        assert caught.value.fields == {"role": role.label, "call": kind, "store": "replay-1", "needed": needed}
+        expected = {"role": role.label, "call": kind, "store": "replay-1", "needed": needed, "scope": ""}
+        assert caught.value.fields == expected
 
 
 @pytest.mark.parametrize("role", list(Role))
@@ -60,7 +61,7 @@ def test_check_when_a_request_is_about_all_stores_then_only_an_admin_of_all(
     if is_granted:
         Grant("t", Role.ADMIN, stores).check("checkpoint", asked)
         return
-    with pytest.raises(PermissionDeniedError, match="'admin of all stores'"):
+    with pytest.raises(PermissionDeniedError, match="role 'admin' of all stores, and this one has 'admin' of some"):
         Grant("t", Role.ADMIN, stores).check("checkpoint", asked)
 
 
