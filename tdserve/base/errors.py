@@ -280,7 +280,7 @@ class UnauthenticatedError(RequestError):
     """The server asked for a token and got none, a wrong one, or one that has ended; ``reason`` is why it has."""
 
     code = "UNAUTHENTICATED"
-    template = "the server at {address} refused the token; pass that of its --token-file (token=, TDSERVE_TOKEN_FILE)"
+    template = "the server at {address} refused the token; use one of --token-file/--tokens (token=/TDSERVE_TOKEN_FILE)"
     defaults = {"address": "", "reason": ""}
 
     def _message(self) -> str:

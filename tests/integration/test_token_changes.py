@@ -274,7 +274,7 @@ def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_se
                 table.extend(BATCH)
         with pytest.raises(tdserve.PermissionDeniedError):
             client.describe("hidden")
-    with pytest.raises(tdserve.UnauthenticatedError):
+    with pytest.raises(tdserve.UnauthenticatedError, match="use one of --token-file/--tokens"):
         server.client(token=f"{token}x")
     tokens.remove("member")
     operator.close()
