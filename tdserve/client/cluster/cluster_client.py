@@ -66,12 +66,13 @@ def _at_home(
             return getattr(self.members.get(0), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         if call_name in CREATING:
             check_no_part(name)
-        place = self.directory.find(name)
+        store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
+        place = self.directory.find(store)
         try:
             return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         except StoreNotFoundError:
-            self.directory.forget(name)
-            again = self.directory.find(name)
+            self.directory.forget(store)
+            again = self.directory.find(store)
             if again.server == place.server:
                 raise
             return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]

@@ -237,3 +237,10 @@ def test_creation_when_a_name_is_that_of_a_part_then_refused_and_no_other_store_
                 assert f"{name}#0" not in plain
                 assert f"{name}#2" not in plain
         one.delete(f"{name}#1")
+
+
+def test_load_when_the_name_is_a_path_then_the_nested_part(client: tdserve.ClusterClient) -> None:
+    name = next_name()
+    client.memmap(TensorDict({"x": torch.arange(3), "n": {"y": torch.ones(3)}}, [3]), name)
+    assert client.load_memmap(f"{name}/n")["y"].tolist() == [1.0] * 3
+    client.delete(name)
