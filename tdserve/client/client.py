@@ -245,7 +245,8 @@ class Client(TensorDictClient):
                 server's last sync survives a power failure in any case.
             shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
                 also ``"all"``, and the others have no effect.
-            exists_ok: True returns an existing replay of the same structure and settings.
+            exists_ok: True returns an existing replay of the same structure and settings. One that came from a
+                checkpoint takes the sampler and the limiter of the first such call, and is ordinary from then on.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was

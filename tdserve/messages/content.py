@@ -41,6 +41,9 @@ ADDED_DTYPES = {
 """Columns that a table may add to each row of a sample, in the order in which they travel; its settings determine
 which."""
 
+COLUMN_BITS = {name: 1 << number for number, name in enumerate(ADDED_DTYPES)}
+"""The bit of each in ``SampleRequest.added``."""
+
 ADDED_KEYS = frozenset((INDEX_KEY, GENERATION_KEY, *ADDED_DTYPES))
 """All keys that a sample may have beside its rows. In rows that are written they are ignored, unless the rows of the
 table have them."""

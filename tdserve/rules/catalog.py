@@ -67,6 +67,7 @@ class StoreRecord:
         added_leaves: Of a replay table: paths of the leaves that came after its creation. Rows that lack one have zero
             there.
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
+        is_restored: Whether it came from a checkpoint, and nobody has asked for it by its settings since.
     """
 
     name: str
@@ -89,6 +90,7 @@ class StoreRecord:
     order: str = ""
     durability: str = "process"
     added_leaves: tuple[tuple[str, ...], ...] = ()
+    is_restored: bool = False
 
     def begin_incarnation(self, nbytes: int, *, loading: bool = False) -> StoreRecord:
         """Returns the record of a new store of this name; what was not asked for gets its default."""
@@ -426,7 +428,7 @@ def _is_count(value: Any) -> bool:
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"), _is_count),
-    **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only"), _is_flag),
+    **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only", "is_restored"), _is_flag),
     "kind": KIND_NUMBERS.__contains__,
     "durability": frozenset(("", *DURABILITIES)).__contains__,
     "extra": lambda value: all(map(_is_text, value)),

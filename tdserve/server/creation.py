@@ -247,13 +247,18 @@ def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok
         return None
     if not exists_ok:
         raise StoreExistsError(name=wanted.name)
-    reason = explain_difference(store.record, wanted)
-    if not (reason or KINDS[wanted.kind].has_versions or store.record.fingerprint == wanted.fingerprint):
-        named = _without_added_leaves(store, spec)
-        reason = None if named.fingerprint == spec.fingerprint else describe_difference(named.root, spec.root)
+    reason = explain_difference(store.record, wanted) or explain_structure(store, wanted, spec)
     if reason is not None:
         raise StoreExistsError(name=wanted.name, reason=reason)
     return store
+
+
+def explain_structure(store: OpenedStore, wanted: StoreRecord, spec: Spec) -> str | None:
+    """Returns how the structure of a store differs from the requested one; None if it does not."""
+    if KINDS[wanted.kind].has_versions or store.record.fingerprint == wanted.fingerprint:
+        return None
+    named = _without_added_leaves(store, spec)
+    return None if named.fingerprint == spec.fingerprint else describe_difference(named.root, spec.root)
 
 
 def _without_added_leaves(store: OpenedStore, wanted: Spec) -> Spec:

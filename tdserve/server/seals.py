@@ -71,6 +71,6 @@ class Seals:
         if not self._num_requests[name]:
             del self._num_requests[name]
 
-    def is_idle(self, name: str) -> bool:
-        """Returns whether no request for a store is under way."""
-        return name not in self._num_requests
+    def is_idle(self, name: str, *, num_own: int = 0) -> bool:
+        """Returns whether no request for a store is under way, but so many of the caller's own."""
+        return self._num_requests.get(name, 0) <= num_own

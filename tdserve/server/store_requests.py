@@ -8,6 +8,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.server import inline_tasks
 from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.moves.restored_settings import RestoredSettings
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -35,15 +36,19 @@ class StoreRequests:
         self._answers = answers
         self._relays = relays
         self._syncing = syncing
+        self._restored_settings = RestoredSettings(stores, creation)
 
     async def create(
         self, session: ClientSession, request: int, asked: control_pb2.CreateStoreRequest
     ) -> control_pb2.Done:
-        """Creates a store; errors as of ``Creation.create``, or ``Creation.begin_hidden``."""
+        """Creates a store; errors as of ``Creation.create``, ``Creation.begin_hidden``, or
+        ``RestoredSettings.settle``."""
         await inline_tasks.ensure_task()
         if asked.is_hidden:
             return control_pb2.Done(created_store=await self._creation.begin_hidden(session.number, asked))
+        changed_settings = await self._restored_settings.settle(asked) if asked.exists_ok else ""
         made = await self._creation.create(asked, self._make_record(session, request))
+        made.changed_settings = changed_settings
         return control_pb2.Done(created_store=made)
 
     async def end_filling(

@@ -428,7 +428,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share", "added")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +449,7 @@ class SampleRequest(_message.Message):
     REPLACES_TORN_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_OF_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
@@ -469,7 +470,8 @@ class SampleRequest(_message.Message):
     replaces_torn: bool
     priorities_of: bytes
     share: RankShare
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ...) -> None: ...
+    added: int
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., added: _Optional[int] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")
@@ -1167,12 +1169,14 @@ class EndFillingRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., identity: _Optional[str] = ..., gives_up: bool = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
-    __slots__ = ("description", "created")
+    __slots__ = ("description", "created", "changed_settings")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     description: StoreDescription
     created: bool
-    def __init__(self, description: _Optional[_Union[StoreDescription, _Mapping]] = ..., created: bool = ...) -> None: ...
+    changed_settings: str
+    def __init__(self, description: _Optional[_Union[StoreDescription, _Mapping]] = ..., created: bool = ..., changed_settings: _Optional[str] = ...) -> None: ...
 
 class DescribeStoreRequest(_message.Message):
     __slots__ = ("name", "timeout_s", "without_spec")

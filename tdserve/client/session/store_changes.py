@@ -3,6 +3,7 @@ is sent several times."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from tdserve.base.deadline import Deadline
@@ -15,6 +16,8 @@ from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
+_log = logging.getLogger("tdserve.client")
+
 
 def create_store(
     client: SessionClient, request: control_pb2.CreateStoreRequest, spec: Spec, deadline: Deadline | None = None
@@ -25,6 +28,10 @@ def create_store(
         deadline: By default that of every call.
     """
     made = _change(client, f"the creation of {request.name!r}", deadline, create_store=request).created_store
+    if made.changed_settings:
+        _log.info(
+            "table %r, from a checkpoint, has taken the settings of this call: %s", request.name, made.changed_settings
+        )
     if not made.description.HasField("spec"):  # it is the requested one
         made.description.spec.CopyFrom(codec.encode(spec))
     return from_message(made.description), bool(made.created)

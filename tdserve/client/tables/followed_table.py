@@ -46,10 +46,16 @@ class FollowedTable(RowsByNumber):
         self._uid = description.uid
         self._is_in_use = description.inserts > 0
         self._counts = LastCounts(description.num_rows, description.inserts)
-        self.settings = Settings.from_json(description.settings)
-        self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
+        self._take_settings(description)
         self.__dict__.pop("_coalescer", None)
         self._take_structure(description)
+
+    def _take_settings(self, description: StoreDescription) -> bool:
+        """Has the table's settings of now; returns whether samples have other columns by them."""
+        before = getattr(self, "_added_columns", None)
+        self.settings = Settings.from_json(description.settings)
+        self._added_columns = [self.settings.list_added_columns(is_grouped=flag) for flag in (False, True)]
+        return self._added_columns != before
 
     def _take_structure(self, description: StoreDescription) -> None:
         # In this order, for other threads: who sees one of them sees those before it.
@@ -91,7 +97,7 @@ class FollowedTable(RowsByNumber):
         """Follows a table that has got leaves, or was deleted and created again for the same rows; returns whether it
         did.
 
-        Otherwise only the settings are those of now.
+        Otherwise only the settings are those of now, by which samples may have other columns; that counts too.
         """
         found = self._client.catalog.describe(self.name)
         has_leaves = found.uid == self._uid and found.structure != self._structure
@@ -102,12 +108,14 @@ class FollowedTable(RowsByNumber):
         elif is_recreated:
             self._follow(found)
         elif found.spec == self.spec:
-            self.settings = Settings.from_json(found.settings)
+            return self._take_settings(found)
         return has_leaves or is_recreated
 
     def _renew(self, query: Query) -> Query | None:
         """Returns the query of a sample for a table that has changed; None if it is what it was."""
-        return replace(query, stored=self._stored) if self._has_followed(query.stored) else None
+        if not self._has_followed(query.stored):
+            return None
+        return replace(query, stored=self._stored, added=self._added_columns[query.group_by is not None])
 
     def _has_followed(self, stored: Spec) -> bool:
         """Returns whether this handle, perhaps in another thread, follows a table that has changed since it had this

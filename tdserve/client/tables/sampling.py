@@ -27,6 +27,7 @@ from tdserve.client.transfers.download import Posted, post
 from tdserve.client.transfers.read import finish_posted
 from tdserve.messages.content import (
     ADDED_DTYPES,
+    COLUMN_BITS,
     GENERATION_KEY,
     INDEX_KEY,
     MAX_SAMPLE_ROWS,
@@ -127,6 +128,7 @@ class Query:
             max_lag=self.max_lag,
             is_plain=self.is_plain,
             replaces_torn=self.replaces_torn,
+            added=sum(map(COLUMN_BITS.__getitem__, self.added)),
             share=None if self.share is None else self.share.make_message(),
         )
         if self.require:

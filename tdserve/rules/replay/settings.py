@@ -11,7 +11,7 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
-from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
+from tdserve.messages.content import ADDED_DTYPES, COLUMN_BITS, POLICY_VERSION_KEY
 from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -124,6 +124,12 @@ class Settings:
         if self.policy:
             names.add(POLICY_VERSION_KEY)
         return tuple(name for name in ADDED_DTYPES if name in names)
+
+    @cached_property
+    def column_bits(self) -> tuple[int, int]:
+        """The bits of the columns of a sample, and of one of whole groups."""
+        plain, grouped = (self.list_added_columns(is_grouped=flag) for flag in (False, True))
+        return sum(COLUMN_BITS[name] for name in plain), sum(COLUMN_BITS[name] for name in grouped)
 
     def check(self, capacity: int) -> None:
         """Refuses settings that would never let any row through in a table of ``capacity`` rows.

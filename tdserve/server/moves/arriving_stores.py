@@ -23,6 +23,7 @@ from tdserve.server.creation import Creation
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.kinds.surviving_rows import rename_generations
+from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
@@ -177,7 +178,7 @@ def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> Stor
         generations = Generations.open(path, uid=record.uid, writable=True)
         generations.values[:] = np.where(generations.values, rename_generations(generations.values), 0)
         generations.begin_copy(move)
-    return replace(record, name=name, uid=move)
+    return replace(record, name=name, uid=move, is_restored=record.kind == TableKind.name)
 
 
 def _read_record(content: bytes) -> StoreRecord:

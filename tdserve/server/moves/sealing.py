@@ -39,12 +39,19 @@ class Sealing:
             store.table.take_back_claims()
 
     async def wait_at_rest(
-        self, store: OpenedStore, seal: Seal, deadline: Deadline, *, keeps_unfinished: bool = False
+        self,
+        store: OpenedStore,
+        seal: Seal,
+        deadline: Deadline,
+        *,
+        keeps_unfinished: bool = False,
+        num_own_requests: int = 0,
     ) -> None:
         """Waits until nobody can still write into a store's files. After an error it stays sealed.
 
         Args:
             keeps_unfinished: Whether rows may be left that a lost or stopped writer has not finished: they are odd.
+            num_own_requests: Requests for the store in which the caller itself is.
 
         Raises:
             DeadlineExceededError: A client is still writing, or was stopped while it did.
@@ -60,7 +67,9 @@ class Sealing:
         if table is not None:
             await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
         store.waiters.send_away(name)
-        await wait(lambda: self._stores.seals.is_idle(name), f"requests under way for {name!r}")
+        await wait(
+            lambda: self._stores.seals.is_idle(name, num_own=num_own_requests), f"requests under way for {name!r}"
+        )
         await wait(
             lambda: not store.writes and (keeps_unfinished or not _has_unfinished(store)),
             f"rows of {name!r} that a client has begun to write",

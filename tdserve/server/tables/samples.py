@@ -147,8 +147,7 @@ class Samples:
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
         table = store.get_table()
-        if asked.fingerprint and asked.fingerprint != store.spec.fingerprint:
-            raise store.make_older_store_error()
+        _check_current(store, table, asked)
         if asked.asks_newest or asked.asks_counts or asked.priorities_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
@@ -334,6 +333,14 @@ def _check_session(session: ClientSession) -> None:
     """Raises PeerLostError if the session has ended: nobody would give back its leases."""
     if session.ended.is_set():
         raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
+
+
+def _check_current(store: OpenedStore, table: Table, asked: control_pb2.SampleRequest) -> None:
+    """Raises StructureChangedError if the client expects other rows, or other columns beside them, than the table
+    has."""
+    has_others = asked.HasField("added") and asked.added != table.settings.column_bits[asked.HasField("group_by")]
+    if has_others or (asked.fingerprint and asked.fingerprint != store.spec.fingerprint):
+        raise store.make_older_store_error()
 
 
 def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
