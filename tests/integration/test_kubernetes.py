@@ -90,6 +90,16 @@ def job() -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def checkpoint_job() -> dict[str, Any]:
+    """What the manifest of checkpoints runs each time, and the name of its claim."""
+    claim, cron = load(MANIFESTS / "checkpoint-cronjob.yaml")
+    found: dict[str, Any] = cron["spec"]["jobTemplate"]
+    (named,) = [each for each in pod_of(found)["volumes"] if each["name"] == "checkpoints"]
+    assert named["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    return found
+
+
 def pod_of(manifest: dict[str, Any]) -> Any:
     """Returns the part of a manifest that is about its pods."""
     return manifest["spec"]["template"]["spec"]
@@ -112,7 +122,8 @@ def mounts_of(pod: Any) -> dict[str, str]:
 def test_manifests_when_validated_then_fit_the_published_schemas(copied: Path, overlay: str, version: str) -> None:
     manifests = build(copied / overlay)
     assert manifests.keys() == {"Service", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy", "Secret"}
-    for manifest in [*manifests.values(), *load(copied / "client.yaml")]:
+    others = (*load(copied / "client.yaml"), *load(copied / "checkpoint-cronjob.yaml"))
+    for manifest in (*manifests.values(), *others):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -176,12 +187,12 @@ def test_probes_when_read_then_are_a_command_that_has_the_time_to_answer(shards:
 
 
 def test_pods_when_compared_with_the_compose_file_then_may_do_as_little(
-    shards: dict[str, dict[str, Any]], job: dict[str, Any]
+    shards: dict[str, dict[str, Any]], job: dict[str, Any], checkpoint_job: dict[str, Any]
 ) -> None:
     (compose,) = load(DEPLOY.parent / "docker-compose.yml")
     strictness = compose["x-every-container"]
     user = re.findall(r"^USER (\d+):(\d+)$", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
-    for pod in (pod_of(shards["StatefulSet"]), pod_of(job)):
+    for pod in (pod_of(shards["StatefulSet"]), pod_of(job), pod_of(checkpoint_job)):
         (container,) = pod["containers"]
         assert container["securityContext"] == {
             "readOnlyRootFilesystem": strictness["read_only"],
@@ -220,6 +231,19 @@ def test_client_when_its_address_is_read_then_names_every_pod(
     domain = f"{service['metadata']['name']}.default.svc:{DEFAULT_PORT}"
     pods = [f"{servers['metadata']['name']}-{number}.{domain}" for number in range(servers["spec"]["replicas"])]
     assert [found.find(server) for server in range(found.num_servers)] == pods
+
+
+def test_checkpoint_job_when_its_arguments_are_run_then_writes_to_its_claim_as_the_client_it_is(
+    job: dict[str, Any], checkpoint_job: dict[str, Any], server: tdserve.Server, tmp_path: Path
+) -> None:
+    pod = pod_of(checkpoint_job)
+    assert variables_of(pod) == variables_of(pod_of(job))
+    assert checkpoint_job["spec"]["template"]["metadata"] == job["spec"]["template"]["metadata"]
+    place = mounts_of(pod)["checkpoints"]
+    arguments = [str(tmp_path) if each == place else each for each in pod["containers"][0]["args"]]
+    assert str(tmp_path) in arguments
+    assert cli.main([*arguments, "--address", server.address], standalone_mode=False) in (0, None)
+    assert len(tdserve.list_checkpoints(tmp_path)) == 1
 
 
 def test_program_of_the_client_when_run_then_prints_the_stores(

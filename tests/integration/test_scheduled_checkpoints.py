@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.cli.certs import make_authority, make_certificate
 from tests.integration.logged_server import run_server
+from tests.integration.token_files import TokenFile
 from tests.processes import START_TIMEOUT_S, children_of, is_gone, wait_for
 
 pytestmark = pytest.mark.integration
@@ -87,22 +88,29 @@ def test_checkpoints_when_the_place_cannot_be_written_then_a_line_each_and_the_n
     assert not any("Traceback" in each for each in server.lines())
 
 
-def test_checkpoints_when_the_server_has_tls_and_a_token_then_written_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_roles", [False, True])
+def test_checkpoints_when_the_server_has_tls_and_tokens_then_written_too(tmp_path: Path, has_roles: bool) -> None:
     make_authority(tmp_path, 2)
     make_certificate(tmp_path, "server", ["127.0.0.1"], 2)
-    (tmp_path / "token").write_text("a token of more than a few characters")
-    settings: dict[str, Any] = {
+    if has_roles:
+        token = TokenFile(tmp_path / "tokens.json").add("writer", "write")
+        settings: dict[str, Any] = {"tokens_file": str(tmp_path / "tokens.json")}
+    else:
+        token = "a token of more than a few characters"
+        (tmp_path / "token").write_text(token)
+        settings = {"token_file": str(tmp_path / "token")}
+    settings |= {
         "tls_cert": str(tmp_path / "server.pem"),
         "tls_key": str(tmp_path / "server.key"),
-        "token_file": str(tmp_path / "token"),
         "checkpoint_every_s": 0.5,
         "checkpoint_to": str(tmp_path / "place"),
     }
-    with tdserve.Server(tmp_path / "root", **settings) as server:
-        token = (tmp_path / "token").read_text()
-        with server.client(token=token, tls=tdserve.TLS(ca=tmp_path / "ca.pem")) as client:
-            client.create_replay("table", ROW, 10).extend(ROW.expand(4))
-            wait_for(lambda: list_ids(tmp_path / "place") or None, "a checkpoint", timeout_s=TIMEOUT_S)
+    with (
+        tdserve.Server(tmp_path / "root", **settings) as server,
+        server.client(token=token, tls=tdserve.TLS(ca=tmp_path / "ca.pem")) as client,
+    ):
+        client.create_replay("table", ROW, 10).extend(ROW.expand(4))
+        wait_for(lambda: list_ids(tmp_path / "place") or None, "a checkpoint", timeout_s=TIMEOUT_S)
 
 
 def test_checkpoints_when_another_root_takes_the_place_then_those_of_the_first_stay(tmp_path: Path) -> None:
