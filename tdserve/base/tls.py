@@ -125,7 +125,7 @@ def _refuse_password() -> str:
     return ""
 
 
-def explain_refused(address: str, tls: TLS | None) -> str:
+def explain_refused(address: str, tls: TLS | None, *, timeout_s: float = PROBE_TIMEOUT_S) -> str:
     """Returns why a server refuses this client, and what to do.
 
     It returns "" if the server does not refuse it, or if that cannot be found out: nobody listens there, or what
@@ -134,13 +134,14 @@ def explain_refused(address: str, tls: TLS | None) -> str:
     Args:
         address: ``host:port``.
         tls: The client's.
+        timeout_s: For each step of the handshake that finds it out.
     """
     host, port = parse_address("address", address)
     try:
         if tls is None:
-            _shake_hands(host, port or 0, _make_trusting_context(), host)
+            _shake_hands(host, port or 0, _make_trusting_context(), host, timeout_s)
             return _NO_TLS
-        if not _shake_hands(host, port or 0, _make_context(tls), tls.server_name or host):
+        if not _shake_hands(host, port or 0, _make_context(tls), tls.server_name or host, timeout_s):
             return "the server refuses the client's certificate" if tls.cert is not None else _NO_CERTIFICATE
     except ssl.SSLCertVerificationError as fault:
         return f"the server's certificate was refused: {fault.verify_message}"
@@ -178,11 +179,11 @@ def _make_context(tls: TLS) -> ssl.SSLContext:
     return context
 
 
-def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> bool:
+def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
     """Returns whether the server goes on after the client's end of the handshake: it refuses the client's certificate
     only then, by closing."""
     with (
-        socket.create_connection((host.strip("[]"), port), PROBE_TIMEOUT_S) as plain,
+        socket.create_connection((host.strip("[]"), port), timeout_s) as plain,
         context.wrap_socket(plain, server_hostname=name.strip("[]")) as encrypted,
     ):
         try:

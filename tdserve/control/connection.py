@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tdserve.base.addresses import explain_unreachable, resolve
 from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
-from tdserve.base.tls import TLS, explain_refused
+from tdserve.base.tls import PROBE_TIMEOUT_S, TLS, explain_refused
 from tdserve.control.content_stream import CHANNEL_KEY, CONTENT_METHOD, SECRET_KEY, SESSION_KEY, ContentStream
 from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.control.credentials import open_grpc_channel
@@ -60,6 +60,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
+
+LAST_PROBE_S = 0.35
+"""Time to find out why a server has refused a client whose call is over; a stopped server does not answer."""
 
 JOIN_TIMEOUT_S = 5.0
 """Time for the reader of a cancelled stream, or for a channel, to end; they take milliseconds."""
@@ -209,7 +212,7 @@ class ControlConnection:
 
     def explain_silence(self, waited_s: float) -> str:
         """Returns why there was no answer for so long, as far as this end can find out, and what to check. Takes up to
-        0.2 s."""
+        0.4 s."""
         waited = f"for {round(waited_s, 2):g} s"
         if self._why_unknown:
             return f"{self._why_unknown}, {waited}"
@@ -218,14 +221,17 @@ class ControlConnection:
         except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
         why = explain_unreachable(self.address)
-        if not why and (refusal := explain_refused(self.address, self._tls)):
+        if not why and (refusal := explain_refused(self.address, self._tls, timeout_s=LAST_PROBE_S)):
             return refusal
         return f"{why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
 
-    def _check_refused(self, cause: BaseException) -> None:
+    def _check_refused(self, cause: BaseException, timeout_s: float) -> None:
         """Raises ConnectError if the server refuses this client's handshake, which waiting does not change. Once it was
         answered, the connection waits: certificates may be about to be replaced."""
-        if not self._was_answered and (refusal := explain_refused(self.address, self._tls)):
+        probe_s = min(PROBE_TIMEOUT_S, timeout_s)
+        if self._was_answered or probe_s <= 0:
+            return
+        if refusal := explain_refused(self.address, self._tls, timeout_s=probe_s):
             raise ConnectError(address=self.address, reason=refusal) from cause
 
     def _warn(self, why: str) -> None:
@@ -257,7 +263,7 @@ class ControlConnection:
             # An answer about shared memory or NCCL would be the same the next time.
             if not isinstance(ours, ConnectError) or not ours.retryable:
                 raise ours
-            self._check_refused(ours)
+            self._check_refused(ours, deadline - time.monotonic())
             if remaining_s < RECONNECT_BACKOFF_S:
                 raise ours
             time.sleep(RECONNECT_BACKOFF_S)
@@ -375,7 +381,7 @@ def check_health(address: str, *, timeout_s: float, tls: TLS | None = None) -> b
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             ours = from_rpc_error(error, address=address, what="the health check", timeout_s=timeout_s)
-            if why := explain_refused(address, tls):
+            if isinstance(ours, ConnectError) and (why := explain_refused(address, tls, timeout_s=LAST_PROBE_S)):
                 raise ConnectError(address=address, reason=why) from error
             if isinstance(ours, (ConnectError, DeadlineExceededError)):
                 raise ours from error

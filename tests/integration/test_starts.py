@@ -174,6 +174,9 @@ SAID: dict[str, str] = {
     "--log-format": "json",
     "--metrics-port": "PORT",
     "--metrics-host": "localhost",
+    "--checkpoint-every": "1h",
+    "--checkpoint-to": "PLACE",
+    "--checkpoint-keep": "2",
     "--adopt": "ADOPTED=adopted:ro",
     "--adoptable": "/var/empty",
 }
@@ -192,6 +195,7 @@ def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: P
     make_certificate(tmp_path, "both", ["localhost"], 1)
     tls = tdserve.TLS(tmp_path / "ca.pem", tmp_path / "both.pem", tmp_path / "both.key")
     values |= {"--tls-cert": str(tls.cert), "--tls-key": str(tls.key), "--tls-client-ca": str(tls.ca)}
+    values["--checkpoint-to"] = str(tmp_path / "place")
     metrics_port, port = quiet_port(), quiet_port()
     values |= {"--metrics-port": str(metrics_port), "--port": str(port)}
     environ = {f"TDSERVE_{options[option].upper()}": value for option, value in values.items()}
