@@ -7,13 +7,12 @@ from typing import ClassVar
 import pytest
 
 import tdserve
-from tests.conformance.kinds import KINDS
-from tests.conformance.kinds_suite import KindsSuite
+from tests.conformance.kinds_suite import KindsSuite, list_all_but_each_third
 from tests.conformance.suite import Connect
 
 
 class TestClusterKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = [name for place, name in enumerate(KINDS) if place % 3]
+    in_full_only: ClassVar[list[str]] = list_all_but_each_third(1)
 
     @pytest.fixture
     def connect(self, cluster_address: str) -> Connect:
