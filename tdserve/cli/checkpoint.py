@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
-from itertools import count
+from itertools import chain, count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,9 +33,10 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     PLACE/server-0 and so on. `tdserve restore` brings stores back. Run it every hour by cron, or a systemd timer.
     """
     if lists:
-        from tdserve.client.moves.server_checkpoints import list_checkpoints
+        from tdserve.client.moves.server_checkpoints import find_server_place, list_checkpoints
 
-        found = list_checkpoints(place) or _list_of_servers(place, list_checkpoints)
+        of_servers = (list_checkpoints(find_server_place(place, server)) for server in count())
+        found = list_checkpoints(place) or list(chain.from_iterable(takewhile(bool, of_servers)))
         inquiry.answer([describe_checkpoint(each) for each in found], lambda: _print_list(found))
         return
     progress, began_s = CheckpointLine("checkpoint"), time.monotonic()
@@ -48,17 +48,6 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     written = made if isinstance(made, list) else [made]
     took_s = time.monotonic() - began_s
     inquiry.answer([describe_checkpoint(each) for each in written], lambda: _print_written(written, took_s))
-
-
-def _list_of_servers(place: str, list_place: Callable[[str], list[Checkpoint]]) -> list[Checkpoint]:
-    """Returns the checkpoints of a cluster's place, server by server."""
-    found: list[Checkpoint] = []
-    for server in count():
-        of_server = list_place(f"{place}/server-{server}")
-        if not of_server:
-            return found
-        found += of_server
-    return found
 
 
 class CheckpointLine(ProgressLine):

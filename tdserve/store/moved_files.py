@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -53,6 +54,12 @@ class Block:
 def compute_digest(content: bytes) -> Digest:
     """Returns what identifies the content of a block."""
     return blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+@lru_cache
+def compute_zero_digest(nbytes: int) -> Digest:
+    """Returns the digest of a block of zeros."""
+    return compute_digest(bytes(nbytes))
 
 
 def list_files(folder: Path) -> dict[bytes, int]:

@@ -11,8 +11,9 @@ from tdserve.base.errors import ConnectError, InvalidRequestError
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
-from tdserve.client.moves.manifest import Checkpoint
-from tdserve.client.moves.server_checkpoints import Place, checkpoint_server, list_checkpoints, restore_server
+from tdserve.client.moves.manifest import Checkpoint, load_newest
+from tdserve.client.moves.server_checkpoints import Place, checkpoint_server, find_server_place, restore_server
+from tdserve.store.archive import open_archive
 
 
 def checkpoint_cluster(
@@ -23,7 +24,7 @@ def checkpoint_cluster(
         server: partial(
             checkpoint_server,
             members.get(server),
-            find_place(place, server),
+            find_server_place(place, server),
             keep=keep,
             deadline=deadline,
             on_progress=on_progress,
@@ -46,19 +47,18 @@ def restore_cluster(
 ) -> list[str]:
     """Brings the stores of the newest checkpoints back, each to the server of its number; see
     ``ClusterClient.restore``."""
-    found = [list_checkpoints(find_place(place, server)) for server in range(len(members) + 1)]
-    num_servers = sum(bool(each) for each in found)
-    if num_servers != len(members) or found[-1]:
+    found = [load_newest(open_archive(find_server_place(place, server))) for server in range(len(members) + 1)]
+    newest_of = [each for each in found[:-1] if each is not None]
+    if len(newest_of) != len(members) or found[-1] is not None:
         reason = f"{os.fspath(place)} has checkpoints of another number of servers than the {len(members)} given here"
         raise InvalidRequestError(argument="place", reason=reason)
     restored: set[str] = set()
-    for server, checkpoints in enumerate(found[:-1]):
-        newest = checkpoints[-1]
+    for server, newest in enumerate(newest_of):
         chosen = None if names is None else [each.name for each in newest.stores if _is_part(each.name, names)]
         restored.update(
             restore_server(
                 members.get(server),
-                find_place(place, server),
+                find_server_place(place, server),
                 checkpoint=newest.id,
                 names=chosen,
                 prefix="",
@@ -67,11 +67,6 @@ def restore_cluster(
             )
         )
     return sorted(restored)
-
-
-def find_place(place: Place, server: int) -> str:
-    """Returns the place of a server's checkpoints."""
-    return f"{os.fspath(place)}/server-{server}"
 
 
 def _is_part(name: str, wholes: Collection[str]) -> bool:

@@ -16,11 +16,10 @@ from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import delete_store
-from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.store.archive import Archive
-from tdserve.store.moved_files import compute_digest
+from tdserve.store.moved_files import compute_zero_digest
 from tdserve.v1 import control_pb2
 
 
@@ -124,16 +123,13 @@ def _restore(
         for offset, size, digest in file.iter_blocks():
             if deadline.expired:
                 raise DeadlineExceededError(what=f"the restore of {store.name!r}", timeout_s=deadline.timeout_s)
-            if digest != (_ZEROS if size == MAX_BLOCK_BYTES else compute_digest(bytes(size))).hex():
+            if digest != compute_zero_digest(size).hex():
                 content = read_block(archive, digest)
                 block = control_pb2.FileBlock(path=path, offset=offset, content=content)
                 step(write=control_pb2.FileBlocks(blocks=[block]))
             yield size
     step(complete=_make_copy(store.moved, copies))
     step(show=True)
-
-
-_ZEROS = compute_digest(bytes(MAX_BLOCK_BYTES))
 
 
 def _make_copy(moved: control_pb2.MovedStore, copies: Copies) -> control_pb2.MovedStore:

@@ -23,9 +23,8 @@ from tdserve.client.moves.manifest import (
     save,
     write_block,
 )
-from tdserve.client.session.session import Session
+from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, iter_changed
 from tdserve.rules.catalog import StoreRecord
 from tdserve.store.archive import Archive
@@ -152,10 +151,10 @@ class _CheckpointWriter:
         """Reads what may have changed of a store, while it serves."""
         try:
             listed = self._ask(store=name, list_files=True)
-        except (StoreNotFoundError, TDServeError) as error:
-            if isinstance(error, StoreNotFoundError) or not error.retryable:
-                return  # it was deleted, is damaged, or has no files
-            raise
+        except TDServeError as error:
+            if error.retryable:
+                raise
+            return  # it was deleted, is damaged, or has no files
         read = partial(self._ask, store=name, uid=listed.uid)
         passes = self.passes.setdefault(listed.uid, FilePasses())
         try:
@@ -210,12 +209,5 @@ class _CheckpointWriter:
 
     def _ask(self, *, timeout_s: float | None = None, **step: Any) -> control_pb2.CheckpointAnswer:
         """Asks for one step."""
-
-        def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
-            asked = control_pb2.CheckpointRequest(
-                checkpoint=self.checkpoint, timeout_s=timeout_s or deadline.remaining_s or 0.0, **step
-            )
-            pending = session.send(request, checkpoint=asked)
-            return pending.wait(compute_answer_timeout_s(deadline), "a step of a checkpoint").done.checkpoint
-
-        return self.client.call(attempt, self.deadline)
+        step["checkpoint"] = self.checkpoint
+        return request_checkpoint_step(self.client, deadline=self.deadline, timeout_s=timeout_s, **step)

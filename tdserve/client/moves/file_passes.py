@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, count_blocks, iter_changed
-from tdserve.store.moved_files import Digest, compute_digest
+from tdserve.store.moved_files import Digest, compute_zero_digest
 from tdserve.v1 import control_pb2
 
 BLOCKS_PER_REQUEST = 32
 """Digests of so many blocks take the source some 30 ms."""
-
-_ZEROS = compute_digest(bytes(MAX_BLOCK_BYTES))
 
 Read = Callable[[control_pb2.FileBlocks], control_pb2.FileBlocks]
 """Asks for blocks; returns the first of them."""
@@ -82,8 +80,8 @@ class FilePasses:
                 if before is not None and number not in may_have_changed:
                     self.digests[file.path, offset] = before
                     continue
-                zeros = _ZEROS if size == MAX_BLOCK_BYTES else compute_digest(bytes(size))
-                yield control_pb2.FileBlock(path=file.path, offset=offset, nbytes=size, digest=before or zeros)
+                known_digest = before or compute_zero_digest(size)
+                yield control_pb2.FileBlock(path=file.path, offset=offset, nbytes=size, digest=known_digest)
 
 
 def make_block(block: FoundBlock) -> control_pb2.FileBlock:

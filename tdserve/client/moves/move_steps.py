@@ -1,4 +1,4 @@
-"""The steps of moves, as requests to one server."""
+"""The steps of moves and of checkpoints, as requests to one server."""
 
 from __future__ import annotations
 
@@ -27,3 +27,21 @@ def request_step(
         return pending.wait(compute_answer_timeout_s(deadline), f"a step of the move of {name!r}").done.moved
 
     return client.call(attempt, deadline or client.deadline(None))
+
+
+def request_checkpoint_step(
+    client: SessionClient, *, deadline: Deadline, timeout_s: float | None = None, **step: Any
+) -> control_pb2.CheckpointAnswer:
+    """Asks a server for one step of a checkpoint (``CheckpointRequest``); it is safe to repeat.
+
+    Args:
+        timeout_s: What the step itself may wait; None: until the deadline.
+        **step: The step, and which checkpoint it is of.
+    """
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+        asked = control_pb2.CheckpointRequest(timeout_s=timeout_s or deadline.remaining_s or 0.0, **step)
+        pending = session.send(request, checkpoint=asked)
+        return pending.wait(compute_answer_timeout_s(deadline), "a step of a checkpoint").done.checkpoint
+
+    return client.call(attempt, deadline)

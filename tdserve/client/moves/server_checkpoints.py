@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -13,9 +14,8 @@ from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
-from tdserve.client.session.session import Session
+from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.store.archive import open_archive
 from tdserve.v1 import control_pb2
 
@@ -46,13 +46,8 @@ def checkpoint_server(
 
 def report_checkpoint(client: SessionClient, made: Checkpoint, *, deadline: Deadline) -> None:
     """Reports to a server the newest checkpoint of it, whose age its figures show from then on."""
-
-    def attempt(session: Session, request: int, deadline: Deadline) -> None:
-        report = control_pb2.CheckpointReport(id=made.id, age_s=max(time.time() - made.created_s, 0.0))
-        pending = session.send(request, checkpoint=control_pb2.CheckpointRequest(report=report))
-        pending.wait(compute_answer_timeout_s(deadline), "the report of a checkpoint")
-
-    client.call(attempt, deadline)
+    report = control_pb2.CheckpointReport(id=made.id, age_s=max(time.time() - made.created_s, 0.0))
+    request_checkpoint_step(client, deadline=deadline, report=report)
 
 
 def find_newest_of(place: Place, server_id: str) -> Checkpoint | None:
@@ -99,6 +94,11 @@ def find_id(place: Place, checkpoint: str | None) -> str:
         reason = f"{place} has no checkpoint {checkpoint!r}; it has {', '.join(ids[-MAX_NAMED:])}"
         raise InvalidRequestError(argument="checkpoint", reason=reason)
     return checkpoint or ids[-1]
+
+
+def find_server_place(place: Place, server: int) -> str:
+    """Returns the place of the checkpoints of a cluster's server."""
+    return f"{os.fspath(place)}/server-{server}"
 
 
 def list_checkpoints(place: Place) -> list[Checkpoint]:

@@ -150,9 +150,7 @@ class Checkpoints:
         await inline_tasks.ensure_task()
         by, step = Seal(session.number, asked.checkpoint), asked.WhichOneof("step")
         if step == "list_files":
-            store = await self._open(asked.store)
-            if store is None:
-                raise StoreNotFoundError(name=asked.store)
+            store = await self._get(asked.store)
             used_at, is_idle = store.used_at, self._is_idle(store)
             files = await self._lists.list_files(store, by, with_values=False)
             self._idle.pop((by.session, store.name), None)
@@ -161,9 +159,7 @@ class Checkpoints:
                 self._idle[by.session, store.name] = _Idle(store, used_at, frozen)
             answer = control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
         elif step == "read":
-            store = await self._open(asked.store)
-            if store is None or store.record.uid != asked.uid:
-                raise StoreNotFoundError(name=asked.store)
+            store = await self._get(asked.store, asked.uid)
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
         elif step == "freeze":
             answer = await self._freeze(by, asked.freeze, Deadline.after(asked.timeout_s))
@@ -260,6 +256,13 @@ class Checkpoints:
         listed, store = self._idle.get((by.session, name)), self._stores.opened.peek(name)
         is_same = listed is not None and store is listed.store and store.used_at == listed.used_at
         return listed.frozen if listed is not None and is_same else None
+
+    async def _get(self, name: str, uid: str | None = None) -> OpenedStore:
+        """Returns a store of this incarnation, None for any. Raises StoreNotFoundError."""
+        store = await self._open(name)
+        if store is None or uid not in (None, store.record.uid):
+            raise StoreNotFoundError(name=name)
+        return store
 
     async def _open(self, name: str) -> OpenedStore | None:
         """Returns a store that has files of its own; None if it does not exist, or is damaged. One that is open does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError
+from tdserve.cli.main import main
 from tests.integration.cluster.moving import ROW, make_rows
 
 pytestmark = pytest.mark.integration
@@ -25,7 +27,7 @@ def others(tmp_path: Path) -> Iterator[list[tdserve.Server]]:
 
 
 def test_stores_when_restored_to_other_servers_then_shared_ones_too(
-    client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
+    client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("ckpt-table", "ckpt-queue", "ckpt-values", "ckpt-content")
     table = client.create_replay(names[0], ROW, 300, shards="all")
@@ -39,6 +41,8 @@ def test_stores_when_restored_to_other_servers_then_shared_ones_too(
     try:
         made = client.checkpoint(tmp_path / "place")
         assert len(made) == 3
+        assert main(["checkpoint", str(tmp_path / "place"), "--list", "--json"]) == 0
+        assert [each["id"] for each in json.loads(capsys.readouterr().out)] == [each.id for each in made]
         with tdserve.connect(",".join(server.address for server in others)) as restored:
             assert isinstance(restored, tdserve.ClusterClient)
             restored.restore(tmp_path / "place", names=names)
