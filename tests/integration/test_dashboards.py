@@ -41,13 +41,21 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         table = client.create_replay("table", ROW, 100, sampler=tdserve.Prioritized())
         table.extend(ROW.expand(10))
         table.sample(4)
-        with pytest.raises(tdserve.DeadlineExceededError):
-            client.create_replay("empty", ROW, 100).sample(4, timeout_s=0.01)
+        empty = client.create_replay("empty", ROW, 100)
         client.create_queue("queue", ROW, 100).extend(ROW.expand(2))
         client.publish("weights", ROW)
         with server.client(transport="gloo") as reader:
             reader.latest("weights")
-            yield f"http://{client.stats()['observer']}"
+            shown = f"http://{client.stats()['observer']}"
+            wait_for(lambda: wait_in_vain(empty, shown), "a wait that the server has counted")
+            yield shown
+
+
+def wait_in_vain(empty: tdserve.ReplayStore, url: str) -> bool:
+    """Lets a call wait for rows of an empty table. False if it was over before the server could count it."""
+    with pytest.raises(tdserve.DeadlineExceededError):
+        empty.sample(4, timeout_s=0.01)
+    return "tdserve_store_waiting_calls" in scrape(url)
 
 
 def load_panels() -> list[dict[str, Any]]:
