@@ -51,7 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield shown
 
 
-def wait_in_vain(empty: tdserve.ReplayStore, url: str) -> bool:
+def wait_in_vain(empty: tdserve.ReplayHandle, url: str) -> bool:
     """Lets a call wait for rows of an empty table. False if it was over before the server could count it."""
     with pytest.raises(tdserve.DeadlineExceededError):
         empty.sample(4, timeout_s=0.01)
