@@ -23,8 +23,8 @@ from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.rules.catalog import StoreRecord, explain_difference
 from tdserve.server import descriptions, inline_tasks
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.policies import wake_followers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import wake_followers
 from tdserve.server.stores import Stores
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec

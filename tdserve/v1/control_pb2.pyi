@@ -364,7 +364,7 @@ class Renamed(_message.Message):
     def __init__(self, old_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., new_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., is_safe: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim", "follows")
+    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim", "policy_news", "follows")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +375,7 @@ class ExtendRequest(_message.Message):
     WRITER_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     WISHED_CLAIM_FIELD_NUMBER: _ClassVar[int]
+    POLICY_NEWS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
@@ -386,8 +387,21 @@ class ExtendRequest(_message.Message):
     writer: int
     policy_versions: RowColumn
     wished_claim: int
+    policy_news: PolicyNews
     follows: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ..., follows: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., follows: _Optional[int] = ...) -> None: ...
+
+class PolicyNews(_message.Message):
+    __slots__ = ("uid", "newest", "created_s", "gone")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    newest: int
+    created_s: float
+    gone: str
+    def __init__(self, uid: _Optional[str] = ..., newest: _Optional[int] = ..., created_s: _Optional[float] = ..., gone: _Optional[str] = ...) -> None: ...
 
 class RowColumn(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")
@@ -428,7 +442,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share", "added")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share", "policy_news", "added")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +463,7 @@ class SampleRequest(_message.Message):
     REPLACES_TORN_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_OF_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_NEWS_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
@@ -470,8 +485,9 @@ class SampleRequest(_message.Message):
     replaces_torn: bool
     priorities_of: bytes
     share: RankShare
+    policy_news: PolicyNews
     added: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., added: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., added: _Optional[int] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")

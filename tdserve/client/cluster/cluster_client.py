@@ -201,6 +201,7 @@ class ClusterClient(ClusterMoves):
             delete_parts(self.members, name, place.placement)
         self.members.get(place.server).delete(name)
         self.directory.forget(name)
+        self.servers.policies.note_change(name)
 
     def _open(self, name: str, timeout_s: float | Once | None) -> Any:
         found, place = self.directory.describe(name, timeout_s=timeout_s)
@@ -374,13 +375,26 @@ class ClusterClient(ClusterMoves):
     load = load_memmap
     load_memmap_ = _at_home(Client.load_memmap_)
     load_ = load_memmap_
-    publish = _at_home(Client.publish)
     latest = _at_home(Client.latest)
     wait_newer = _at_home(Client.wait_newer)
     version = _at_home(Client.version)
     versions = _at_home(Client.versions)
     subscribe = _at_home(Client.subscribe)
     group = _at_home(Client.group)
+
+    def publish(self, name: str, td: Any, **options: Any) -> Any:
+        """Publishes the next version of some weights; arguments, results and errors as of ``Client.publish``.
+
+        Tables on other servers that follow these weights count its number from this client's next call on, and from
+        those of other clients a few milliseconds later.
+        """
+        try:
+            published = _publish(self, name, td, **options)
+        finally:
+            self.servers.policies.note_change(name)
+        if isinstance(published, AwaitableFuture):
+            published.add_done_callback(lambda _: self.servers.policies.note_change(name))
+        return published
 
     def memmap_refresh_(self, td: Any, **options: Any) -> Any:
         """Makes a tensordict from ``memmap_`` show what its store holds now; see ``Client.memmap_refresh_``."""
@@ -420,6 +434,7 @@ _SHARDED: dict[str, Callable[..., ShardedStore]] = {
 _create_replay = _at_home(Client.create_replay)
 _create_queue = _at_home(Client.create_queue)
 _create_kv = _at_home(Client.create_kv)
+_publish = _at_home(Client.publish)
 _memmap, _memmap_like = _at_home(Client.memmap), _at_home(Client.memmap_like)
 
 

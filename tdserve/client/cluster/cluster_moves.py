@@ -61,7 +61,7 @@ class ClusterMoves:
             The number of the server that has it now; nothing is done if it was there.
 
         Raises:
-            NotSupportedError: It cannot move: an adopted store, one of a table and its policy.
+            NotSupportedError: It cannot move: an adopted store.
             StoreExistsError: The other server has a store of this name.
             DeadlineExceededError: A client has begun to write and did not end in time; nothing was moved.
         """

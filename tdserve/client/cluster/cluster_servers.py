@@ -14,6 +14,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
+from tdserve.client.cluster.policy_feeds import PolicyFeeds
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.catalog_client import MissingNames, check_wait_s
@@ -52,6 +53,7 @@ class ClusterServers:
         recipe: To make the same elsewhere.
         members: The clients of the servers.
         directory: Where each store is.
+        policies: What is known of weights that tables follow.
         numpy: Whether what is read is handed over as NumPy arrays.
     """
 
@@ -62,12 +64,17 @@ class ClusterServers:
         self.numpy = recipe.of_client.numpy
         self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
         self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
+        self.policies = PolicyFeeds(self._find_home)
         self._executor: ThreadPoolExecutor | None = None
+
+    def _find_home(self, name: str) -> Client:
+        return self.members.get(self.directory.find(name).server)
 
     def _make_client(self, address: str) -> Client:
         client = self.recipe.make_client(address, self.members.membership.token)
         client.find_moved = self.find_moved
         client.catalog.find_moved = lambda error, deadline: self.find_moved(error, deadline).catalog
+        client.catalog.find_policy = self.policies.find_news
         client.catalog.missing_names = MissingNames(self._find_names_around)
         return client
 
@@ -105,6 +112,7 @@ class ClusterServers:
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""
+        self.policies.close()
         self.members.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreExistsError, StoreNotFoundError, TDServeError
@@ -54,6 +54,15 @@ class Copies(NamedTuple):
         if not found.policy:
             return settings
         return replace(found, policy=self.names.get(found.policy, found.policy)).to_json()
+
+    def find_policy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns what changes in a table's state since its policy is a copy: one on another server, of which nothing
+        is known here, is the next that is heard of."""
+        uid = state.get("policy_uid", "")
+        if uid in self.uids:
+            return {"policy_uid": self.uids[uid], "policy_elsewhere_since_s": None}
+        is_elsewhere = state.get("policy_elsewhere_since_s") is not None
+        return {"policy_uid": "", "policy_elsewhere_since_s": 0.0} if is_elsewhere else {}
 
 
 OnRestore = Callable[[RestoreProgress], None]
@@ -141,7 +150,6 @@ def _make_copy(moved: control_pb2.MovedStore, copies: Copies) -> control_pb2.Mov
         moved.record = replace(record, settings=copies.rename_policy(record.settings)).to_bytes()
         if "settings" in state:
             state["settings"] = copies.rename_policy(state["settings"])
-        if "policy_uid" in state:
-            state["policy_uid"] = copies.uids.get(state["policy_uid"], state["policy_uid"])
+        state |= copies.find_policy(state)
         moved.state = json.dumps(state).encode() if state else b""
     return moved

@@ -89,6 +89,8 @@ class CatalogClient:
         requests: Numbers of the client's requests.
         ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
         find_moved: Finds the client to which calls about a store that has moved go on.
+        find_policy: Returns what is known of a policy that may be on another server, at least of this version if it has
+            one.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class CatalogClient:
         self.requests = RequestNumbers()
         self.ask_session: AskSession = _ask_no_session
         self.find_moved: FindMoved = _find_no_server
+        self.find_policy: Callable[[str, int], control_pb2.PolicyNews | None] = lambda name, at_least: None
 
     @property
     def address(self) -> str:

@@ -196,7 +196,7 @@ class Batches:
         order, max_lag = self._order, self._order.query.max_lag
         if max_lag is None or not order.drops_old:
             return True
-        newest = ask_newest_version(order.client, self._name, Deadline.after(self._timeout_s))
+        newest = ask_newest_version(order.client, self._name, order.query.policy, Deadline.after(self._timeout_s))
         return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted and created again
 
     def __enter__(self) -> Batches:

@@ -162,6 +162,8 @@ def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.
         store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
     )
     whole.keys.extend(first.keys)
+    if requests[-1].HasField("policy_news"):
+        whole.policy_news.CopyFrom(requests[-1].policy_news)
     if first.HasField("priorities"):
         whole.priorities.data = b"".join(_spread(each.priorities.data, each.num_rows, 8) for each in requests)
     if first.HasField("policy_versions"):

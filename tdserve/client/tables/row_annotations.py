@@ -92,6 +92,16 @@ class RowAnnotations(NamedTuple):
             request.policy_versions.data = _check_versions(self.policy_version, request.num_rows).tobytes()
 
 
+def add_policy_news(
+    request: control_pb2.ExtendRequest | control_pb2.SampleRequest, client: SessionClient, policy: str
+) -> None:
+    """Adds what the client knows of a table's policy, if it may be on another server than the table."""
+    given = request.policy_versions.data if isinstance(request, control_pb2.ExtendRequest) else b""
+    news = client.catalog.find_policy(policy, int(np.frombuffer(given, "<i8").max(initial=0))) if policy else None
+    if news is not None:
+        request.policy_news.CopyFrom(news)
+
+
 def check_policy(settings: Settings, store: str, argument: str) -> None:
     """Raises InvalidRequestError if a table has no policy."""
     if not settings.policy:
@@ -121,11 +131,12 @@ def parse_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     return number
 
 
-def ask_newest_version(client: SessionClient, table: str, deadline: Deadline) -> int:
+def ask_newest_version(client: SessionClient, table: str, policy: str, deadline: Deadline) -> int:
     """Requests the newest published version of a table's policy, 0 before the first; one message each way."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> int:
         asked = control_pb2.SampleRequest(store=table, asks_newest=True)
+        add_policy_news(asked, client, policy)
         pending = session.send(request, sample=asked)
         answer = pending.wait(compute_answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
         return answer.done.newest_policy_version

@@ -22,6 +22,7 @@ from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
+from tdserve.client.tables.row_annotations import add_policy_news
 from tdserve.client.tables.share import Share
 from tdserve.client.transfers.download import Posted, post
 from tdserve.client.transfers.read import finish_posted
@@ -83,6 +84,7 @@ class Query:
     Attributes:
         name: Name of the store.
         stored: Its structure, beginning with the capacity.
+        policy: Name of the weights that ``max_lag`` is about; "" without one.
         added: Columns that are added to the rows.
         is_exact: Whether exactly the requested number of rows comes.
         is_plain: Whether it has no condition, and each live row has the same probability: no decision of the server is
@@ -103,6 +105,7 @@ class Query:
     group_by: Path | None = None
     group_size: int = 0
     max_lag: int | None = None
+    policy: str = ""
     is_lease: bool = False
     is_exact: bool = True
     is_plain: bool = False
@@ -296,6 +299,7 @@ def ask(
         return Asked(query.make_message(num_rows, num_batches, deadline.remaining_s), None, None)
     expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.make_message(num_rows, num_batches, deadline.remaining_s)
+    add_policy_news(message, client, query.policy)
     message.message_nbytes.extend(expected)
     if not expected:
         on_announced = session.mover.make_early_receiver(request, query.make_wanted)

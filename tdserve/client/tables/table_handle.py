@@ -31,7 +31,7 @@ from tdserve.client.tables.given_rows import GivenRows, is_plain_batch, suggest_
 from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.retype_table import retype, was_densified
-from tdserve.client.tables.row_annotations import RowAnnotations, parse_max_lag
+from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news, parse_max_lag
 from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
 from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
@@ -186,6 +186,7 @@ class TableHandle(FollowedTable):
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         annotations.add_to(request, self.settings)
+        add_policy_news(request, self._client, self.settings.policy)
         part = ExtendPart.from_request(captured, request, deadline, number=tried and tried.request)
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
@@ -434,6 +435,7 @@ class TableHandle(FollowedTable):
             group_by=group,
             group_size=group_size,
             max_lag=parse_max_lag(max_lag, self.settings, self.name),
+            policy="" if max_lag is None else self.settings.policy,
             is_lease=is_lease,
             pad=pad,
             device=device,

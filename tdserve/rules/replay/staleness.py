@@ -21,7 +21,9 @@ from tdserve.rules.replay.columns import RowColumns
 UNKNOWN = -1
 """Version of rows whose policy does not exist any more."""
 
-_NUMBERS_PER_POLICY = 1 << 40
+LARGEST_VERSION = (1 << 40) - 1
+
+_NUMBERS_PER_POLICY = LARGEST_VERSION + 1
 """The column has, for version v of the table's k-th policy, ``k * _NUMBERS_PER_POLICY + v``: when another policy takes
 its place, all rows are older than its versions, and none has to be visited."""
 
@@ -49,14 +51,27 @@ class Staleness:
         uid: The incarnation of the policy's store that the rows' versions belong to; "" if there was none.
         num_former: Policies that the table had before this one.
         num_discarded: Its stored value.
+        newest: The newest version that was known.
+        elsewhere_since_s: As the attribute.
 
     Attributes:
         newest: The newest published version, 0 before the first.
         uid, num_former: As above, now.
         num_discarded: Rows that left the table because they were too old.
+        elsewhere_since_s: When the policy's store was created, seconds since the epoch, if it is on another server:
+            then the table knows what its clients have said last. None if it is on this one, or nowhere.
     """
 
-    def __init__(self, columns: RowColumns, *, uid: str = "", num_former: int = 0, num_discarded: int = 0) -> None:
+    def __init__(
+        self,
+        columns: RowColumns,
+        *,
+        uid: str = "",
+        num_former: int = 0,
+        num_discarded: int = 0,
+        newest: int = 0,
+        elsewhere_since_s: float | None = None,
+    ) -> None:
         self._numbers: NDArray[np.int64] = np.asarray(columns.get_array(POLICY_VERSION_KEY, np.int64))
         self._chunk_rows = min(max(columns.capacity // 4, _MIN_ROOM), _CHUNK_ROWS)
         # One more than the place of each row in its bucket; 0: it is no member.
@@ -64,7 +79,8 @@ class Staleness:
         self._buckets: dict[int, _VersionBucket] = {}
         self._ordered: list[int] = []  # the numbers that have a bucket
         self._sum = 0  # of the known versions of all members
-        self.newest = 0
+        self.newest = newest
+        self.elsewhere_since_s = elsewhere_since_s
         self.uid = uid
         self.num_former = num_former
         self.num_discarded = num_discarded
@@ -77,6 +93,8 @@ class Staleness:
             uid=str(state.get("policy_uid", "")),
             num_former=int(state.get("num_former_policies", 0)),
             num_discarded=int(state.get("num_discarded", 0)),
+            newest=int(state.get("newest_policy_version", 0)),
+            elsewhere_since_s=state.get("policy_elsewhere_since_s"),
         )
 
     def state(self) -> dict[str, Any]:
@@ -85,6 +103,8 @@ class Staleness:
             "policy_uid": self.uid,
             "num_former_policies": self.num_former,
             "num_discarded": self.num_discarded,
+            "newest_policy_version": self.newest,
+            "policy_elsewhere_since_s": self.elsewhere_since_s,
         }
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path as FilePath
 
 from tdserve.base.errors import InvalidSpecError
@@ -57,7 +56,7 @@ class PlacementKind(StoreKind):
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, spec, folder, generations=generations)
 
-    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
+    def find_obstacle(self, record: StoreRecord) -> str:
         return "it has parts on several servers, each of which moves by its own name"
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:

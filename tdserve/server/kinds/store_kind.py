@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol
 
 from tdserve.rules.catalog import StoreRecord, check_durability, check_max_object_bytes
 from tdserve.server.kinds.row_files import make_files
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import PolicyStores
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.store.adopted import Adopted
@@ -23,13 +22,17 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 
-class KindStores(PolicyStores, Protocol):
-    """What a kind uses of all stores; see the attributes of ``Stores``."""
+class KindStores(Protocol):
+    """What a kind uses of all stores; see the attributes and methods of ``Stores``."""
 
     root: Root
     db: CatalogDB
     specs: Specs
     unfinished_writes: UnfinishedWrites
+    followers: dict[str, set[str]]
+
+    def find(self, name: str) -> OpenedStore | None:
+        """Returns the visible store of this name. Raises CorruptDataError."""
 
 
 class StoreKind(ABC):
@@ -104,13 +107,13 @@ class StoreKind(ABC):
 
     # ------------------------------------------------------------ moving
 
-    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
-        """Returns why a store cannot move to another server; "" if it can.
-
-        Args:
-            records: Those of all stores of this server.
-        """
+    def find_obstacle(self, record: StoreRecord) -> str:
+        """Returns why a store cannot move to another server; "" if it can."""
         return f"its tensors lie in {record.adopted}" if record.adopted else ""
+
+    def arrive(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the state that a store has on the server to which it has moved, without stores that it depends on."""
+        return state
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
         """Makes a copy, as of a checkpoint, differ from what the clients of the original may know.

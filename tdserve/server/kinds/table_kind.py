@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -20,10 +20,10 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
 from tdserve.server.counts import num_lost
+from tdserve.server.kinds.policies import check_policy, describe_policy
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import check_policy, describe_policy
 from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.recovery.draw_records import restore_draws
 from tdserve.server.specs import Specs
@@ -117,9 +117,10 @@ class TableKind(StoreKind):
 
         return make, finish
 
-    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
-        policy = Settings.from_json(record.settings).policy
-        return f"it follows the versions of {policy!r} on this server" if policy else ""
+    def arrive(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Keeps the policy, which is elsewhere now; see :class:`Staleness`."""
+        is_new = bool(state.get("policy_uid")) and state.get("policy_elsewhere_since_s") is None
+        return {**state, "policy_elsewhere_since_s": 0.0} if is_new else state
 
     def get_state(self, store: OpenedStore) -> dict[str, Any]:
         return store.get_table_state()

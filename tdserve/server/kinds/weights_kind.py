@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.settings import Settings
 from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.opened_store import OpenedStore
@@ -43,11 +42,6 @@ class WeightsKind(StoreKind):
         store = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
         store.hold_newest()
         return store
-
-    def find_obstacle(self, record: StoreRecord, records: Iterable[StoreRecord]) -> str:
-        tables = (each for each in records if each.capacity and record.name in each.settings)
-        followers = (each.name for each in tables if Settings.from_json(each.settings).policy == record.name)
-        return next((f"table {name!r} of this server follows its versions" for name in followers), "")
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
         """Skips the numbers of versions that were published since."""

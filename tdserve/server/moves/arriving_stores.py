@@ -153,6 +153,8 @@ class ArrivingStores:
         stores.catalog.check_free(record.name)
         if moved.is_copy:
             state = KINDS[record.kind].begin_copy(stores.root.arriving_folder(move), record, state, stores.db)
+        else:
+            state = KINDS[record.kind].arrive(state)
         with stores.db.begin_transaction() as txn:
             txn.put("stores", record.name.encode(), record.to_bytes())
             if record.packed:

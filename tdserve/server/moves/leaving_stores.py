@@ -67,7 +67,7 @@ class LeavingStores:
         store = self._stores.get(name)
         if uid not in ("", store.record.uid):
             raise StoreNotFoundError(name=name)
-        reason = KINDS[store.record.kind].find_obstacle(store.record, self._stores.catalog)
+        reason = KINDS[store.record.kind].find_obstacle(store.record)
         if reason:
             raise NotSupportedError(feature=f"moving store {name!r} to another server", reason=reason)
         return store

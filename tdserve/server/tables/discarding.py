@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.server import inline_tasks
+from tdserve.server.kinds.policies import follow
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import follow
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.turns import run_in_turns

@@ -72,7 +72,7 @@ class Extends:
             coming = decode_arrival(store, session.client_id, asked)
         if asked.wished_claim:
             self._claiming.end_used_up(session, store, asked.num_rows)
-        made_by = MadeBy(self._stores, store, coming)
+        made_by = MadeBy(self._stores, store, asked, coming)
         reservation = await reserve_rows(session, store, asked.num_rows, deadline)
         if store.lost:
             with self._stores.db.begin_transaction(is_decided=True) as txn:

@@ -1,16 +1,20 @@
-"""The policy versions of requests: those that made an extend's rows, and the greatest lag of a sample."""
+"""The policy versions of requests: those that made an extend's rows, the greatest lag of a sample, and what the client
+knows of a policy on another server."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.base.ids import MAX_TEXT_BYTES
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.staleness import UNKNOWN
+from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
+from tdserve.server.kinds.policies import find_weights, follow
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import PolicyStores, follow
+from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import Coming
 from tdserve.v1 import control_pb2
 
@@ -28,6 +32,37 @@ def check_max_lag(store: OpenedStore, asked: control_pb2.SampleRequest) -> int |
     return asked.max_lag
 
 
+def hear(stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest | control_pb2.SampleRequest) -> None:
+    """Takes over what a request says about the table's policy. Does nothing if this server has the policy.
+
+    Raises:
+        InvalidRequestError: It cannot be true.
+        WrongStateError: As in :func:`follow`.
+    """
+    if not asked.HasField("policy_news"):
+        return
+    news = asked.policy_news
+    if news.newest > LARGEST_VERSION or len(news.uid) > MAX_TEXT_BYTES or not math.isfinite(news.created_s):
+        raise InvalidRequestError(argument="policy_news", reason="no policy has such a version, uid or time")
+    staleness = follow(stores, store)
+    if staleness is None or find_weights(stores, store.get_table().settings.policy) is not None:
+        return
+    known, newest, since_s = staleness.uid, news.newest, staleness.elsewhere_since_s
+    if news.uid == known:
+        newest = max(newest, staleness.newest)
+    elif news.gone != known if not news.uid else news.created_s < (since_s or 0.0):
+        return  # it is of another policy, which this one has replaced
+    staleness.elsewhere_since_s = news.created_s if news.uid else None
+    if (news.uid, newest) == (known, staleness.newest):
+        return
+    store.get_table().selectors.follow(news.uid, newest)
+    follow(stores, store)
+    if news.uid != known:  # after a restart the table would else take its policy for deleted
+        with stores.db.begin_transaction() as txn:
+            stores.save_state(store, txn, store.get_table_state())
+    store.waiters.wake()
+
+
 class MadeBy:
     """The policy versions that made an extend's rows: read when it begins, settled when it is committed.
 
@@ -37,7 +72,8 @@ class MadeBy:
         WrongStateError: As in :func:`follow`.
     """
 
-    def __init__(self, stores: PolicyStores, store: OpenedStore, coming: Coming) -> None:
+    def __init__(self, stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest, coming: Coming) -> None:
+        hear(stores, store, asked)
         self._stores = stores
         self._store = store
         self._versions = coming.versions

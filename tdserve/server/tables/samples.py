@@ -19,13 +19,13 @@ from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.counts import make_counts
+from tdserve.server.kinds.policies import follow
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import follow
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
-from tdserve.server.tables.policy_versions import check_max_lag
+from tdserve.server.tables.policy_versions import check_max_lag, hear
 from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
@@ -148,6 +148,7 @@ class Samples:
         store = self._stores.get(asked.store)
         table = store.get_table()
         _check_current(store, table, asked)
+        hear(self._stores, store, asked)
         if asked.asks_newest or asked.asks_counts or asked.priorities_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)

@@ -9,8 +9,8 @@ from tdserve.base.errors import ClosedError, CorruptDataError
 from tdserve.rules.weights import UnfinishedVersion, VersionRecord, check_metadata
 from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kinds.policies import wake_followers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import wake_followers
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.stores import Stores

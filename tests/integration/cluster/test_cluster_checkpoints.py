@@ -14,7 +14,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import InvalidRequestError
 from tdserve.cli.main import main
-from tests.integration.cluster.moving import ROW, make_rows
+from tests.integration.cluster.moving import ROW, choose_other, make_rows
+from tests.integration.cluster.names import name_owned_by, next_name
 
 pytestmark = pytest.mark.integration
 
@@ -60,3 +61,25 @@ def test_stores_when_restored_to_other_servers_then_shared_ones_too(
     finally:
         for name in names:
             client.delete(name)
+
+
+def test_table_when_restored_without_its_policy_on_its_server_then_it_follows_the_copy_on_another(
+    client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
+) -> None:
+    policy = next_name()
+    client.publish(policy, ROW)
+    name = name_owned_by(choose_other(client, policy), 3)
+    table = client.create_replay(name, ROW, 100, policy=policy)
+    table.extend(make_rows(0, 4))
+    try:
+        client.checkpoint(tmp_path / "place")
+        with tdserve.connect(",".join(server.address for server in others)) as restored:
+            restored.restore(tmp_path / "place", names=[name, policy])
+            copy = restored.replay(name)
+            lagging = restored.publish(policy, ROW) - 1
+            copy.extend(make_rows(4, 4))
+            assert set(copy.sample(64, max_lag=0)["number"].tolist()) <= {4, 5, 6, 7}
+            assert 0 in copy.sample(256, max_lag=lagging)["number"].tolist()
+    finally:
+        client.delete(name)
+        client.delete(policy)

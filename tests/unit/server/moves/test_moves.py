@@ -168,13 +168,11 @@ def test_restart_when_files_came_in_part_then_they_are_removed(world: World, run
     assert world.root.list_arriving() == []
 
 
-def test_find_when_a_table_follows_a_policy_then_neither_may_move(world: World, run: Loop) -> None:
+def test_find_when_a_table_follows_a_policy_then_both_may_move(world: World, run: Loop) -> None:
     run(world.creation.create(make_request(name="p", kind=control_pb2.STORE_KIND_WEIGHTS)))
-    assert LeavingStores(world.stores).find("p").name == "p"
     create(world, run, policy="p")
     for name in ("r", "p"):
-        with pytest.raises(NotSupportedError, match="follows"):
-            LeavingStores(world.stores).find(name)
+        assert LeavingStores(world.stores).find(name).name == name
 
 
 def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
+from tdserve.server.kinds.policies import follow, wake_followers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.policies import follow, wake_followers
 from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.policy_versions import MadeBy
+from tdserve.server.tables.policy_versions import MadeBy, hear
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -46,7 +47,7 @@ def versions(*numbers: int) -> control_pb2.RowColumn:
 
 def made_by(world: World, store: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
     """What the rows of a request were made by."""
-    return MadeBy(world.stores, store, decode_arrival(store, bytes(16), asked))
+    return MadeBy(world.stores, store, asked, decode_arrival(store, bytes(16), asked))
 
 
 def described(world: World, store: OpenedStore) -> control_pb2.StoreDescription:
@@ -210,3 +211,46 @@ def test_describe_when_the_policys_name_is_taken_by_another_store_then_still_des
     with pytest.raises(WrongStateError, match="weights"):
         sample(world, run, made, 1, max_lag=3)
     assert len(sample(world, run, made, 1)["a"]) == 1
+
+
+# ---------------------------------------------------------------- a policy on another server
+
+
+def news(uid: str, newest: int, created_s: float = 1.0, gone: str = "") -> control_pb2.ExtendRequest:
+    """What a client says of the policy."""
+    said = control_pb2.PolicyNews(uid=uid, newest=newest, created_s=created_s, gone=gone)
+    return control_pb2.ExtendRequest(policy_news=said)
+
+
+@pytest.mark.parametrize(
+    ("heard", "uid", "newest"),
+    [
+        ([news("a", 3)], "a", 3),
+        ([news("a", 3), news("a", 2)], "a", 3),
+        ([news("a", 3), news("b", 1, 2.0)], "b", 1),
+        ([news("b", 1, 2.0), news("a", 3)], "b", 1),
+        ([news("b", 1, 2.0), news("", 0, 0.0, gone="a")], "b", 1),
+        ([news("a", 3), news("", 0, 0.0, gone="a")], "", 0),
+        ([news("a", 3), news("", 0, 0.0, gone="a"), news("b", 1, 2.0)], "b", 1),
+    ],
+)
+def test_news_when_of_different_incarnations_then_the_newest_counts(
+    world: World, made: OpenedStore, heard: list[control_pb2.ExtendRequest], uid: str, newest: int
+) -> None:
+    for asked in heard:
+        hear(world.stores, made, asked)
+    staleness = follow(world.stores, made)
+    assert staleness is not None
+    assert (staleness.uid, staleness.newest) == (uid, newest)
+
+
+def test_news_when_this_server_has_the_policy_then_ignored(world: World, run: Loop, made: OpenedStore) -> None:
+    publish(world, run, 2)
+    hear(world.stores, made, news("other", 9, 9e9))
+    assert described(world, made).newest_policy_version == 2
+
+
+@pytest.mark.parametrize("asked", [news("a", 1 << 40), news("a" * 300, 1), news("a", 1, math.nan)])
+def test_news_when_impossible_then_refused(world: World, made: OpenedStore, asked: control_pb2.ExtendRequest) -> None:
+    with pytest.raises(InvalidRequestError, match="policy_news"):
+        hear(world.stores, made, asked)

@@ -1,36 +1,24 @@
 """Tables whose rows are made by versions of a policy: they get the number of the newest version when they need it.
 
 A table needs it whenever rows come, are drawn with a maximum lag, or the table is described. So a publish costs nothing
-here, except that waiting callers look again: rows that are too old now make room in a queue.
+here, except that waiting callers look again: rows that are too old now make room in a queue. Of a policy on another
+server, of which this one knows nothing, the table's clients say it with their requests.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import Staleness
+from tdserve.server.kinds.placement_kind import find_forward
+from tdserve.server.kinds.store_kind import KindStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.turns import drop_references
 from tdserve.v1 import control_pb2
 
 
-class PolicyStores(Protocol):
-    """What is used of all stores here; see the methods of ``Stores``.
-
-    Attributes:
-        followers: By name of a weights store: names of the tables that follow its versions and have been used.
-    """
-
-    followers: dict[str, set[str]]
-
-    def find(self, name: str) -> OpenedStore | None:
-        """Returns the visible store of this name. Raises CorruptDataError."""
-
-
-def check_policy(stores: PolicyStores, record: StoreRecord) -> None:
+def check_policy(stores: KindStores, record: StoreRecord) -> None:
     """Checks that a table's policy can be one; it need not exist yet.
 
     Raises:
@@ -40,12 +28,18 @@ def check_policy(stores: PolicyStores, record: StoreRecord) -> None:
     policy = Settings.from_json(record.settings).policy
     if policy == record.name:
         raise InvalidRequestError(argument="policy", reason=f"{policy!r} is the table itself")
-    weights = stores.find(policy) if policy else None
+    weights = find_weights(stores, policy) if policy else None
     if weights is not None:
         weights.get_versions()
 
 
-def follow(stores: PolicyStores, store: OpenedStore) -> Staleness | None:
+def find_weights(stores: KindStores, policy: str) -> OpenedStore | None:
+    """Returns the store of a policy; None if this server has none, perhaps since it has moved to another."""
+    found = stores.find(policy)
+    return None if found is None or find_forward(found.record) is not None else found
+
+
+def follow(stores: KindStores, store: OpenedStore) -> Staleness | None:
     """Sets the newest version of a table's policy in the table.
 
     Returns:
@@ -58,17 +52,25 @@ def follow(stores: PolicyStores, store: OpenedStore) -> Staleness | None:
     policy = table.settings.policy
     if not policy:
         return None
-    weights = stores.find(policy)
-    newest = None if weights is None else weights.get_versions().newest
-    uid = "" if weights is None else weights.record.uid
-    table.selectors.follow(uid, newest.version if newest is not None else 0)
+    staleness, weights = table.selectors.staleness, find_weights(stores, policy)
+    if staleness is None:
+        return None
+    if weights is not None:
+        newest = weights.get_versions().newest
+        staleness.elsewhere_since_s = None
+        table.selectors.follow(weights.record.uid, newest.version if newest is not None else 0)
+    elif staleness.elsewhere_since_s is None:
+        if stores.find(policy) is None:
+            table.selectors.follow("", 0)
+        else:
+            staleness.elsewhere_since_s = 0.0  # it has moved
     if table.selectors.dropped:
         drop_references(table.selectors.dropped, num_rows=store.record.capacity)
     stores.followers.setdefault(policy, set()).add(store.name)
-    return table.selectors.staleness
+    return staleness
 
 
-def wake_followers(stores: PolicyStores, policy: str) -> None:
+def wake_followers(stores: KindStores, policy: str) -> None:
     """Wakes callers that wait for a table of this policy: a version was published, or all are gone."""
     for name in tuple(stores.followers.get(policy, ())):
         store = stores.find(name)
@@ -78,7 +80,7 @@ def wake_followers(stores: PolicyStores, policy: str) -> None:
             store.waiters.wake()
 
 
-def describe_policy(stores: PolicyStores, store: OpenedStore, description: control_pb2.StoreDescription) -> None:
+def describe_policy(stores: KindStores, store: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
         staleness = follow(stores, store)

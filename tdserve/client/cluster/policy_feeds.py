@@ -1,0 +1,130 @@
+"""The newest versions of the policies of tables that may be on other servers than these: followed by a thread for each,
+and sent with the requests that need them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from weakref import WeakMethod
+
+from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.client.client import Client
+from tdserve.client.session.reach import reach_within
+from tdserve.rules.lost_servers import REACH_S
+from tdserve.v1 import control_pb2
+
+WAIT_S = 5.0
+"""Longest wait for a version, after which a policy that was deleted and published anew is found."""
+
+PAUSE_S = 1.0
+"""Pause before a server is asked again that did not answer."""
+
+
+class PolicyFeeds:
+    """What one client of a cluster knows of policies. Threads: safe.
+
+    A policy is asked for when a table is first used that follows it, and followed from then on. While its server does
+    not answer, what was known last stands.
+
+    Args:
+        find_home: Returns the client of the server that has a store.
+    """
+
+    def __init__(self, find_home: Callable[[str], Client]) -> None:
+        self._find_home = WeakMethod(find_home)
+        self._closed = Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = Lock()
+        self._feeds: dict[str, _PolicyFeed] = {}
+
+    def find_news(self, name: str, at_least: int) -> control_pb2.PolicyNews | None:
+        """Returns what is known of a policy; None if it was never published.
+
+        Args:
+            at_least: A version that the caller has seen; asked for if it is not known here yet.
+        """
+        if os.getpid() != self._pid:  # threads do not survive a fork
+            self._begin()
+        feed = self._feeds.get(name)
+        if feed is None:
+            with self._lock:
+                feed = self._feeds.setdefault(name, _PolicyFeed(name, self._find_home, self._closed))
+        return feed.find_news(at_least)
+
+    def note_change(self, name: str) -> None:
+        """Has a policy asked for again before its next use: this client has changed it."""
+        feed = self._feeds.get(name)
+        if feed is not None:
+            feed.is_current = False
+
+    def close(self) -> None:
+        """Lets all threads end."""
+        self._closed.set()
+
+
+class _PolicyFeed:
+    """What is known of one policy.
+
+    Attributes:
+        is_current: Whether nothing newer can be known to this client.
+    """
+
+    def __init__(self, name: str, find_home: WeakMethod[Callable[[str], Client]], closed: Event) -> None:
+        self.is_current = False
+        self._name = name
+        self._find_home = find_home
+        self._closed = closed
+        self._lock = Lock()
+        self._news: control_pb2.PolicyNews | None = None
+        self._thread: Thread | None = None
+
+    def find_news(self, at_least: int) -> control_pb2.PolicyNews | None:
+        """Returns what is known; as of :meth:`PolicyFeeds.find_news`."""
+        if not self.is_current or (self._news is not None and self._news.newest < at_least):
+            self.is_current = True  # first: a change may come meanwhile
+            self._ask()
+            self._start()
+        return self._news
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = Thread(target=self._follow, name=f"tdserve-policy-{self._name}", daemon=True)
+                self._thread.start()
+
+    def _get_home(self) -> Client:
+        find_home = self._find_home()
+        if find_home is None:
+            raise ClosedError(what="the client of the cluster")
+        return find_home(self._name)
+
+    def _follow(self) -> None:
+        while not self._closed.is_set():
+            known = self._news
+            try:
+                newest = known.newest if known is not None and known.uid else None
+                self._get_home().wait_newer(self._name, newer_than=newest, timeout_s=WAIT_S)
+            except ClosedError:
+                return
+            except DeadlineExceededError:
+                pass
+            except TDServeError:
+                self._closed.wait(PAUSE_S)
+            self._ask()
+
+    def _ask(self) -> None:
+        """Asks what the policy is now. What is known stays if its server does not answer, or it holds no weights."""
+        with self._lock, suppress(TDServeError), reach_within(REACH_S):
+            try:
+                found = self._get_home().describe(self._name, timeout_s=0)
+            except StoreNotFoundError:
+                known = self._news
+                self._news = control_pb2.PolicyNews(gone=known.uid or known.gone) if known is not None else None
+            else:
+                if found.kind == "weights":
+                    self._news = control_pb2.PolicyNews(uid=found.uid, newest=found.version, created_s=found.created_s)
