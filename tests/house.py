@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "torchrun")
-"""Doors to other packages, and to asyncio."""
+CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "torchrun", "soak")
+"""Doors to other packages, and to asyncio; and a soak, which no other room needs."""
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("base", "v1"),

@@ -32,6 +32,7 @@ from tdserve.cli.restore import restore
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
 from tdserve.cli.sessions import sessions
+from tdserve.cli.soak import soak
 from tdserve.cli.stats import stats
 from tdserve.cli.tail import tail
 from tdserve.cli.token import token
@@ -63,6 +64,7 @@ COMMANDS = (
     certs,
     token,
     bench,
+    soak,
     demo,
     guide,
     completion,

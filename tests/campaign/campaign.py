@@ -2,7 +2,8 @@
 the histories.
 
 ``python -m tests.campaign.campaign --kills 200 --seed 1 --servers 3`` prints its counts, and ends with 1 when
-anything was lost, doubled or torn. The same seed kills in the same order; what is under way at each kill is chance,
+anything was lost, doubled or torn; with ``--tls`` all content but that of local clients takes gRPC, encrypted.
+The same seed kills in the same order; what is under way at each kill is chance,
 which is the point.
 """
 
@@ -20,13 +21,13 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-from tensordict import TensorDict
-
 import tdserve
-from tdserve.base.config import check_transport
-from tests.campaign.check import Report, check
-from tests.campaign.stores import KEYS, NUM_SLOTS, SLOTS, make_slots, open_queue, open_tables
+from tdserve.base.config import ClientConfig, TransportName
+from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.soak.activities import ACTIVITIES
+from tdserve.soak.check import Findings, check
+from tdserve.soak.killable_client import KillableClient
+from tdserve.soak.round_stores import RoundStores
 from tests.lent.lender import copy_for
 from tests.processes import (
     REPOSITORY,
@@ -43,8 +44,18 @@ VICTIMS = ("control", "worker", "fork server", "client", "server")
 
 MOVER = "mover"
 
-TRANSPORTS = ("gloo", "shm", "gloo", "shm")
+TRANSPORTS: tuple[TransportName, ...] = ("gloo", "shm", "gloo", "shm")
 """Transports of the clients that work at the same time."""
+
+TLS_TRANSPORTS: tuple[TransportName, ...] = ("grpc", "shm", "grpc", "shm")
+
+TOKEN = "of-the-campaign"
+
+PROGRAM = (sys.executable, "-m", "tests.lent.program")
+"""What runs a module of the campaign."""
+
+MAY_WAIT = ("follow", "consume", "sample")
+"""Activities that may find nothing for a while."""
 
 RECOVERY_S = 150.0
 """Time within which every client continues after a kill: a worker and a client import torch beside seven busy processes
@@ -58,33 +69,33 @@ class Campaign:
         folder: An empty folder.
         seed: Decides the order of kills.
         num_servers: Several share the tables and the queue.
+        has_tls: Whether all connections are encrypted.
     """
 
-    def __init__(self, folder: Path, *, seed: int, num_servers: int = 1) -> None:
+    def __init__(self, folder: Path, *, seed: int, num_servers: int = 1, has_tls: bool = False) -> None:
         self._random = random.Random(seed)
         self._histories = folder / "histories"
         self._histories.mkdir()
+        settings, self._environment = _make_certificates(folder) if has_tls else ({}, dict(os.environ))
+        self._transports = TLS_TRANSPORTS if has_tls else TRANSPORTS
         self._servers = [
-            tdserve.Server(folder / f"root{number}", port=quiet_port(), num_workers=2, log_level="error")
+            tdserve.Server(folder / f"root{number}", port=quiet_port(), num_workers=2, log_level="error", **settings)
             for number in range(num_servers)
         ]
-        self._clients: list[subprocess.Popen[str]] = []
+        self._clients: list[KillableClient] = []
         self._num_clients = 0
         self._mover: subprocess.Popen[str] | None = None
         self._victims = (*VICTIMS, MOVER) if num_servers > 2 else VICTIMS
         self.kills: Counter[str] = Counter()
 
-    def run(self, num_kills: int) -> Report:
+    def run(self, num_kills: int) -> Findings:
         """Makes this many kills, lets the clients end, restarts the server once more and compares."""
         try:
             for server in self._servers:
                 server.start()
-            with tdserve.connect(self._address, transport="gloo") as client:
-                open_tables(client)
-                open_queue(client)
-                client.memmap(make_slots(0, NUM_SLOTS), SLOTS)
-                client.memmap(TensorDict({"x": torch.zeros(3)}, [3]), KEYS)
-            self._clients = [self._start_client(place) for place in range(len(TRANSPORTS))]
+            with self._connect(self._transports[0]) as client:
+                RoundStores(client).create()
+            self._clients = [self._start_client(place) for place in range(len(self._transports))]
             if MOVER in self._victims:
                 self._mover = self._start_mover()
             self._await_progress()
@@ -93,18 +104,23 @@ class Campaign:
                     order = self._random.sample(self._victims, len(self._victims))
                 self._kill(order[number % len(self._victims)])
                 self._await_progress()
-            for process in self._list_processes():
-                process.communicate(timeout=RECOVERY_S)
+            for client_process in self._clients:
+                client_process.close()
+            if self._mover is not None:
+                self._mover.communicate(timeout=RECOVERY_S)
             for server in self._servers:
                 server.shutdown()
                 server.start()
-            with tdserve.connect(self._address, transport=check_transport(self._random.choice(TRANSPORTS))) as client:
-                report = check(client, self._histories)
+            with self._connect(self._random.choice(self._transports)) as client:
+                wait_for(lambda: not client.stats().get("lost"), "answers of all servers", timeout_s=60.0)
+                report = check(RoundStores(client), self._histories)
                 report.counts.update(self._count_moves())
                 return report
         finally:
-            for process in self._list_processes():
-                _end(process)
+            for client_process in self._clients:
+                client_process.kill()
+            if self._mover is not None:
+                _end(self._mover)
             for server in self._servers:
                 server.shutdown()
 
@@ -112,16 +128,33 @@ class Campaign:
     def _address(self) -> str:
         return ",".join(server.address for server in self._servers)
 
-    def _start_client(self, place: int) -> subprocess.Popen[str]:
+    def _connect(self, transport: TransportName) -> tdserve.Client:
+        settings = ClientConfig.from_env(self._environment)
+        tls, token = settings.find_tls(), settings.token
+        return tdserve.connect(self._address, transport=transport, token=token, tls=tls)
+
+    def _start_client(self, place: int) -> KillableClient:
         """Starts a client in one of the places. The clients of a place follow one another and alternate between
         transports."""
         self._num_clients += 1
-        transport = TRANSPORTS[(place + self._num_clients) % len(TRANSPORTS)]
-        arguments = [self._address, transport, self._histories, self._num_clients, place * NUM_SLOTS // 4]
-        return _start("tests.campaign.client", *arguments)
+        client = KillableClient(
+            self._address,
+            self._transports[(place + self._num_clients) % len(self._transports)],
+            number=self._num_clients,
+            place=place,
+            num_places=len(self._transports),
+            program=PROGRAM,
+            environment=self._environment,
+        )
+        client.begin("", self._histories)
+        return client
 
     def _start_mover(self) -> subprocess.Popen[str]:
-        return _start("tests.campaign.mover", self._address, self._moves, self.kills[MOVER])
+        """Starts a process that ends when its standard input closes."""
+        arguments = ["tests.campaign.mover", self._address, str(self._moves), str(self.kills[MOVER])]
+        return subprocess.Popen(
+            [*PROGRAM, *arguments], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     @property
     def _moves(self) -> Path:
@@ -133,15 +166,12 @@ class Campaign:
         moves = [json.loads(line) for line in self._moves.read_text().splitlines()]
         return Counter(f"moves: {each['outcome'].partition(':')[0] or 'already there'}" for each in moves)
 
-    def _list_processes(self) -> list[subprocess.Popen[str]]:
-        return [*self._clients, *([] if self._mover is None else [self._mover])]
-
     def _kill(self, victim: str) -> None:
         self.kills[victim] += 1
         if victim == "client":
             place = self._random.randrange(len(self._clients))
             os.kill(copy_for(self._clients[place].pid), signal.SIGKILL)
-            _end(self._clients[place])
+            self._clients[place].kill()
             self._clients[place] = self._start_client(place)
             return
         if victim == MOVER and self._mover is not None:
@@ -180,32 +210,23 @@ class Campaign:
         living = {number for number in newest if any(f"-{number:05d}." in name for name in now)}
         return len(living) == self._num_clients and all(
             sum(size - before.get(name, 0) for name, size in now.items() if f"{role}-" in name) > 0
-            for role in (
-                "extend-claimed",
-                "extend-asked",
-                "extend-chats",
-                "overwrite",
-                "alter",
-                "publish",
-                "create",
-                "produce",
-            )
+            for role in ACTIVITIES
+            if role not in MAY_WAIT
         )
 
 
-def _start(module: str, *arguments: object) -> subprocess.Popen[str]:
-    """Starts a process that ends when its standard input closes."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.lent.program", module, *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def _make_certificates(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Makes certificates and a token; returns the settings of servers and the environment of clients."""
+    make_authority(folder, 2)
+    make_certificate(folder, "server", ["localhost", "127.0.0.1"], 2)
+    (folder / "token").write_text(TOKEN)
+    settings = {"tls_cert": "server.pem", "tls_key": "server.key", "token_file": "token"}
+    variables = {"TDSERVE_TOKEN": TOKEN, "TDSERVE_TLS_CA": str(folder / "ca.pem")}
+    return {name: str(folder / file) for name, file in settings.items()}, {**os.environ, **variables}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kills a client if it has not ended."""
+    """Kills a process if it has not ended."""
     process.kill()
     with process:  # closes its pipes
         process.wait()
@@ -217,9 +238,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--tls", action="store_true")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tdserve-campaign-"))
-    campaign = Campaign(folder, seed=arguments.seed, num_servers=arguments.servers)
+    campaign = Campaign(folder, seed=arguments.seed, num_servers=arguments.servers, has_tls=arguments.tls)
     report = campaign.run(arguments.kills)
     print("kills:", dict(campaign.kills))
     for name, count in sorted(report.counts.items()):

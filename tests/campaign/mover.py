@@ -14,7 +14,7 @@ from threading import Event, Thread
 
 import tdserve
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tests.campaign.stores import list_movable
+from tdserve.soak.round_stores import list_movable
 
 TIMEOUT_S = 60.0
 

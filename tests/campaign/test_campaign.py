@@ -11,9 +11,9 @@ from tests.campaign.campaign import VICTIMS, Campaign
 pytestmark = pytest.mark.integration
 
 
-def check_campaign(folder: Path, num_kills: int, seed: int, num_servers: int = 1) -> None:
+def check_campaign(folder: Path, num_kills: int, seed: int, *, num_servers: int = 1, has_tls: bool = False) -> None:
     """Runs one; fails with what was lost, doubled or torn."""
-    campaign = Campaign(folder, seed=seed, num_servers=num_servers)
+    campaign = Campaign(folder, seed=seed, num_servers=num_servers, has_tls=has_tls)
     report = campaign.run(num_kills)
     assert campaign.kills.total() == num_kills
     assert report.faults == []
@@ -24,6 +24,7 @@ def check_campaign(folder: Path, num_kills: int, seed: int, num_servers: int = 1
         "overwrites",
         "publishes",
         "changes of keys",
+        "changes of entries",
         "acks",
     ):
         assert report.counts[f"{what}: acknowledged"] > num_kills
@@ -46,3 +47,9 @@ def test_campaign_when_three_servers_are_killed_while_stores_move_then_nothing_a
     tmp_path: Path,
 ) -> None:
     check_campaign(tmp_path, 60, seed=2, num_servers=3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_campaign_when_all_connections_are_encrypted_then_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    check_campaign(tmp_path, 15, seed=5, has_tls=True)

@@ -43,6 +43,7 @@ COMMANDS = (
         "certs",
         "token",
         "bench",
+        "soak",
         "demo",
         "guide",
         "completion",

@@ -1,5 +1,4 @@
-"""The calls of a campaign's clients and their outcomes, written to disk line by line, so that they survive the
-client."""
+"""The calls of clients and their outcomes, written to disk line by line, so that they survive the client."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from typing import Any
 
 
 class Recorder:
-    """Appends events to a file. What was written survives ``kill -9`` of the process. Threads: one.
+    """Appends events to a file; a context manager, which closes it. What was written survives ``kill -9`` of the
+    process. Threads: one.
 
     Args:
         path: Path of the file, which is created if it does not exist.
@@ -24,6 +24,12 @@ class Recorder:
     def write(self, event: str, **fields: Any) -> None:
         """Appends an event: ``call`` before a call, ``ok`` or ``failed`` after it, ``saw`` for what was read."""
         os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
 
 
 @dataclass

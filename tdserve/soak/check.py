@@ -8,26 +8,45 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tdserve
-from tests.campaign.history import Call, History, read_histories
-from tests.campaign.stores import KEYS, QUEUE, SLOTS, TABLES, check_part, identify_rows, read_slot_values
-from tests.processes import wait_for
+from tdserve.base.errors import CorruptDataError, EndOfStreamError, RemoteProtocolError
+from tdserve.soak.history import Call, History, read_histories
+from tdserve.soak.round_stores import (
+    KEYS,
+    SLOTS,
+    TABLES,
+    RoundStores,
+    check_part,
+    identify_rows,
+    read_entry,
+    read_slot_values,
+)
+
+LATE_S = 1.0
+"""A call that ends later than this after its deadline counts as late."""
 
 LEASE_ERRORS = ("SelectionError", "WrongStateError", "PeerLostError")
 """Errors of ``ack`` for rows whose lease ended with the session: these rows are back in the queue."""
 
 
 @dataclass
-class Report:
-    """The counts and faults of a comparison.
+class Findings:
+    """The counts and faults of a findings.
 
     Attributes:
         counts: Number of compared things, by name.
         faults: The faults, as text.
+        latest_s: How long after its deadline the latest of the calls with a short timeout ended, seconds.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    latest_s: float = 0.0
+
+    def add(self, other: Findings) -> None:
+        """Adds the counts and faults of another."""
+        self.counts.update(other.counts)
+        self.faults += other.faults
+        self.latest_s = max(self.latest_s, other.latest_s)
 
     def expect(self, holds: bool, fault: str) -> None:
         """Records a fault if a condition does not hold."""
@@ -35,29 +54,26 @@ class Report:
             self.faults.append(fault)
 
 
-def check(client: tdserve.Client, folder: Path) -> Report:
-    """Compares the histories in a folder with what a client reads now."""
-    report = Report()
-    wait_for(lambda: not client.stats().get("lost"), "answers of all servers", timeout_s=60.0)
+def check(stores: RoundStores, folder: Path) -> Findings:
+    """Compares the histories in a folder with what the client of the stores reads now."""
+    report = Findings()
     for path in sorted(folder.glob("fault-*.txt")):
         report.faults.append(f"{path.name}: {path.read_text()[-1500:]}")
     for name in TABLES:
-        table = client.replay(name)
+        table = stores.open_table(name)
         parts = table.info().get("shards") or [table.info()]
         full = [number for number, part in enumerate(parts) if part["num_rows"] == part["capacity"]]
         report.expect(
             not full, f"parts {full} of {name!r} are full, and rows have made room for later ones: raise CAPACITY"
         )
         _check_table(report, name, identify_rows(name, table[:]), folder)
-    _check_slots(report, client, folder)
-    _check_keys(report, client, folder)
-    _check_weights(report, client, folder)
-    _check_queue(report, client, folder)
-    _check_stores(report, client, folder)
+    for check_kind in (_check_slots, _check_keys, _check_weights, _check_queue, _check_entries, _check_made):
+        check_kind(report, stores, folder)
+    _count_sights(report, folder)
     return report
 
 
-def _count(report: Report, what: str, history: History) -> None:
+def _count(report: Findings, what: str, history: History) -> None:
     for call in history.calls:
         outcome = "acknowledged" if call.is_acknowledged else "failed" if call.failure else "cut short"
         report.counts[f"{what}: {outcome}"] += 1
@@ -66,7 +82,7 @@ def _count(report: Report, what: str, history: History) -> None:
             report.faults.append(f"{history.path.name}: {call.fields} failed: {call.failure}")
 
 
-def _check_table(report: Report, name: str, found: list[tuple[int, int]], folder: Path) -> None:
+def _check_table(report: Findings, name: str, found: list[tuple[int, int]], folder: Path) -> None:
     stored = Counter(found)
     report.counts[f"rows of {name}"] = len(found)
     doubled = [row for row, times in stored.items() if times > 1]
@@ -86,13 +102,13 @@ def _check_table(report: Report, name: str, found: list[tuple[int, int]], folder
     report.expect(stored.keys() <= called, f"rows of {name!r} that nobody wrote: {list(stored.keys() - called)[:10]}")
 
 
-def _check_slots(report: Report, client: tdserve.Client, folder: Path) -> None:
-    store = client[SLOTS]
+def _check_slots(report: Findings, stores: RoundStores, folder: Path) -> None:
+    store = stores.client[stores.name(SLOTS)]
     final: list[int | None] = []
     for slot in range(store.batch_size[0]):
         try:
             final.append(read_slot_values(store[slot : slot + 1])[0])
-        except tdserve.CorruptDataError:
+        except CorruptDataError:
             final.append(None)
     last: dict[int, int] = dict.fromkeys(range(len(final)), 0)
     pending: dict[int, set[int]] = {slot: set() for slot in last}
@@ -101,9 +117,7 @@ def _check_slots(report: Report, client: tdserve.Client, folder: Path) -> None:
         for number, call in enumerate(history.calls, 1):
             _apply(call, last, pending)
             for seen in (seen for after, seen in history.sights if after == number):
-                slot, value = seen["slot"], seen["value"]
-                assert slot is not None
-                _check_slot(report, f"{history.path.name} saw", slot, value, last, pending)
+                _check_slot(report, f"{history.path.name} saw", seen["slot"], seen["value"], last, pending)
     for slot, value in enumerate(final):
         _check_slot(report, "at the end", slot, value, last, pending)
     report.counts["slots damaged by a client that died in the middle"] = final.count(None)
@@ -118,7 +132,7 @@ def _apply(call: Call, last: dict[int, int], pending: dict[int, set[int]]) -> No
 
 
 def _check_slot(
-    report: Report, when: str, slot: int, value: int | None, last: dict[int, int], pending: dict[int, set[int]]
+    report: Findings, when: str, slot: int, value: int | None, last: dict[int, int], pending: dict[int, set[int]]
 ) -> None:
     """Checks that a slot has the value that was acknowledged last, or one whose writer received no answer."""
     report.counts["sights of slots"] += 1
@@ -126,7 +140,7 @@ def _check_slot(
     report.expect(value in allowed, f"{when}: slot {slot} has {value}, acknowledged was {last[slot]}")
 
 
-def _check_keys(report: Report, client: tdserve.Client, folder: Path) -> None:
+def _check_keys(report: Findings, stores: RoundStores, folder: Path) -> None:
     """Checks that each part is where the acknowledged calls have left it, or where one that was cut short would have
     moved it."""
     allowed: dict[int, set[str]] = {}
@@ -136,20 +150,20 @@ def _check_keys(report: Report, client: tdserve.Client, folder: Path) -> None:
         for call in history.calls:
             before = allowed.setdefault(call.fields["value"], {"gone"})
             allowed[call.fields["value"]] = (set() if call.is_acknowledged else before) | {into[call.fields["what"]]}
-    found = client.from_remote_init(KEYS)
+    found = stores.client.from_remote_init(stores.name(KEYS))
     for key in set(found.keys()) - {"x"}:
         state, _, number = str(key).partition(" ")
         report.counts["parts"] += 1
         try:
             check_part(found[key], int(number))
-        except AssertionError as fault:
+        except RemoteProtocolError as fault:
             report.faults.append(str(fault))
         report.expect(state in allowed.pop(int(number), ()), f"{KEYS!r} has {key!r}")
     for value, states in allowed.items():
         report.expect("gone" in states, f"part {value} of {KEYS!r} is lost: it should be {states}")
 
 
-def _check_weights(report: Report, client: tdserve.Client, folder: Path) -> None:
+def _check_weights(report: Findings, stores: RoundStores, folder: Path) -> None:
     made: dict[tuple[str, int], int] = {}
     newest: dict[str, int] = {}
     calls = [(history, call) for history in read_histories(folder, "publish") for call in history.calls]
@@ -172,18 +186,20 @@ def _check_weights(report: Report, client: tdserve.Client, folder: Path) -> None
             known = made.setdefault(key, seen["id"])
             report.expect(known == seen["id"], f"version {key} is two: {known} and {seen}")
     for name, version in newest.items():
-        weights = client.latest(name)
-        assert weights is not None
+        weights = stores.client.latest(name)
+        if weights is None:
+            report.faults.append(f"{name}: there is no version, acknowledged was {version}")
+            continue
         report.expect(weights.version >= version, f"{name}: newest is {weights.version}, acknowledged was {version}")
         identity = made.setdefault((name, weights.version), weights.metadata["id"])
         report.expect(weights.metadata["id"] == identity, f"{name}: version {weights.version} is not what it was")
 
 
-def _check_queue(report: Report, client: tdserve.Client, folder: Path) -> None:
-    queue = client.queue(QUEUE)
+def _check_queue(report: Findings, stores: RoundStores, folder: Path) -> None:
+    queue = stores.open_queue()
     queue.close()  # from then on the remaining rows are handed out one by one to the last
     left: Counter[int] = Counter()
-    with suppress(tdserve.EndOfStreamError):
+    with suppress(EndOfStreamError):
         while True:
             with queue.take(500, timeout_s=30.0) as rows:
                 left.update(rows["job"].tolist())
@@ -207,8 +223,38 @@ def _check_queue(report: Report, client: tdserve.Client, folder: Path) -> None:
     report.expect({*acknowledged, *left} <= called, "jobs that nobody put there")
 
 
-def _check_stores(report: Report, client: tdserve.Client, folder: Path) -> None:
-    names = {name for name in client.stores() if name.startswith("made-")}
+def _check_entries(report: Findings, stores: RoundStores, folder: Path) -> None:
+    """Checks that each entry is what its writer's calls have left: the last one acknowledged, or one without answer."""
+    entries = stores.open_entries()
+    allowed: dict[str, set[int]] = {}
+    for history in read_histories(folder, "enter"):
+        _count(report, "changes of entries", history)
+        sights = dict(history.sights)
+        for number, call in enumerate(history.calls, 1):
+            key, value = call.fields["key"], call.fields["value"]
+            allowed[key] = {value} | (set() if call.is_acknowledged else allowed.get(key, {0}))
+            if number in sights:
+                seen = sights[number]["value"]
+                report.expect(seen in allowed[key], f"{history.path.name}: saw {seen}, allowed was {allowed[key]}")
+    found = {key: read_entry(entries.get(key)) for key in entries.keys()}  # noqa: SIM118 (a call of the handle)
+    report.counts["entries"] = len(found)
+    for key, values in allowed.items():
+        report.expect(found.get(key, 0) in values, f"entry {key!r} is {found.get(key, 0)}, allowed was {values}")
+    report.expect(found.keys() <= allowed.keys(), f"entries that nobody put: {found.keys() - allowed.keys()}")
+
+
+def _count_sights(report: Findings, folder: Path) -> None:
+    for history in read_histories(folder, "sample"):
+        report.counts["samples"] += len(history.sights)
+    late: list[float] = [seen["late_s"] for history in read_histories(folder, "hurry") for _, seen in history.sights]
+    report.counts["calls in a hurry"] = len(late)
+    report.counts["calls in a hurry that ended late"] = sum(each > LATE_S for each in late)
+    report.latest_s = max([0.0, *late])
+
+
+def _check_made(report: Findings, stores: RoundStores, folder: Path) -> None:
+    begin = stores.name("made-")
+    names = {name for name in stores.list_names() if name.startswith(begin)}
     known: dict[str, Call] = {}
     for history in read_histories(folder, "create"):
         _count(report, "creations and deletions", history)
@@ -220,7 +266,7 @@ def _check_stores(report: Report, client: tdserve.Client, folder: Path) -> None:
         exists = call.fields["what"] == "create"
         report.expect((name in names) == exists, f"store {name!r} after {call.fields}: there is {name in names}")
         if exists and name in names:
-            content = client.from_remote_init(name)["count"].tolist()
+            content = stores.client.from_remote_init(name)["count"].tolist()
             report.expect(content == [call.fields["count"]] * 3, f"store {name!r} has {content} after {call.fields}")
     report.expect(names <= known.keys(), f"stores that nobody made: {names - known.keys()}")
 
