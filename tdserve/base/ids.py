@@ -21,7 +21,7 @@ SECRET_BYTES = 32
 MAX_TEXT_BYTES = 255
 """Longest other name that a client makes the server keep: of a host, a consumer or a device."""
 
-_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f/\\]")  # C0 and C1: terminals obey both
 
 
 def check_client_id(client_id: bytes) -> bytes:

@@ -12,12 +12,16 @@ from pathlib import Path
 import click
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.cli.render import print_json
 
 DAYS = 365
 """Long enough for a project, too short to be forgotten for ever."""
 
 OPENSSL_TIMEOUT_S = 60.0
 """Time for one certificate; it takes some ten milliseconds."""
+
+STEMS = ("ca", "server", "client")
+"""Names of the files: ``STEM.pem`` is a certificate, ``STEM.key`` its private key."""
 
 _CONFIG = "[req]\ndistinguished_name = name\n[name]\n"
 _EVERYWHERE = ("localhost", "127.0.0.1", "::1")
@@ -28,7 +32,8 @@ _EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="Name or address of the server; repeatable.")
 @click.option("--days", type=click.IntRange(1), default=DAYS, show_default=True, help="How long they are valid.")
 @click.option("--force", is_flag=True, help="Replace the server's and the client's; the authority stays.")
-def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: the files and the names.")
+def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool, as_json: bool) -> None:
     """Make an authority, a certificate of a server and one of a client in DIR, to try TLS out.
 
     The server's is for localhost, this machine's name, and each --host. Whoever has ca.key can make others: for
@@ -43,6 +48,10 @@ def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool) -> None:
         raise InvalidRequestError(argument="DIR", reason=reason)
     make_certificate(folder, "server", list(names), days)
     make_certificate(folder, "client", [], days)
+    if as_json:
+        files = {stem: {"cert": str(folder / f"{stem}.pem"), "key": str(folder / f"{stem}.key")} for stem in STEMS}
+        print_json({**files, "hosts": list(names), "days": days})
+        return
     click.echo(f"tdserve serve ... --tls-cert {folder}/server.pem --tls-key {folder}/server.key")
     click.echo(f"    and to ask clients for a certificate: --tls-client-ca {folder}/ca.pem")
     click.echo(f'tdserve.connect(..., tls=tdserve.TLS(ca="{folder}/ca.pem"))')

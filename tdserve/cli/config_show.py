@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ def show(config_path: str | None, as_json: bool, **settings: Any) -> None:
     """Show the options with which `tdserve serve` would start, given the same arguments, and where each comes from.
 
     A flag goes before a variable, a variable before the file of --config or $TDSERVE_CONFIG, and that before the
-    default. Exit code 1 if a server could not start with them.
+    default. Without a root it shows the rest. Exit code 1 if a server could not start with them.
     """
     found = ServerConfig.find_settings(defaults=read_defaults(config_path), **settings)
     path = config_path or find_config_path() or ""
@@ -37,6 +38,8 @@ def show(config_path: str | None, as_json: bool, **settings: Any) -> None:
     else:
         rows = [(name, _format(name, setting.value), origins[name]) for name, setting in found.items()]
         print_table(COLUMNS, rows)
+    if found["root"].value is None:
+        found["root"] = found["root"]._replace(value=os.curdir)  # what is missing is no fault of the others
     ServerConfig.of_settings(found).validate()
 
 

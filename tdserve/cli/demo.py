@@ -18,7 +18,7 @@ from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
 from tdserve.cli.options import Command, make_endpoint
 from tdserve.cli.progress import show_step
-from tdserve.examples.demo.demo_options import ROLES, DemoOptions
+from tdserve.examples.demo.demo_options import ROLES, STDOUT, DemoOptions
 
 DEFAULTS = DemoOptions()
 
@@ -40,7 +40,15 @@ def _add_file_option(name: str, parameter: str, text: str) -> Callable[[Command]
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULTS.out, help="Folder for figures.")
 @click.option("--root", type=click.Path(path_type=Path), help="The server's root, kept; by default a temporary one.")
-@_add_file_option("--json", "json_path", "File for the figures; by default figures.json in the folder.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    is_flag=False,
+    flag_value=str(STDOUT),
+    metavar="[FILE]",
+    help="Print the figures as one JSON document, or write them to FILE; always in figures.json in the folder.",
+)
 @_add_file_option("--png", "png_path", "File for the learning curve; by default learning-curve.png in the folder.")
 @click.option("--role", type=click.Choice(ROLES), help="Run only this part, as a container does.")
 @click.option("--address", metavar="HOST:PORT", help="The role's server; else $TDSERVE_ADDRESS, or a local one.")
@@ -62,9 +70,10 @@ def demo(**settings: Any) -> int:
     """
     role = settings["role"]
     if role is None:
-        with show_step(Console(), "imports torch and gymnasium"), _explain_missing():
+        options = DemoOptions(**_drop_unset(settings))
+        with show_step(Console(stderr=options.prints_json), "imports torch and gymnasium"), _explain_missing():
             from tdserve.examples.demo.demo_run import run  # imports torch and gymnasium
-        return run(DemoOptions(**_drop_unset(settings)))
+        return run(options)
     if role == "server":
         from tdserve.server.server_process import run as serve  # needs gRPC's server side
 

@@ -40,7 +40,8 @@ def get(
     .pt           tensors in dicts, for torch.load(weights_only=True)
     no ending     a folder of TensorDict.memmap
 
-    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these.
+    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these. Entries of a keyed
+    store are rows if all have one structure, and the column "key" has their keys; others are at their keys.
     """
     from tdserve.exports import export_store  # imports torch
     from tdserve.imports.import_source import split_key

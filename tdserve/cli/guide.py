@@ -9,7 +9,7 @@ from importlib.resources import files
 import click
 from rich.console import Console
 
-from tdserve.cli.render import print_table
+from tdserve.cli.render import print_json, print_table
 
 MAX_COLUMNS = 120
 """Longer lines are hard to read, however wide the terminal is."""
@@ -17,10 +17,15 @@ MAX_COLUMNS = 120
 
 @click.command()
 @click.argument("topic", required=False)
-def guide(topic: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the text as Markdown.")
+def guide(topic: str | None, as_json: bool) -> None:
     """Show the guide to TOPIC, or list the topics."""
     pages = dict(_read_pages())
-    if topic is None:
+    if topic is None and as_json:
+        print_json([{"topic": name, "about": _find_summary(page)} for name, page in pages.items()])
+    elif topic in pages and as_json:
+        print_json({"topic": topic, "about": _find_summary(pages[topic]), "text": pages[topic]})
+    elif topic is None:
         print_table(("topic", "about"), [(name, _find_summary(page)) for name, page in pages.items()])
     elif topic in pages:
         from rich.markdown import Markdown  # a parser that no other command needs

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from tdserve.cli.completion import complete_stores
-from tdserve.cli.leaf_table import COLUMNS, describe_leaves
+from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.ls import show_kind
 from tdserve.cli.options import Inquiry, asks_server, report_lost
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
+from tdserve.client.session.structure_leaves import describe_leaves
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -23,7 +24,8 @@ HIDDEN = ("spec", "name")
 @click.argument("name", required=False, shell_complete=complete_stores)
 @asks_server
 def info(inquiry: Inquiry, name: str | None) -> int:
-    """Show everything known about store NAME; without NAME, about the server."""
+    """Show everything known about store NAME, on a terminal with its structure as a tree; without NAME, about the
+    server."""
     with inquiry.open_catalog() as client:
         if name is None:
             stats = client.stats()
@@ -37,15 +39,14 @@ def info(inquiry: Inquiry, name: str | None) -> int:
         else:
             described = client.describe(name)
     facts = {**described.as_dict(), **where, "kind": show_kind(described)}
-    leaves = describe_leaves(described.spec)
-    batch_size = list(described.spec.batch_size)
     if inquiry.as_json:
-        print_json({**facts, "spec": {"batch_size": batch_size, "keys": [leaf.as_dict() for leaf in leaves]}})
+        print_json(facts)
         return report_lost(client)
     shown = {key: value for key, value in facts.items() if key not in HIDDEN}
-    print_table((escape_unprintable(described.name), ""), make_fact_rows({**shown, "batch_size": batch_size}))
+    print_table((escape_unprintable(described.name), ""), make_fact_rows(shown))
     click.echo()
-    print_table(COLUMNS, [leaf.make_cells() for leaf in leaves], right=("bytes",))
+    leaves = describe_leaves(described.spec)
+    print_tree("keys", leaves) if is_on_terminal() else print_leaves(leaves)
     return report_lost(client)
 
 

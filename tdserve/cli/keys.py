@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from tdserve.cli.leaf_table import COLUMNS, describe_leaves
+from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.options import Inquiry, asks_server, take_store
-from tdserve.cli.render import format_key, print_json, print_lines, print_table
+from tdserve.cli.render import format_key, print_json, print_lines
+from tdserve.client.session.structure_leaves import describe_leaves
 
 
 @click.command()
@@ -28,11 +29,15 @@ def keys(
     sort: bool,
     is_long: bool,
 ) -> None:
-    """List the keys of store NAME, one per line, nested ones as tuples; of a keyed store those of its entries."""
+    """List the keys of store NAME, one per line, nested ones as tuples; of a keyed store those of its entries.
+
+    On a terminal they are shown as a tree.
+    """
     listed: Sequence[Any] = ()
     with inquiry.open_catalog() as client:
         described = client.describe(name)
-        if is_long:
+        is_tree = not (inquiry.as_json or root_only or leaves_only) and is_on_terminal()
+        if is_long or is_tree:
             leaves = describe_leaves(described.spec, leaves_only=leaves_only, sort=sort)
         elif described.kind != "keyed":
             listed = client.keys(name, include_nested=not root_only, leaves_only=leaves_only, sort=sort)
@@ -41,8 +46,10 @@ def keys(
             listed = connected.kv(name).keys()
     if is_long and inquiry.as_json:
         print_json([leaf.as_dict() for leaf in leaves])
+    elif is_tree and (is_long or described.kind != "keyed"):
+        print_tree(name, leaves, has_types=is_long)
     elif is_long:
-        print_table(COLUMNS, [leaf.make_cells() for leaf in leaves], right=("bytes",))
+        print_leaves(leaves)
     elif inquiry.as_json:
         print_json(list(listed))
     else:

@@ -1,45 +1,61 @@
-"""A structure as rows of a table and as JSON: the leaf of every key, in the order of the keys."""
+"""A structure on the screen: a table with a row for each key, or on a terminal a tree."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from tdserve.cli.render import format_key, format_nbytes
-from tdserve.structure.nodes import Node, TensorLeaf
-from tdserve.structure.tree import Path, Spec
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from tdserve.cli.render import escape_unprintable, format_key, format_nbytes, print_table
+from tdserve.client.session.structure_leaves import Leaf
+from tdserve.structure.tree import Path
 
 COLUMNS = ("key", "type", "shape", "bytes")
 
 
-class Leaf(NamedTuple):
-    """One key. ``type`` is a dtype, "value", "tensordict" or a tensorclass; ``nbytes`` is None if it is not fixed."""
-
-    key: str | Path
-    type: str
-    shape: tuple[int, ...]
-    nbytes: int | None
-
-    def make_cells(self) -> tuple[str, str, str, str]:
-        """Returns the row of a table with ``COLUMNS``."""
-        nbytes = "" if self.nbytes is None else format_nbytes(self.nbytes)
-        return format_key(self.key), self.type, str(list(self.shape)), nbytes
-
-    def as_dict(self) -> dict[str, object]:
-        """Returns the leaf's JSON object; a nested key is a list."""
-        return self._asdict()
+def print_leaves(leaves: Sequence[Leaf]) -> None:
+    """Prints a table with a row for each key."""
+    print_table(COLUMNS, [make_cells(leaf) for leaf in leaves], right=("bytes",))
 
 
-def describe_leaves(spec: Spec, *, leaves_only: bool = False, sort: bool = False) -> list[Leaf]:
-    """Lists every key of a structure, nested ones included."""
-    return [_describe(spec, key) for key in spec.keys(include_nested=True, leaves_only=leaves_only, sort=sort)]
+def make_cells(leaf: Leaf) -> tuple[str, str, str, str]:
+    """Returns the row of a table with ``COLUMNS``."""
+    nbytes = "" if leaf.nbytes is None else format_nbytes(leaf.nbytes)
+    return format_key(leaf.key), leaf.type, str(list(leaf.shape)), nbytes
 
 
-def _describe(spec: Spec, key: str | Path) -> Leaf:
-    entry = spec.find((key,) if isinstance(key, str) else key)
-    if isinstance(entry, TensorLeaf):
-        return Leaf(key, entry.dtype, entry.shape, entry.nbytes)
-    if isinstance(entry, Node):
-        return Leaf(key, entry.tensorclass or "tensordict", entry.shown_batch_size, None)
-    if entry.ragged is not None and entry.ragged.dtype:
-        return Leaf(key, entry.ragged.dtype, entry.batch_size + entry.ragged.shape, None)
-    return Leaf(key, "value per row" if entry.per_row else "value", entry.batch_size, None)
+def is_on_terminal() -> bool:
+    """Returns whether the output goes to a terminal, where structures are shown as trees."""
+    return Console().is_terminal
+
+
+def print_tree(title: str, leaves: Iterable[Leaf], *, has_types: bool = True) -> None:
+    """Prints a structure as a tree, in the order of its keys.
+
+    Args:
+        title: What stands at the root.
+        leaves: All keys that are shown, those of nodes too.
+        has_types: Whether type, shape and size follow each key.
+    """
+    tree = Tree(Text(escape_unprintable(title), style="bold"), guide_style="dim")
+    found = {_get_path(leaf): leaf for leaf in leaves}
+    branches: dict[Path, Tree] = {(): tree}
+
+    def grow(path: Path) -> Tree:
+        if path not in branches:
+            label = Text(escape_unprintable(path[-1]))
+            if has_types and path in found:
+                facts = "  ".join(filter(None, make_cells(found[path])[1:]))
+                label.append(f"  {escape_unprintable(facts)}", style="dim")
+            branches[path] = grow(path[:-1]).add(label)
+        return branches[path]
+
+    for path in found:
+        grow(path)
+    Console(highlight=False).print(tree, soft_wrap=True)
+
+
+def _get_path(leaf: Leaf) -> Path:
+    return (leaf.key,) if isinstance(leaf.key, str) else leaf.key

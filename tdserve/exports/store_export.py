@@ -8,16 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tdserve.base.errors import (
-    CapacityError,
-    DeadlineExceededError,
-    InvalidRequestError,
-    NotSupportedError,
-    WrongStateError,
-)
+from tdserve.base.errors import CapacityError, DeadlineExceededError, InvalidRequestError, WrongStateError
 from tdserve.exports.column_spool import ColumnSpool
 from tdserve.exports.content_columns import Columns, Key, list_columns
 from tdserve.exports.file_formats import WRITERS, find_format
+from tdserve.exports.keyed_columns import read_entries
 
 PIECE_NBYTES = 16 << 20
 """Rows that are in memory at a time."""
@@ -41,7 +36,9 @@ def export_store(
     """Writes the content of a store into a file or folder, in the format that its name ends with.
 
     Rows are read and written in pieces; the parts of weights, and tensordicts without rows, as a whole. Live rows of a
-    table are read in the order of their numbers; rows that leave or come meanwhile may be missed.
+    table are read in the order of their numbers; rows that leave or come meanwhile may be missed. Entries of a keyed
+    store are rows if it has a structure, with their keys as the column ``key``; otherwise each is at its key, where a
+    slash begins a nested one, and all are in memory at once.
 
     Args:
         client: A client of the server, or of several.
@@ -106,8 +103,9 @@ def _read(
     """Returns all content, and how many rows it has; None if it is one tensordict without rows."""
     described = client.describe(name)
     if described.kind == "keyed":
-        reason = "it has keys, not rows; read single ones by client.kv(name).get(key)"
-        raise NotSupportedError(feature="the export of a keyed store", reason=reason)
+        if version is not None:
+            raise InvalidRequestError(argument="version", reason=f"store {name!r} does not hold weights")
+        return read_entries(client, described, keys, spool, on_progress)
     if described.kind == "weights":
         found = client.latest(name, timeout_s=0) if version is None else client.version(name, version)
         if found is None:

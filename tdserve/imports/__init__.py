@@ -1,11 +1,13 @@
 """Imports files and data sets of other libraries into stores: the command ``tdserve import``, or ``import_store``.
 
 Each format has a reader in a file of its own, which opens a path as an ``ImportSource`` and imports its library when it
-is used; ``formats`` lists them. ``store_import`` writes what any of them reads.
+is used; ``formats`` lists them. What any of them reads, ``store_import`` writes into a new store, and ``table_import``
+appends to a table.
 """
 
 from __future__ import annotations
 
 from tdserve.imports.store_import import import_store as import_store
+from tdserve.imports.table_import import append_rows as append_rows
 
-__all__ = ["import_store"]
+__all__ = ["append_rows", "import_store"]

@@ -77,7 +77,9 @@ def import_store(
     """
     check_store_name(name)
     if not replaces and name in client:
-        remedy = "replace it (replaces=True, import --replace, put --force), or choose another name"
+        remedy = (
+            "replace it (replaces=True, import --replace, put --force), or choose another name; put appends to tables"
+        )
         raise StoreExistsError(name=name, reason=remedy)
     options = ImportOptions([split_key(key) for key in keys], split, has_rows)
     with open_source(kind, os.fspath(path), options) as source:
@@ -100,7 +102,7 @@ def _write_rows(
     room = _VALUE_ROOM * num_rows * source.row_nbytes + _VALUE_ROOM_PER_ROW * num_rows
     filling = StoreFilling(client, name, num_rows, StoreOptions(False, max(DEFAULT_MAX_OBJECT_BYTES, room), None))
     try:
-        for num_read, content in _iter_checked(source, path):
+        for num_read, content in iter_checked(source, path):
             if not filling.num_written:
                 _make_way(client, name, replaces)
             with _adding_remedy():
@@ -112,8 +114,11 @@ def _write_rows(
         raise
 
 
-def _iter_checked(source: ImportSource, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    max_rows = min(max(PIECE_NBYTES // source.row_nbytes, 1), MAX_PIECE_ROWS)
+def iter_checked(
+    source: ImportSource, path: str, *, max_rows: int = MAX_PIECE_ROWS
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the rows of a source in pieces; its faults become errors of ours."""
+    max_rows = min(max(PIECE_NBYTES // source.row_nbytes, 1), max_rows, MAX_PIECE_ROWS)
     try:
         yield from source.iter_batches(max_rows)
     except (TDServeError, GeneratorExit):

@@ -8,9 +8,10 @@ from typing import Any
 
 from tdserve.base.errors import StoreExistsError
 from tdserve.client.session import structure_text
+from tdserve.client.session.structure_leaves import describe_spec
 from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.structure import codec
-from tdserve.structure.tree import Spec, ValueLeaf
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_bytes
 
@@ -166,7 +167,7 @@ class StoreDescription:
         return structure_text.make_composite(self.spec.root)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything that JSON can represent; the spec as a list of its leaves."""
+        """Returns everything that JSON can represent; the spec as of ``describe_spec``."""
         found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         found["batch_size"] = list(self.batch_size)
         found["extra"] = list(self.extra)
@@ -174,18 +175,8 @@ class StoreDescription:
         found["versions"] = [
             {"version": each.version, "nbytes": each.nbytes, "created_s": each.created_s} for each in self.versions
         ]
-        leaves = [
-            {"key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)} for path, leaf in self.spec.tensors
-        ]
-        found["spec"] = leaves + [{"key": list(path), **_show_leaf(leaf)} for path, leaf in self.spec.values]
+        found["spec"] = describe_spec(self.spec)
         return found
-
-
-def _show_leaf(leaf: ValueLeaf) -> dict[str, Any]:
-    """Describes a non-tensor leaf, or a ragged tensor with -1 where rows differ."""
-    if leaf.ragged is None or not leaf.ragged.dtype:
-        return {"dtype": "non-tensor"}
-    return {"dtype": leaf.ragged.dtype, "shape": [*leaf.batch_size, *leaf.ragged.shape]}
 
 
 def read_version_info(message: control_pb2.VersionInfo) -> VersionInfo:

@@ -15,6 +15,9 @@ from tdserve.base.errors import InvalidRequestError
 Role = Literal["server", "actor", "learner"]
 ROLES: tuple[Role, ...] = ("server", "actor", "learner")
 
+STDOUT = Path("-")
+"""Instead of a file: standard output."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
@@ -31,7 +34,8 @@ class DemoOptions:
         num_actors: The number of actor processes.
         out: The folder for the figures; it is made when absent.
         root: The server's root, kept at the end. None means a temporary folder, removed at the end.
-        json_path: The file for the figures as JSON; None means ``figures.json`` in ``out``.
+        json_path: The file for the figures as JSON; None means ``figures.json`` in ``out``, and ``STDOUT`` that they
+            are printed too, and all else goes to standard error.
         png_path: The file for the learning curve; None means ``learning-curve.png`` in ``out``.
         role: Run only this part, with a server that runs elsewhere; None means the whole demo.
         address: ``host:port`` of that server; empty for the whole demo, which starts one.
@@ -83,7 +87,12 @@ class DemoOptions:
     @property
     def figures_path(self) -> Path:
         """The path of the JSON file."""
-        return self.json_path or self.out / "figures.json"
+        return self.out / "figures.json" if self.json_path is None or self.prints_json else self.json_path
+
+    @property
+    def prints_json(self) -> bool:
+        """Whether the figures are printed as JSON."""
+        return self.json_path == STDOUT
 
     @property
     def curve_path(self) -> Path:

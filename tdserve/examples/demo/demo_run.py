@@ -15,11 +15,20 @@ import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
 from tdserve.cli.progress import show_step
+from tdserve.cli.render import print_json
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import get_sizes
 from tdserve.examples.demo.learner import Learner, learn
 from tdserve.examples.demo.processes import Processes, hold_signals
-from tdserve.examples.demo.run_report import Ending, Result, find_target, print_summary, summarize, write_json
+from tdserve.examples.demo.run_report import (
+    Ending,
+    Result,
+    describe_run,
+    find_target,
+    print_summary,
+    summarize,
+    write_json,
+)
 from tdserve.examples.demo.watch import NUM_EPISODES_OF_MEAN, RunWatch
 
 SERVER_TIMEOUT_S = 10.0
@@ -42,7 +51,7 @@ def run(options: DemoOptions) -> int:
     get_sizes(options.env)
     _make_folders(options)
     torch.set_num_threads(1)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=options.prints_json)
     with hold_signals() as signals:
         with tempfile.TemporaryDirectory(prefix="tdserve-demo-") as folder:
             result, ending = _run_all(options, Path(folder), signals, console)
@@ -52,6 +61,8 @@ def run(options: DemoOptions) -> int:
         if ending.details:
             Console(stderr=True).print(ending.details, markup=False, highlight=False, soft_wrap=True)
         console.print(f"{options.curve_path}\n{options.figures_path}", soft_wrap=True)
+        if options.prints_json:
+            print_json(describe_run(result))
         return ending.exit_code
 
 

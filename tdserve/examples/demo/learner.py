@@ -16,11 +16,20 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
+from tdserve.cli.render import print_json
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import POLICY, compute_checksum, get_sizes, open_stores
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network
 from tdserve.examples.demo.run_display import open_display
-from tdserve.examples.demo.run_report import Ending, Result, find_ending, print_summary, summarize, write_json
+from tdserve.examples.demo.run_report import (
+    Ending,
+    Result,
+    describe_run,
+    find_ending,
+    print_summary,
+    summarize,
+    write_json,
+)
 from tdserve.examples.demo.watch import Begun, RunWatch
 
 BATCH_SIZE = 256
@@ -178,7 +187,7 @@ def learn_alone(options: DemoOptions) -> int:
         OSError: The figures cannot be written.
     """
     torch.set_num_threads(1)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, stderr=options.prints_json)
     console.print(f"learner: connects to {options.address}", soft_wrap=True)
     with options.connect(timeout_s=GONE_S) as client:
         learner = Learner(client, options)
@@ -190,7 +199,9 @@ def learn_alone(options: DemoOptions) -> int:
         found = _checksum_of_quiet(learner.stores.transitions)
         watch.poll()
     result = Result(options, ending.reason, watch.newest, watch.episodes)
-    if options.json_path is not None:
+    if options.prints_json:
+        print_json(describe_run(result))
+    elif options.json_path is not None:
         write_json(result, options.json_path)
     print_summary(console, summarize(result))
     console.print(f"data checksum: {found}", soft_wrap=True)

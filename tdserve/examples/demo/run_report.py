@@ -68,7 +68,13 @@ def write_json(result: Result, path: Path) -> None:
     Raises:
         OSError: A folder or file cannot be written.
     """
-    figures: dict[str, Any] = {
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(describe_run(result), indent=1) + "\n")
+
+
+def describe_run(result: Result) -> dict[str, Any]:
+    """Returns the figures of a run for JSON."""
+    return {
         **{name: getattr(result.options, name) for name in ("env", "seed", "transport", "num_actors")},
         "solved": result.ending == SOLVED.reason,
         "ending": result.ending,
@@ -78,8 +84,6 @@ def write_json(result: Result, path: Path) -> None:
         "curve": [{"seconds": seconds, "mean_return": mean} for seconds, mean in result.curve],
         "episodes": [episode._asdict() for episode in result.episodes],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def summarize(result: Result) -> dict[str, str]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tdserve.base.call_times import BOUNDS_S
-from tdserve.cli.leaf_table import describe_leaves
+from tdserve.cli.leaf_table import make_cells
 from tdserve.cli.render import escape_unprintable
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.structure_leaves import describe_leaves
 from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -95,7 +96,7 @@ def list_tree(spec: Spec) -> list[dict[str, Any]]:
         {
             "depth": min(len(path) - 1, 8),
             "key": escape_unprintable(path[-1]),
-            "cells": leaves[path].make_cells()[1:],
+            "cells": make_cells(leaves[path])[1:],
         }
         for path in paths
     ]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import CONFLICT, NOT_FOUND
-from tdserve.exports import store_export
+from tdserve.cli.exit_codes import CONFLICT, FAILED, NO_ANSWER, NOT_FOUND
+from tdserve.exports import keyed_columns, store_export
 from tests.integration.shell import Shell
 
 pytestmark = pytest.mark.integration
@@ -208,3 +208,102 @@ def test_get_when_a_key_would_leave_the_folder_then_nothing_is_written(
         assert "invalid key" in shell.error(1, "get", "table", str(path))
         assert list(path.parent.iterdir()) == []
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("is_queue", [False, True])
+def test_put_when_the_store_is_a_table_then_rows_are_appended(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, is_queue: bool
+) -> None:
+    content = make_content()
+    row = content[0]
+    made = client.create_queue("table", row, max_size=900) if is_queue else client.create_replay("table", row, 900)
+    made.extend(content[:5])
+    client.init_remote(content, "source")
+    shell.lines("get", "source", str(tmp_path / "file.npz"))
+    (line,) = shell.lines("put", str(tmp_path / "file.npz"), "table")
+    assert line.startswith(f"table: {NUM_ROWS} rows appended, {NUM_ROWS + 5} of 900 rows now")
+    found = shell.json("put", str(tmp_path / "file.npz"), "table")
+    assert (found["num_appended"], found["num_rows"]) == (NUM_ROWS, 2 * NUM_ROWS + 5)
+    check_equal(client["table"][...], TensorDict.cat([content[:5], content, content]))
+
+
+def test_put_when_rows_do_not_fit_the_table_then_nothing_is_appended(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    table = client.create_replay("table", like=TensorDict({"a": torch.zeros(2), "b": torch.tensor(0)}, []), capacity=9)
+    np.savez(tmp_path / "short.npz", a=np.zeros((3, 2), np.float32))
+    assert "key 'b': expected a column" in shell.error(FAILED, "put", str(tmp_path / "short.npz"), "table")
+    np.savez(tmp_path / "wide.npz", a=np.zeros((3, 4), np.float32), b=np.arange(3))
+    assert "key 'a': expected" in shell.error(FAILED, "put", str(tmp_path / "wide.npz"), "table")
+    np.savez(tmp_path / "scalar.npz", a=np.float32(1))
+    assert "no common first dimension" in shell.error(FAILED, "put", str(tmp_path / "scalar.npz"), "table")
+    assert len(table) == 0
+    np.savez(tmp_path / "fits.npz", a=np.zeros((3, 2)), b=np.arange(3))
+    shell.lines("put", str(tmp_path / "fits.npz"), "table", "--force")
+    assert shell.json("info", "table")["kind"] == "tensordict"
+
+
+def test_put_when_a_later_piece_finds_no_room_then_the_rows_before_it_are_counted(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdserve.cli.put.CALL_TIMEOUT_S", 0.3)
+    client.create_queue("queue", like=TensorDict({"a": torch.tensor(0)}, []), max_size=4)
+    np.savez(tmp_path / "file.npz", a=np.arange(10))
+    out, err = shell.run(NO_ANSWER, "put", str(tmp_path / "file.npz"), "queue")
+    assert (out, len(client["queue"])) == ("", 4)
+    assert err.startswith("aborted: 4 rows were appended to queue\n")
+
+
+@pytest.mark.parametrize("ending", [".npz", ".h5", ".pt", ""])
+def test_get_when_a_keyed_store_has_a_structure_then_rows_with_their_keys(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed_columns, "PIECE_NBYTES", 1000)  # many pieces
+    content = make_content()
+    names = [f"episode/{number:03}" for number in range(NUM_ROWS)]
+    client.create_kv("entries", like=content[0]).put(names, content)
+    shell.lines("get", "entries", str(tmp_path / f"file{ending}"))
+    assert shell.json("put", str(tmp_path / f"file{ending}"), "rows")["num_rows"] == NUM_ROWS
+    found = client["rows"][...]
+    assert found["key"] == names
+    check_equal(found.exclude("key"), content)
+    missing = shell.error(NOT_FOUND, "get", "entries", str(tmp_path / f"none{ending}"), "--key", "nothing")
+    assert "'nothing'" in missing
+
+
+def test_get_when_a_keyed_store_has_tensors_then_a_column_of_them(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    client.create_kv("tensors", like=torch.zeros(2)).put(["b", "a"], torch.tensor([[3.0, 4.0], [1.0, 2.0]]))
+    shell.lines("get", "tensors", str(tmp_path / "file.pt"))
+    found = torch.load(tmp_path / "file.pt", weights_only=True)
+    assert (found["key"], found["tensor"].tolist()) == (["a", "b"], [[1.0, 2.0], [3.0, 4.0]])
+    shell.lines("get", "tensors", str(tmp_path / "file.safetensors"), "--key", "tensor")
+    assert load_file(tmp_path / "file.safetensors")["tensor"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_get_when_entries_of_a_keyed_store_differ_then_each_is_at_its_key(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    kv = client.create_kv("entries")
+    kv["prompt/7"] = {"text": "What is a seqlock?", "tries": 3}
+    kv["logits/7"] = torch.arange(4.0)
+    kv["state"] = TensorDict({"obs": torch.ones(2, 3), "next": {"done": torch.tensor(True)}}, [])
+    shell.lines("get", "entries", str(tmp_path / "file.pt"))
+    found = torch.load(tmp_path / "file.pt", weights_only=True)
+    assert found["prompt"]["7"] == {"text": "What is a seqlock?", "tries": 3}
+    assert torch.equal(found["logits"]["7"], torch.arange(4.0))
+    assert torch.equal(found["state"]["obs"], torch.ones(2, 3))
+    assert found["state"]["next"]["done"]
+    assert "'prompt/7'" in shell.error(FAILED, "get", "entries", str(tmp_path / "file.npz"))
+    shell.lines("get", "entries", str(tmp_path / "file.npz"), "--key", "logits", "--key", "state")
+    assert sorted(np.load(tmp_path / "file.npz")) == ["logits/7", "state/next/done", "state/obs"]
+    shell.lines("get", "entries", str(tmp_path / "folder"))
+    assert TensorDict.load_memmap(tmp_path / "folder")["prompt", "7"]["tries"] == 3
+    assert "'nothing'" in shell.error(NOT_FOUND, "get", "entries", str(tmp_path / "none.pt"), "--key", "nothing")
+    kv["state/obs"] = "the same place"
+    assert "two entries have 'state/obs'" in shell.error(FAILED, "get", "entries", str(tmp_path / "none.pt"))
+    kv.delete("state/obs")
+    kv["logits"] = torch.zeros(1)
+    assert "below the entry 'logits'" in shell.error(FAILED, "get", "entries", str(tmp_path / "none.pt"))
+    assert not (tmp_path / "none.pt").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import tdserve
 from tdserve.cli.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, REFUSED
 from tdserve.cli.main import main
 from tests.integration.shell import Shell
+from tests.integration.terminal import run_on_terminal
 from tests.processes import REPOSITORY, quiet_port
 
 pytestmark = pytest.mark.integration
@@ -27,8 +29,8 @@ def fill(client: tdserve.Client, *names: str) -> None:
 
 
 def test_rm_when_stores_exist_then_deleted_in_order(client: tdserve.Client, shell: Shell) -> None:
-    fill(client, "a", "b\x9b", "c")
-    assert shell.lines("rm", "a", "b\x9b") == ["deleted a", "deleted b\\x9b"]
+    fill(client, "a", "b\u202e", "c")
+    assert shell.lines("rm", "a", "b\u202e") == ["deleted a", "deleted b\\u202e"]
     assert client.stores() == ["c"]
     assert "there is no store 'a'" in shell.error(NOT_FOUND, "rm", "a", "c")
     assert client.stores() == ["c"]
@@ -104,7 +106,7 @@ def complete(words: str, **variables: str) -> list[str]:
 def test_completion_when_a_store_is_begun_then_the_names_of_stores(
     client: tdserve.Client, server: tdserve.Server
 ) -> None:
-    fill(client, "alpha", "alpine", "beta", "al\x9bpha")
+    fill(client, "alpha", "alpine", "beta", "al\u202epha")
     assert complete("tdserve head al", TDSERVE_ADDRESS=server.address) == ["alpha", "alpine"]
     assert complete(f"tdserve rm --address {server.address} b") == ["beta"]
     assert complete("tdserve ver", TDSERVE_ADDRESS=server.address) == ["version", "versions"]
@@ -128,3 +130,43 @@ def test_version_when_asked_then_of_all_packages(capsys: pytest.CaptureFixture[s
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shown["torch"].strip() == torch.__version__.partition("+")[0] or shown["torch"].strip() == torch.__version__
     assert {"tdserve", "python", "protocol"} <= shown.keys()
+
+
+NESTED = TensorDict({"next": {"obs": torch.zeros(3, 4)}, "done": torch.zeros(3, dtype=torch.bool)}, [3])
+
+
+def test_structure_when_on_a_terminal_then_a_tree(
+    client: tdserve.Client, server: tdserve.Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.init_remote(NESTED, "store")
+    client.create_kv("keyed")["a/b"] = 1
+    with run_on_terminal("info", "store", "--address", server.address) as terminal:
+        assert terminal.process.wait(timeout=60) == 0
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read())
+    assert "├── next  tensordict  [3]\r\n│   └── obs  float32  [3, 4]  48 B\r\n└── done  bool  [3]  3 B\r\n" in shown
+    assert shell.lines("keys", "store") == ["('next', 'obs')", "next", "done"]
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes the output for a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    for options in ((), ("--sort",), ("-l",)):
+        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shell.lines("keys", "store", *options)]
+        assert lines[0] == "store"
+        assert sorted(len(line) - len(line.lstrip("│ ├└─")) for line in lines[1:]) == [4, 4, 8]
+        assert ("float32" in "".join(lines)) == (options == ("-l",))
+        assert (lines[1].endswith("done")) == (options == ("--sort",))
+    assert shell.lines("keys", "store", "--root-only") == ["next", "done"]
+    assert shell.lines("keys", "keyed") == ["a/b"]
+    assert shell.json("keys", "store") == [["next", "obs"], "next", "done"]
+
+
+def test_spec_when_any_command_prints_json_then_of_one_form(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    client.init_remote(NESTED, "store")
+    spec = shell.json("info", "store")["spec"]
+    assert spec["batch_size"] == [3]
+    assert spec["keys"] == shell.json("keys", "store", "-l")
+    assert {"key": ["next", "obs"], "type": "float32", "shape": [3, 4], "nbytes": 48} in spec["keys"]
+    shell.lines("get", "store", str(tmp_path / "folder"))
+    assert shell.json("put", str(tmp_path / "folder"), "copy")["spec"] == shell.json("info", "copy")["spec"]
+    table = client.create_replay("table", like=NESTED[0], capacity=3)
+    assert table.info()["spec"] == shell.json("info", "table")["spec"]

@@ -19,7 +19,9 @@ from tdserve.base.ids import (
 )
 
 
-@pytest.mark.parametrize("name", ["a", "policy.v2", "füße", "with space", "a-b_c", "日本", "x" * MAX_NAME_BYTES, "a.."])
+@pytest.mark.parametrize(
+    "name", ["a", "policy.v2", "füße", "with space", "a-b_c", "日本", "a\xa0b", "x" * MAX_NAME_BYTES, "a.."]
+)
 def test_name_when_one_plain_path_component_then_is_returned(name: str) -> None:
     assert check_store_name(name) == name
 
@@ -38,6 +40,9 @@ def test_name_when_one_plain_path_component_then_is_returned(name: str) -> None:
         ("a\0b", "control"),
         ("a\nb", "control"),
         ("a\x7f", "control"),
+        ("a\x80", "control"),
+        ("a\x9b2J", "control"),
+        ("a\x9fb", "control"),
         (" a", "white space"),
         ("a ", "white space"),
         ("x" * (MAX_NAME_BYTES + 1), f"{MAX_NAME_BYTES + 1} bytes"),

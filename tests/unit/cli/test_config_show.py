@@ -58,8 +58,16 @@ def test_show_when_a_server_could_not_start_then_shows_all_and_fails(
     shown = capsys.readouterr()
     assert "70000" in shown.out
     assert shown.err.startswith("tdserve: invalid port")
-    assert main(["config", "show"]) == 1
-    assert "TDSERVE_ROOT" in capsys.readouterr().err
+
+
+def test_show_when_there_is_no_root_then_the_others_are_shown_and_checked(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["root"], found["port"]["from"]) == ({"value": None, "from": "default"}, "default")
+    assert main(["config", "show", "--port", "70000"]) == 1
+    assert capsys.readouterr().err.startswith("tdserve: invalid port")
 
 
 def test_serve_when_the_file_has_a_wrong_option_then_one_line_and_nothing_created(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def test_topic_when_piped_then_plain_text(topic: str, capsys: pytest.CaptureFixt
     assert "\x1b" not in shown
     assert "```" not in shown
     assert max(map(len, shown.splitlines())) <= MAX_COLUMNS
+
+
+def test_guide_when_asked_for_json_then_the_topics_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["guide", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["topic"] for each in listed] == TOPICS
+    assert main(["guide", "queues", "--json"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert {"topic": "queues", "about": page["about"]} in listed
+    assert page["text"] == (Path(tdserve.__file__).parent / "guide/queues.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_objects_when_of_rows_then_what_lies_there_and_none_of_weights() -> None
 def test_description_when_as_dict_then_json_carries_it() -> None:
     said = json.loads(json.dumps(from_message(MESSAGE).as_dict()))
     assert said["versions"] == [{"version": 7, "nbytes": 32, "created_s": 13.5}]
-    assert {"key": ["a"], "dtype": "float32", "shape": [4, 2]} in said["spec"]
-    assert [leaf["key"] for leaf in said["spec"]] == [["a"], ["n", "t"]]
+    assert {"key": "a", "type": "float32", "shape": [4, 2], "nbytes": 32} in said["spec"]["keys"]
+    assert [leaf["key"] for leaf in said["spec"]["keys"]] == ["a", ["n", "t"], "n"]
 
 
 def test_description_when_the_kind_is_of_a_later_server_then_unknown() -> None:

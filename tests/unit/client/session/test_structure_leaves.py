@@ -1,8 +1,8 @@
-"""tdserve/cli/leaf_table.py: a spec as rows of a table."""
+"""tdserve/client/session/structure_leaves.py: a spec as a list of its keys."""
 
 from __future__ import annotations
 
-from tdserve.cli.leaf_table import describe_leaves
+from tdserve.client.session.structure_leaves import describe_leaves, describe_spec
 from tdserve.structure.nodes import Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.tree import Spec
 
@@ -12,12 +12,12 @@ SPEC = Spec(Node((10,), None, None, None, (("next", NEXT), ("flag", ValueLeaf((1
 
 
 def test_leaves_when_described_then_have_key_type_shape_and_bytes() -> None:
-    assert {leaf.make_cells() for leaf in describe_leaves(SPEC)} == {
-        ("next", "tensordict", "[10]", ""),
-        ("('next', 'obs')", "float32", "[10, 84]", "3.28 KiB"),
-        ("('next', 'text')", "value per row", "[10]", ""),
-        ("flag", "value", "[10]", ""),
-        ("done", "float32", "[10, 84]", "3.28 KiB"),
+    assert set(describe_leaves(SPEC)) == {
+        ("next", "tensordict", (10,), None),
+        (("next", "obs"), "float32", (10, 84), 3360),
+        (("next", "text"), "value per row", (10,), None),
+        ("flag", "value", (10,), None),
+        ("done", "float32", (10, 84), 3360),
     }
 
 
@@ -34,12 +34,12 @@ def test_leaves_when_node_is_a_tensorclass_then_type_is_its_name() -> None:
 def test_leaves_when_rows_differ_then_their_sizes_are_minus_one() -> None:
     tokens = ValueLeaf((10,), True, Ragged(Form.JAGGED, "int64", (-1, 2)))
     spec = Spec(Node((10,), None, None, None, (("t", tokens), ("h", Node((10,), None, None, None, (), inner=(-1,))))))
-    assert {leaf.make_cells() for leaf in describe_leaves(spec)} == {
-        ("t", "int64", "[10, -1, 2]", ""),
-        ("h", "tensordict", "[10, -1]", ""),
+    assert set(describe_leaves(spec)) == {("t", "int64", (10, -1, 2), None), ("h", "tensordict", (10, -1), None)}
+
+
+def test_spec_when_described_then_json_has_every_fact_and_nested_keys_are_lists() -> None:
+    assert describe_spec(Spec(Node((), None, None, None, (("a", TensorLeaf("int64", ())),)))) == {
+        "batch_size": [],
+        "keys": [{"key": "a", "type": "int64", "shape": [], "nbytes": 8}],
     }
-
-
-def test_leaf_when_as_dict_then_names_every_fact() -> None:
-    (leaf,) = describe_leaves(Spec(Node((), None, None, None, (("a", TensorLeaf("int64", ())),))))
-    assert leaf.as_dict() == {"key": "a", "type": "int64", "shape": (), "nbytes": 8}
+    assert ["next", "obs"] in [leaf["key"] for leaf in describe_spec(SPEC)["keys"]]

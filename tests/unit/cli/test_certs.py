@@ -1,0 +1,24 @@
+"""tdserve/cli/certs.py: what the command prints, and the files that it names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tdserve.cli.main import main
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl command")
+
+
+def test_certs_when_asked_for_json_then_the_files_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certs", str(tmp_path / "made"), "--host", "gpu1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"localhost", "gpu1"} <= set(found["hosts"])
+    for stem in ("ca", "server", "client"):
+        assert found[stem] == {
+            end: str(tmp_path / f"made/{stem}.{name}") for end, name in (("cert", "pem"), ("key", "key"))
+        }
+        assert all(Path(file).is_file() for file in found[stem].values())
