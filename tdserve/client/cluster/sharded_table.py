@@ -16,25 +16,27 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
-    InvalidRequestError,
     NotSupportedError,
     TransportError,
 )
 from tdserve.base.ids import make_client_id
 from tdserve.base.torchrun_rank import find_rank
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.key_shards import KeyShards
 from tdserve.client.cluster.sharded_rows import ShardedRows
+from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
 from tdserve.client.tables.change_requests import to_row_numbers
+from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.part_limiter import make_part_limiter
-from tdserve.rules.placement import PlacementRecord, choose_writer_shard, hash_to_shard, list_shards_to_try
+from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_shards_to_try
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.captured import Captured
@@ -60,6 +62,7 @@ class ShardedTable(ShardedRows):
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
         self.spec = self._first.spec
         self._identity = (os.getpid(), make_client_id())
+        self._key_shards = KeyShards(placement.shard_by, self.spec, self.num_shards)
 
     # ------------------------------------------------------------ figures
 
@@ -102,24 +105,17 @@ class ShardedTable(ShardedRows):
             shard = self.choose_shard(writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
             return self._write(shard, timeout_s, lambda part: part.extend(batch, flatten=flatten, **given, **options))
-        if flatten:
-            raise InvalidRequestError(argument="flatten", reason="a table with shard_by takes rows in one dimension")
         rows = read_rows(batch, self.spec, store=self.name) if isinstance(batch, (dict, list)) else batch
-        if isinstance(rows, list) or 0 in rows.batch_size[:1]:  # no rows
+        given = GivenRows.read(rows, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
+        if not given.num_rows:
             return self._write(0, timeout_s, lambda part: part.extend(rows, **options))
-        if tuple(rows.batch_size) == self.spec.batch_size:
-            rows = rows.unsqueeze(0)
-        return self._extend_by_key(rows, annotations, options)
+        return self._extend_by_key(given, options)
 
-    def _extend_by_key(self, rows: Any, annotations: RowAnnotations, options: dict[str, Any]) -> Any:
+    def _extend_by_key(self, batch: GivenRows, options: dict[str, Any]) -> Any:
         """Writes each row to the shard of its key."""
-        num_rows = rows.batch_size[0]
+        rows, annotations, num_rows = batch.batch, batch.annotations, batch.num_rows
         annotations.check_lengths(num_rows)
-        values = rows.get(self.placement.shard_by, None)
-        if values is None:
-            reason = f"the rows lack {'.'.join(self.placement.shard_by)!r}, which chooses the shard of each"
-            raise InvalidRequestError(argument="batch", reason=reason)
-        shards = _hash_rows(values, num_rows, self.num_shards)
+        shards = self._key_shards.choose(rows)
         places, written = [], []
         for shard in np.unique(shards).tolist():
             where = torch.from_numpy(np.flatnonzero(shards == shard))
@@ -135,7 +131,7 @@ class ShardedTable(ShardedRows):
             joined = torch.full((num_rows,), -1, dtype=torch.int64)
             for where, some in zip(places, numbers, strict=True):
                 joined[where] = torch.as_tensor(some)
-            return self._show(joined)
+            return self._show(batch.restore(joined))
 
         return AwaitableFuture.gather(written, join) if options["return_early"] else join(written)
 
@@ -152,16 +148,16 @@ class ShardedTable(ShardedRows):
         wait_s = self._get_timeout_s(timeout_s)
         return self._write(shard, timeout_s, lambda part: part.extend_captured(captured, annotations, wait_s))
 
-    def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
-        """Returns a writer of single rows, which all go to one shard; arguments as of ``ReplayWriter``.
+    def writer(self, batch: int = 64, **options: Any) -> ReplayWriter | ShardedWriter:
+        """Returns a writer of single rows, which all go to one shard, or each to that of its key; arguments as of
+        ``ReplayWriter``."""
+        if not self.placement.shard_by:
+            return ReplayWriter(_WriterShard(self, self.choose_shard(0, salt=make_client_id())), batch=batch, **options)
 
-        Raises:
-            NotSupportedError: The table chooses the shard of a row by its key.
-        """
-        if self.placement.shard_by:
-            reason = f"rows go to shards by {'.'.join(self.placement.shard_by)}; use extend()"
-            raise InvalidRequestError(argument="writer", reason=reason)
-        return ReplayWriter(_WriterShard(self, self.choose_shard(0, salt=make_client_id())), batch=batch, **options)
+        def make_writer(shard: int) -> ReplayWriter:
+            return ReplayWriter(_WriterShard(self, shard), batch=batch, **options)
+
+        return ShardedWriter(self.name, self._key_shards.choose_one, make_writer)
 
     def choose_shard(self, writer: int, *, salt: bytes = b"") -> int:
         """Returns the shard of a writer: the same one as long as this handle exists."""
@@ -327,7 +323,7 @@ class _WriterShard:
     """What a writer of single rows sees of the table: the shard that it keeps to."""
 
     def __init__(self, table: ShardedTable, shard: int) -> None:
-        part = table.get_part(shard)
+        part = table.get_any_part()  # the shard's own server may not answer
         self.name, self.capacity, self.spec, self.settings = table.name, part.capacity, part.spec, part.settings
         self._client = part._client
         self._table, self._shard = table, shard
@@ -358,14 +354,3 @@ def select_rows(given: Any, where: torch.Tensor, num_rows: int) -> Any:
     if length != num_rows or num_rows == 1:
         return given
     return [given[number] for number in where.tolist()] if isinstance(given, (list, tuple)) else given[where]
-
-
-def _hash_rows(values: Any, num_rows: int, num_shards: int) -> Any:
-    """Returns the shard of each row by its key."""
-    if isinstance(values, torch.Tensor):
-        found = np.ascontiguousarray(values.detach().cpu().numpy()).reshape(num_rows, -1)
-        distinct, inverse = np.unique(found, axis=0, return_inverse=True)
-        shards = np.array([hash_to_shard(row.tobytes(), num_shards) for row in distinct])
-        return shards[inverse.reshape(-1)]
-    listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    return np.array([hash_to_shard(repr(value).encode(), num_shards) for value in listed])
