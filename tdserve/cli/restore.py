@@ -45,16 +45,10 @@ def restore(
         else:
             client = inquiry.connect()
             stack.callback(client.close)
-        chosen = names or None
         try:
-            if isinstance(client, tdserve.Client):
-                found = client.restore(
-                    place, checkpoint=checkpoint, names=chosen, prefix=prefix, on_progress=progress.show
-                )
-            elif checkpoint or prefix:
-                raise click.UsageError("--checkpoint and --prefix are for one server")
-            else:
-                found = client.restore(place, names=chosen, on_progress=progress.show)
+            found = client.restore(
+                place, checkpoint=checkpoint, names=names or None, prefix=prefix, on_progress=progress.show
+            )
         finally:
             progress.end()
     inquiry.answer(found, lambda: print_lines(escape_unprintable(name) for name in found))

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, InvalidRequestError
+from tdserve.base.errors import (
+    ConnectError,
+    InvalidRequestError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+)
+from tdserve.base.ids import make_uid
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
-from tdserve.client.moves.manifest import Checkpoint, load_newest
-from tdserve.client.moves.server_checkpoints import Place, checkpoint_server, find_server_place, restore_server
+from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load
+from tdserve.client.moves.server_checkpoints import (
+    MAX_NAMED,
+    Place,
+    checkpoint_server,
+    find_server_place,
+    restore_server,
+)
+from tdserve.client.session.store_changes import delete_store
+from tdserve.rules.placement import find_whole
 from tdserve.store.archive import open_archive
 
 
@@ -20,11 +36,13 @@ def checkpoint_cluster(
     members: Members, place: Place, *, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
 ) -> list[Checkpoint]:
     """Writes a checkpoint of each server at the same time; see ``ClusterClient.checkpoint``."""
+    uid = make_uid()
     calls = {
         server: partial(
             checkpoint_server,
             members.get(server),
             find_server_place(place, server),
+            uid=uid,
             keep=keep,
             deadline=deadline,
             on_progress=on_progress,
@@ -41,33 +59,72 @@ def restore_cluster(
     members: Members,
     place: Place,
     *,
+    checkpoint: str | None,
     names: Collection[str] | None,
+    prefix: str,
     deadline: Deadline,
     on_progress: OnRestore,
 ) -> list[str]:
-    """Brings the stores of the newest checkpoints back, each to the server of its number; see
+    """Brings the stores of a checkpoint of all servers back, each to the server of its number; see
     ``ClusterClient.restore``."""
-    found = [load_newest(open_archive(find_server_place(place, server))) for server in range(len(members) + 1)]
-    newest_of = [each for each in found[:-1] if each is not None]
-    if len(newest_of) != len(members) or found[-1] is not None:
-        reason = f"{os.fspath(place)} has checkpoints of another number of servers than the {len(members)} given here"
-        raise InvalidRequestError(argument="place", reason=reason)
-    restored: set[str] = set()
-    for server, newest in enumerate(newest_of):
-        chosen = None if names is None else [each.name for each in newest.stores if _is_part(each.name, names)]
-        restored.update(
-            restore_server(
+    wanted = {names} if isinstance(names, str) else None if names is None else {*names}
+    chosen: dict[int, tuple[str, list[str]]] = {}
+    for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
+        stores = [each.name for each in load(open_archive(find_server_place(place, server)), checkpoint_id).stores]
+        chosen[server] = checkpoint_id, [each for each in stores if wanted is None or {each, _get_whole(each)} & wanted]
+    _check_names(members, {server: found for server, (_, found) in chosen.items()}, wanted or set(), prefix)
+    restored: dict[int, list[str]] = {}
+    try:
+        for server, (checkpoint_id, found) in chosen.items():
+            restored[server] = restore_server(
                 members.get(server),
                 find_server_place(place, server),
-                checkpoint=newest.id,
-                names=chosen,
-                prefix="",
+                checkpoint=checkpoint_id,
+                names=found,
+                prefix=prefix,
                 deadline=deadline,
                 on_progress=on_progress,
             )
-        )
-    return sorted(restored)
+    except BaseException:  # as of one server: nothing stays
+        for server, made in restored.items():
+            for name in made:
+                with suppress(TDServeError):
+                    delete_store(members.get(server), name)
+        raise
+    return sorted({name for made in restored.values() for name in made})
 
 
-def _is_part(name: str, wholes: Collection[str]) -> bool:
-    return name.partition("#")[0] in wholes
+def _check_names(members: Members, chosen: Mapping[int, Sequence[str]], wanted: Collection[str], prefix: str) -> None:
+    """Raises StoreNotFoundError or StoreExistsError before anything is restored."""
+    there = {each for found in chosen.values() for each in found}
+    missing = sorted({*wanted} - there - {_get_whole(each) for each in there})
+    if missing:
+        raise StoreNotFoundError(name=missing[0])
+    for server, found in chosen.items():
+        taken = {*members.get(server).catalog.stores()}
+        for name in found:
+            if prefix + name in taken:
+                raise StoreExistsError(name=prefix + name)
+
+
+def _find_ids(members: Members, place: Place, checkpoint: str | None) -> list[str]:
+    """Returns the ids of the checkpoints of each server that were written at the same time: of the newest such, if none
+    is given; and the newest of each if no two were, as when each server writes its own."""
+    ids = [list_ids(open_archive(find_server_place(place, server))) for server in range(len(members) + 1)]
+    if not all(ids[:-1]) or ids[-1]:
+        reason = f"{os.fspath(place)} has checkpoints of another number of servers than the {len(members)} given here"
+        raise InvalidRequestError(argument="place", reason=reason)
+    by_uid = [{get_uid(each): each for each in of_server} for of_server in ids[:-1]]
+    common = [uid for uid in by_uid[0] if all(uid in each for each in by_uid)]
+    if checkpoint is not None:
+        uid = get_uid(checkpoint)
+        if uid not in common or checkpoint not in {each[uid] for each in by_uid}:
+            known = ", ".join(by_uid[0][each] for each in common[-MAX_NAMED:]) or "none of all servers"
+            reason = f"{os.fspath(place)} has no checkpoint {checkpoint!r} of all servers; it has {known}"
+            raise InvalidRequestError(argument="checkpoint", reason=reason)
+        return [each[uid] for each in by_uid]
+    return [each[common[-1]] for each in by_uid] if common else [each[-1] for each in ids[:-1]]
+
+
+def _get_whole(name: str) -> str:
+    return find_whole(name) or name

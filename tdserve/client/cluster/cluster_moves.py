@@ -129,15 +129,21 @@ class ClusterMoves:
         self,
         place: Place,
         *,
+        checkpoint: str | None = None,
         names: Collection[str] | None = None,
+        prefix: str = "",
         timeout_s: float = CHECKPOINT_TIMEOUT_S,
         on_progress: OnRestore = lambda _: None,
     ) -> list[str]:
-        """Brings stores of the newest checkpoint of as many servers back, each to the server of its number.
+        """Brings stores of a checkpoint of as many servers back, each to the server of its number.
 
         Args:
             place: As of ``checkpoint``.
+            checkpoint: Id of one of its servers' checkpoints, with which those of the others are found that were
+                written at the same time; None: the newest of all servers. Where each server writes its own, by
+                schedule, None is the newest of each.
             names: Stores that are brought back, shared ones with all their parts; None: all.
+            prefix: Put in front of the name of each.
             timeout_s: For all of it.
             on_progress: Called after each block.
 
@@ -145,8 +151,17 @@ class ClusterMoves:
             The names of the new stores, and parts of them.
 
         Raises:
-            InvalidRequestError: The place has checkpoints of another number of servers. Nothing was restored.
-            TDServeError: As of ``Client.restore``.
+            InvalidRequestError: The place has checkpoints of another number of servers, or no such checkpoint. Nothing
+                was restored.
+            TDServeError: As of ``Client.restore``; a name is looked for at all servers before anything is restored.
         """
         deadline = Deadline.after(timeout_s)
-        return restore_cluster(self.members, place, names=names, deadline=deadline, on_progress=on_progress)
+        return restore_cluster(
+            self.members,
+            place,
+            checkpoint=checkpoint,
+            names=names,
+            prefix=prefix,
+            deadline=deadline,
+            on_progress=on_progress,
+        )

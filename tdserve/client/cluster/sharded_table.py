@@ -106,10 +106,10 @@ class ShardedTable(ShardedRows):
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
             return self._write(shard, timeout_s, lambda part: part.extend(batch, flatten=flatten, **given, **options))
         rows = read_rows(batch, self.spec, store=self.name) if isinstance(batch, (dict, list)) else batch
-        given = GivenRows.read(rows, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
-        if not given.num_rows:
+        by_key = GivenRows.read(rows, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
+        if not by_key.num_rows:
             return self._write(0, timeout_s, lambda part: part.extend(rows, **options))
-        return self._extend_by_key(given, options)
+        return self._extend_by_key(by_key, options)
 
     def _extend_by_key(self, batch: GivenRows, options: dict[str, Any]) -> Any:
         """Writes each row to the shard of its key."""

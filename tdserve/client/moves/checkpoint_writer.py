@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
-from tdserve.base.ids import make_uid
 from tdserve.client.moves.file_passes import FilePasses, FoundBlock
 from tdserve.client.moves.manifest import (
     ArchivedFile,
@@ -67,6 +66,7 @@ def write_checkpoint(
     archive: Archive,
     *,
     server_id: str,
+    uid: str,
     deadline: Deadline,
     on_progress: OnCheckpoint,
 ) -> Checkpoint:
@@ -75,6 +75,7 @@ def write_checkpoint(
     Args:
         names: Names of the stores, as far as they are known: those are read while they serve.
         server_id: Of the server.
+        uid: Of this checkpoint, and of those that are written of other servers at the same time.
 
     Returns:
         The checkpoint, which is the newest of the place now.
@@ -86,7 +87,7 @@ def write_checkpoint(
     """
     earlier = load_newest(archive)
     with ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="tdserve-checkpoint") as threads:
-        writer = _CheckpointWriter(client, archive, threads, deadline, on_progress, earlier)
+        writer = _CheckpointWriter(client, archive, threads, deadline, on_progress, earlier, uid)
         made = replace(writer.run(list(names)), server_id=server_id)
     save(archive, made)
     return made
@@ -100,7 +101,7 @@ class _CheckpointWriter:
     deadline: Deadline
     on_progress: OnCheckpoint
     earlier: Checkpoint | None
-    checkpoint: str = field(default_factory=make_uid)
+    checkpoint: str
     passes: dict[str, FilePasses] = field(default_factory=dict)
     archived: set[str] = field(default_factory=set)
     writing: list[Future[None]] = field(default_factory=list)

@@ -109,6 +109,11 @@ def make_id(created_s: float, uid: str) -> str:
     return f"{moment:%Y%m%d-%H%M%S-%f}-{uid[:8]}"
 
 
+def get_uid(checkpoint_id: str) -> str:
+    """Returns the part of an id that checkpoints of several servers share which were written at the same time."""
+    return checkpoint_id.rpartition("-")[2]
+
+
 def list_ids(archive: Archive) -> list[str]:
     """Returns the ids of all checkpoints, the oldest first."""
     names = archive.list_names(_FOLDER)

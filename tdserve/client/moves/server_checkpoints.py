@@ -29,14 +29,16 @@ Place = str | PathLike[str]
 
 
 def checkpoint_server(
-    client: SessionClient, place: Place, *, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
+    client: SessionClient, place: Place, *, uid: str, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
 ) -> Checkpoint:
     """Writes a checkpoint; see ``Client.checkpoint``."""
     if keep is not None:
         check_integer("keep", keep, 1)
     archive = open_archive(place)
     names, server_id = client.catalog.stores(), client.catalog.get_server_stats().server_id
-    made = write_checkpoint(client, names, archive, server_id=server_id, deadline=deadline, on_progress=on_progress)
+    made = write_checkpoint(
+        client, names, archive, server_id=server_id, uid=uid, deadline=deadline, on_progress=on_progress
+    )
     with suppress(TDServeError):  # it is there, whatever the server knows of it
         report_checkpoint(client, made, deadline=deadline)
     if keep is not None:

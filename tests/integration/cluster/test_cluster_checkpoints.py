@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.cli.main import main
 from tests.integration.cluster.moving import ROW, choose_other, make_rows
 from tests.integration.cluster.names import name_owned_by, next_name
@@ -54,6 +54,21 @@ def test_stores_when_restored_to_other_servers_then_shared_ones_too(
             assert [restored.kv(names[2])[key]["n"] for key in "abc"] == [0, 1, 2]
             assert restored[names[3]]["x"].tolist() == [0, 1, 2, 3]
             assert set(restored.stores()) == set(names)
+            table.extend(make_rows(60, 10), writer=1)
+            client.checkpoint(tmp_path / "place")
+            copies = restored.restore(tmp_path / "place", names=names[0], checkpoint=made[1].id, prefix="old-")
+            assert sorted(restored.replay(f"old-{names[0]}")[:]["number"].tolist()) == list(range(10, 60))
+            restored.restore(tmp_path / "place", names=[names[0]], prefix="new-")
+            assert sorted(restored.replay(f"new-{names[0]}")[:]["number"].tolist()) == list(range(10, 70))
+            assert f"old-{names[0]}#2" in copies
+            before = restored.stores()
+            with pytest.raises(StoreExistsError, match="ckpt-"):
+                restored.restore(tmp_path / "place")
+            with pytest.raises(StoreNotFoundError, match="missing"):
+                restored.restore(tmp_path / "place", names=[names[1], "missing"], prefix="more-")
+            with pytest.raises(InvalidRequestError, match=made[0].id):
+                restored.restore(tmp_path / "place", checkpoint="20000101-000000-000000-abcdefab", prefix="more-")
+            assert restored.stores() == before
         with tdserve.connect(",".join(server.address for server in others[:2])) as two:
             assert isinstance(two, tdserve.ClusterClient)
             with pytest.raises(InvalidRequestError, match="another number of servers"):
