@@ -2,9 +2,10 @@
 the histories.
 
 ``python -m tests.campaign.campaign --kills 200 --seed 1 --servers 3`` prints its counts, and ends with 1 when
-anything was lost, doubled or torn; with ``--tls`` all content but that of local clients takes gRPC, encrypted.
-The same seed kills in the same order; what is under way at each kill is chance,
-which is the point.
+anything was lost, doubled or torn, or samples do not have their distribution afterwards. With ``--tls`` all content but
+that of local clients takes gRPC, encrypted; with ``--every 3`` something is killed every three seconds, whether or not
+the clients have gone on since. The same seed kills in the same order; what is under way at each kill is chance, which
+is the point.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName
@@ -28,6 +31,7 @@ from tdserve.soak.activities import ACTIVITIES
 from tdserve.soak.check import Findings, check
 from tdserve.soak.killable_client import KillableClient
 from tdserve.soak.round_stores import RoundStores
+from tests.campaign.distribution import check_distribution
 from tests.lent.lender import copy_for
 from tests.processes import (
     REPOSITORY,
@@ -70,9 +74,12 @@ class Campaign:
         seed: Decides the order of kills.
         num_servers: Several share the tables and the queue.
         has_tls: Whether all connections are encrypted.
+        every_s: Seconds from kill to kill, if a server starts again so soon; None: as soon as all clients have gone on.
     """
 
-    def __init__(self, folder: Path, *, seed: int, num_servers: int = 1, has_tls: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, num_servers: int = 1, has_tls: bool = False, every_s: float | None = None
+    ) -> None:
         self._random = random.Random(seed)
         self._histories = folder / "histories"
         self._histories.mkdir()
@@ -86,6 +93,7 @@ class Campaign:
         self._num_clients = 0
         self._mover: subprocess.Popen[str] | None = None
         self._victims = (*VICTIMS, MOVER) if num_servers > 2 else VICTIMS
+        self._every_s = every_s
         self.kills: Counter[str] = Counter()
 
     def run(self, num_kills: int) -> Findings:
@@ -102,8 +110,12 @@ class Campaign:
             for number in range(num_kills):
                 if number % len(self._victims) == 0:
                     order = self._random.sample(self._victims, len(self._victims))
+                begun_s = time.monotonic()
                 self._kill(order[number % len(self._victims)])
-                self._await_progress()
+                if self._every_s is None or number == num_kills - 1:
+                    self._await_progress()
+                else:
+                    Event().wait(max(begun_s + self._every_s - time.monotonic(), 0.0))
             for client_process in self._clients:
                 client_process.close()
             if self._mover is not None:
@@ -114,6 +126,7 @@ class Campaign:
             with self._connect(self._random.choice(self._transports)) as client:
                 wait_for(lambda: not client.stats().get("lost"), "answers of all servers", timeout_s=60.0)
                 report = check(RoundStores(client), self._histories)
+                check_distribution(RoundStores(client), report)
                 report.counts.update(self._count_moves())
                 return report
         finally:
@@ -239,9 +252,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--every", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tdserve-campaign-"))
-    campaign = Campaign(folder, seed=arguments.seed, num_servers=arguments.servers, has_tls=arguments.tls)
+    settings = {"seed": arguments.seed, "num_servers": arguments.servers, "has_tls": arguments.tls}
+    campaign = Campaign(folder, **settings, every_s=arguments.every)
     report = campaign.run(arguments.kills)
     print("kills:", dict(campaign.kills))
     for name, count in sorted(report.counts.items()):
