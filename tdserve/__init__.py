@@ -47,6 +47,7 @@ _HOMES = {
         "DeadlineExceededError",
         "EndOfStreamError",
         "ForkedClientError",
+        "HandshakeRefusedError",
         "InvalidRequestError",
         "InvalidSpecError",
         "KeyExistsError",

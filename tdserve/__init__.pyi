@@ -9,6 +9,7 @@ from tdserve.base.errors import (
     DeadlineExceededError as DeadlineExceededError,
     EndOfStreamError as EndOfStreamError,
     ForkedClientError as ForkedClientError,
+    HandshakeRefusedError as HandshakeRefusedError,
     InvalidRequestError as InvalidRequestError,
     InvalidSpecError as InvalidSpecError,
     KeyExistsError as KeyExistsError,

@@ -32,6 +32,7 @@
     │   └── UnansweredPopError                             (the same)                   not retryable
     ├── TransportError                UNAVAILABLE          bytes did not arrive         retryable
     │   ├── ConnectError                                   address, reason
+    │   │   ├── HandshakeRefusedError                      (the same)                   not retryable
     │   │   ├── NotLocalError                              (the same)
     │   │   └── NcclUnavailableError                       (the same)
     │   ├── PeerLostError                                  peer, reason
@@ -398,6 +399,13 @@ class ConnectError(TransportError, ConnectionError):
 
     template = "no connection to {address}: {reason}"
     defaults = {"address": "", "reason": ""}
+
+
+class HandshakeRefusedError(ConnectError):
+    """The server, or this client, does not trust the other's certificate, or only one of them uses TLS. Raised only by
+    connections that were never answered: others wait, since certificates are replaced while they are in use."""
+
+    retryable = False
 
 
 class NotLocalError(ConnectError):

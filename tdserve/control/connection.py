@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tdserve.base.addresses import explain_unreachable, resolve
 from tdserve.base.deadline import compute_grace_s
-from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, TDServeError
+from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, HandshakeRefusedError, TDServeError
 from tdserve.base.tls import PROBE_TIMEOUT_S, TLS, explain_refused
 from tdserve.control.content_stream import CHANNEL_KEY, CONTENT_METHOD, SECRET_KEY, SESSION_KEY, ContentStream
 from tdserve.control.control_pb2_grpc import ControlServiceStub
@@ -226,13 +226,13 @@ class ControlConnection:
         return f"{why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
 
     def _check_refused(self, cause: BaseException, timeout_s: float) -> None:
-        """Raises ConnectError if the server refuses this client's handshake, which waiting does not change. Once it was
-        answered, the connection waits: certificates may be about to be replaced."""
+        """Raises HandshakeRefusedError if the server refuses this client's handshake, which waiting does not change. Once
+        it was answered, the connection waits: certificates may be about to be replaced."""
         probe_s = min(PROBE_TIMEOUT_S, timeout_s)
         if self._was_answered or probe_s <= 0:
             return
         if refusal := explain_refused(self.address, self._tls, timeout_s=probe_s):
-            raise ConnectError(address=self.address, reason=refusal) from cause
+            raise HandshakeRefusedError(address=self.address, reason=refusal) from cause
 
     def _warn(self, why: str) -> None:
         """Logs what a caller waits for; once, until a call is answered."""
@@ -244,8 +244,8 @@ class ControlConnection:
         """Makes a unary call; retries until the time is over if no server listens yet.
 
         Raises:
-            ConnectError: No connection within ``timeout_s``, or a server that was never reached refuses the handshake.
-                Nothing was changed.
+            ConnectError: No connection within ``timeout_s``. Nothing was changed.
+            HandshakeRefusedError: The server, which was never reached, refuses the handshake. Nothing was changed.
             DeadlineExceededError: No answer within it; it is unknown whether anything was changed.
             TDServeError: The error that the server sent.
         """
@@ -279,6 +279,7 @@ class ControlConnection:
 
         Raises:
             ConnectError: Not within ``timeout_s``.
+            HandshakeRefusedError: It was never reached, and refuses the handshake.
         """
         # Not grpc.channel_ready_future: its thread polls for another 0.2 s, and dies with a traceback on stderr if the
         # channel is closed before.
@@ -302,6 +303,7 @@ class ControlConnection:
                 why = self.explain_silence(timeout_s if is_over else check_s)
                 if is_over:
                     raise ConnectError(address=self.address, reason=why) from error
+                self._check_refused(error, remaining_s - check_s)
                 self._warn(why)
 
     def open_session(
@@ -382,7 +384,7 @@ def check_health(address: str, *, timeout_s: float, tls: TLS | None = None) -> b
         except grpc.RpcError as error:
             ours = from_rpc_error(error, address=address, what="the health check", timeout_s=timeout_s)
             if isinstance(ours, ConnectError) and (why := explain_refused(address, tls, timeout_s=LAST_PROBE_S)):
-                raise ConnectError(address=address, reason=why) from error
+                raise HandshakeRefusedError(address=address, reason=why) from error
             if isinstance(ours, (ConnectError, DeadlineExceededError)):
                 raise ours from error
             return False

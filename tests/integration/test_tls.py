@@ -30,6 +30,10 @@ TOKEN = "a-token-that-nobody-else-may-read"
 HOSTS = ["localhost", "127.0.0.1"]
 
 
+NEVER_S = 600.0
+"""What a refused client would wait if it tried again."""
+
+
 class Certificates:
     """A folder with an authority, a server's certificate and a client's."""
 
@@ -179,8 +183,8 @@ def test_client_when_the_authority_is_another_then_refused_with_the_reason(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path)
-    with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
-        server.client(tls=other.trusting, timeout_s=2.0)
+    with pytest.raises(tdserve.HandshakeRefusedError, match="the server's certificate was refused"):
+        server.client(tls=other.trusting, timeout_s=NEVER_S)
 
 
 def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
@@ -188,8 +192,8 @@ def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
 ) -> None:
     certificates.make("elsewhere", hosts=["elsewhere.example"])
     with make_quick_root() as root, tdserve.Server(root, port=0, **certificates.find("elsewhere")) as made:
-        with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
-            made.client(tls=certificates.trusting, timeout_s=2.0)
+        with pytest.raises(tdserve.HandshakeRefusedError, match="the server's certificate was refused"):
+            made.client(tls=certificates.trusting, timeout_s=NEVER_S)
         named = tdserve.TLS(certificates.folder / "ca.pem", server_name="elsewhere.example")
         with made.client(tls=named) as client:
             assert client.stores() == []
@@ -200,25 +204,25 @@ def test_client_when_the_certificate_has_expired_then_refused_with_the_reason(ce
     with (
         make_quick_root() as root,
         tdserve.Server(root, port=0, **certificates.find("expired")) as made,
-        pytest.raises(tdserve.ConnectError, match="expired"),
+        pytest.raises(tdserve.HandshakeRefusedError, match="expired"),
     ):
-        made.client(tls=certificates.trusting, timeout_s=2.0)
+        made.client(tls=certificates.trusting, timeout_s=NEVER_S)
 
 
 def test_client_when_without_tls_then_refused_with_the_remedy(server: tdserve.Server) -> None:
-    with pytest.raises(tdserve.ConnectError, match=r"asks for TLS: pass tls=.*, or set TDSERVE_TLS_CA$"):
-        server.client(timeout_s=2.0)
+    with pytest.raises(tdserve.HandshakeRefusedError, match=r"asks for TLS: pass tls=.*, or set TDSERVE_TLS_CA$"):
+        server.client(timeout_s=NEVER_S)
 
 
 def test_client_when_its_own_certificate_is_missing_then_refused_with_the_remedy(
     strict_server: tdserve.Server, certificates: Certificates, tmp_path: Path
 ) -> None:
-    with pytest.raises(tdserve.ConnectError, match="asks for a client certificate"):
-        strict_server.client(tls=certificates.trusting, timeout_s=2.0)
+    with pytest.raises(tdserve.HandshakeRefusedError, match="asks for a client certificate"):
+        strict_server.client(tls=certificates.trusting, timeout_s=NEVER_S)
     other = Certificates(tmp_path)
     foreign = tdserve.TLS(certificates.folder / "ca.pem", other.folder / "client.pem", other.folder / "client.key")
-    with pytest.raises(tdserve.ConnectError, match="client"):
-        strict_server.client(tls=foreign, timeout_s=2.0)
+    with pytest.raises(tdserve.HandshakeRefusedError, match="client"):
+        strict_server.client(tls=foreign, timeout_s=NEVER_S)
     with strict_server.client(tls=certificates.proving, transport="grpc") as client:
         assert client.stores() == []
         with pickle.loads(pickle.dumps(client)) as copy:
