@@ -12,6 +12,7 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
+from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -19,29 +20,31 @@ from tdserve.v1 import control_pb2
 
 def record_placement(
     cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool
-) -> PlacementRecord:
+) -> tuple[PlacementRecord, bool]:
     """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
     record waits for parts that do not exist yet.
 
     Returns:
-        The record; of a store that exists, with the servers to which its parts have moved.
+        The record; of a store that exists, with the servers to which its parts have moved. And whether it exists.
 
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
-        ConnectError: The owner, or the server of a shard, does not answer. Nothing was created.
+        ConnectError: The owner, or the server of a shard of a new store, does not answer. Nothing was created.
     """
-    _check_answers(cluster.members, placement)
     cluster.directory.forget(name)
     place = cluster.directory.find(name)
-    if exists_ok and place.placement is not None and place.placement.num_shards == placement.num_shards:
+    exists = exists_ok and place.placement is not None and place.placement.num_shards == placement.num_shards
+    if exists and place.placement is not None:
         placement = replace(placement, servers=place.placement.servers)
+    else:
+        _check_answers(cluster.members, placement)
     client = cluster.members.get(place.server)
     empty = capture({}, store=name)
     request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
     request.settings = placement.to_json()
     create_store(client, request, empty.spec)
     cluster.directory.forget(name)
-    return placement
+    return placement, exists
 
 
 def create_parts(
@@ -60,9 +63,9 @@ def create_parts(
     Raises:
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
-            ``exists_ok``, or deleted.
+            ``exists_ok``, or deleted. Of a store that exists some servers may be lost, as in any later call.
     """
-    placement = record_placement(cluster, name, placement, exists_ok=exists_ok)
+    placement, exists = record_placement(cluster, name, placement, exists_ok=exists_ok)
     made: list[tuple[int, str]] = []
 
     def create(shard: int, server: int) -> None:
@@ -71,7 +74,7 @@ def create_parts(
 
     try:
         calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
-        _, lost = cluster.members.ask_all(calls, reach_s=cluster.timeout_s)
+        made_at, lost = cluster.members.ask_all(calls, reach_s=REACH_S if exists else cluster.timeout_s)
     except TDServeError:
         if not exists_ok:  # otherwise nobody knows which of them this call has made
             for server, part in made:
@@ -79,7 +82,7 @@ def create_parts(
             cluster.members.get(cluster.directory.find(name).server).delete(name)
             cluster.directory.forget(name)
         raise
-    if lost:
+    if lost and not (exists and made_at):
         raise next(iter(lost.values()))
 
 

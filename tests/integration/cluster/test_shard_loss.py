@@ -75,6 +75,9 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     written = table.extend(rows(5, 100), writer=writers[1])  # of the writer that has lost its shard
     assert set((written // table.part_capacity).tolist()) & {0, 2}
     assert set(table.sample(200)["number"].tolist()) <= others | set(range(100, 105))
+    with tdserve.connect(client.address) as later:  # one that starts again meanwhile
+        again = later.create_replay(table.name, rows(1)[0], 300, shards="all", exists_ok=True)
+        assert len(again.sample(16)) == 16
     crashing[lost].start()
     wait_for(lambda: len(table) == 35, "the return of the shard")
     assert set(table[:]["number"].tolist()) == {*range(30), *range(100, 105)}
