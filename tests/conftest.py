@@ -84,9 +84,27 @@ def _is_left_out_once(item: pytest.Function) -> bool:
 def _is_left_out_in_turns(item: pytest.Function) -> bool:
     if item.get_closest_marker("turns") is None:
         return False
-    places = dict(item.callspec.indices)
-    (transport,) = (places.pop(name) for name in _TRANSPORT_PARAMETERS if name in places)
+    places = _find_places(item)
+    (transport,) = (places.pop((name,)) for name in _TRANSPORT_PARAMETERS if (name,) in places)
     return sum(places.values()) % 2 != transport
+
+
+def _find_places(item: pytest.Function) -> dict[tuple[str, ...], int]:
+    """Returns the place of a test's value in the list of each parameter, or of each group of parameters.
+
+    pytest's ``indices`` are such places for parameters of fixtures only; for others they count the tests.
+    """
+    places: dict[tuple[str, ...], int] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if isinstance(mark.args[0], (list, tuple)) else mark.args[0].replace(" ", "").split(",")
+        own = [item.callspec.params[name] for name in names]
+        for place, given in enumerate(mark.args[1]):
+            values = given.values if isinstance(given, type(pytest.param())) else given if len(names) > 1 else (given,)
+            if all(value is mine for value, mine in zip(values, own, strict=True)):
+                places[tuple(names)] = place
+                break
+    direct = {name for names in places for name in names}
+    return places | {(name,): place for name, place in item.callspec.indices.items() if name not in direct}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -40,13 +40,21 @@ def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[t
         yield connected
 
 
+@pytest.fixture(scope="session")
+def sweeper(server: tdserve.Server) -> Iterator[tdserve.Client]:
+    """Deletes what tests without a ``client`` leave. It has no parameters: they run once."""
+    with server.client(timeout_s=20.0) as connected:
+        yield connected
+
+
 @pytest.fixture
-def name(request: pytest.FixtureRequest, client: tdserve.Client) -> Iterator[str]:
-    """A store name that no other test has; stores below it are deleted after the test."""
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A store name that no other test has; the store is deleted after the test."""
     own = f"{request.node.originalname}-{request.node.nodeid.encode().hex()[-16:]}-{id(request.node):x}"[-150:]
+    deleter: tdserve.Client = request.getfixturevalue("client" if "client" in request.fixturenames else "sweeper")
     yield own
-    if own in client:
-        client.delete(own)
+    if own in deleter:
+        deleter.delete(own)
 
 
 @pytest.fixture

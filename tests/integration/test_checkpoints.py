@@ -206,7 +206,7 @@ def test_moment_when_writers_go_on_then_one_of_all_stores(
     try:
         assert has_begun.wait(30.0)
         with server.client(transport=transport) as client:
-            for _ in range(6):
+            for _ in range(3):
                 client.checkpoint(tmp_path / "place")
     finally:
         is_over.set()

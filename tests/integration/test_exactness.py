@@ -24,7 +24,7 @@ from tests.processes import wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NUM_WRITERS, NUM_SAMPLERS, NUM_ROWS, NUM_SAMPLED = 16, 4, 32, 256
-NUM_EXTENDS = (40, pytest.param(1000, marks=pytest.mark.full))
+NUM_EXTENDS = (24, pytest.param(1000, marks=pytest.mark.full))
 """Extends of each writer: in any run, and in a full one."""
 INLINE_FLOATS, CHANNEL_FLOATS = 16, 260
 """Floats of a row: extends of 32 such rows are sent inline, or over the data transport."""
@@ -193,7 +193,7 @@ def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_prioritie
 def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
     client: tdserve.Client, name: str
 ) -> None:
-    ratio, min_size, buffer, num_each = 4.0, 64, 256.0, 300
+    ratio, min_size, buffer, num_each = 4.0, 64, 256.0, 150
     limiter = tdserve.SampleToInsertRatio(ratio, min_size=min_size, error_buffer=buffer)
     num_inserts = 2 * num_each * 32
     num_calls = int(ratio * (num_inserts - min_size)) // 3 // 48

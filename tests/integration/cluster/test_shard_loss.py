@@ -161,7 +161,7 @@ def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost
         taken.extend(numbers)
 
     workers = [Writer(each) for each in (write, put, sample, take)]
-    for server in (0, 1, 2, 1):
+    for server in range(3):
         for worker in workers:
             worker.goes_on()
         crashing[server].restart()

@@ -216,7 +216,7 @@ def test_fork_when_calls_wait_for_a_server_that_does_not_answer_then_the_child_g
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         asking = [threads.submit(ask_for_ever, address, is_over) for _ in range(4)]
         try:
-            for _ in range(8):  # each second one stood still, or aborted, where calls were waited for in gRPC
+            for _ in range(5):  # each second one stood still, or aborted, where calls were waited for in gRPC
                 assert fork_and_end() == 7
         finally:
             is_over.set()
