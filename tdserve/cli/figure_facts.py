@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.cli.server_figures import ServerFigures
 from tdserve.cli.sessions import flatten_session
 from tdserve.client.session.message_facts import to_facts
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import KIND_NAMES, QUEUE, name_counted_kind
 
 
 def describe_figures(found: ServerFigures) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def describe_figures(found: ServerFigures) -> dict[str, Any]:
     figures = found.figures
     facts |= to_facts(figures)
     facts["num_stores"] = sum(each.num_stores for each in figures.kinds)
-    facts["kinds"] = {KIND_NAMES.get(each.kind, "unknown"): each.num_stores for each in figures.kinds}
+    facts["kinds"] = {name_counted_kind(each): each.num_stores for each in figures.kinds}
     facts["transports"] = {each.pop("transport"): each for each in facts["transports"]}
     facts["sessions_by_transport"] = dict(figures.sessions_by_transport)
     facts["sessions"] = [flatten_session(each) for each in figures.sessions]
@@ -37,6 +37,6 @@ def _describe_calls(calls: Any) -> dict[str, Any]:
 def _describe_store(store: Any) -> dict[str, Any]:
     facts = to_facts(store)
     described = facts.pop("description")
-    kind = "queue" if store.is_queue else KIND_NAMES.get(store.description.kind, "unknown")
+    kind = QUEUE if store.is_queue else KIND_NAMES.get(store.description.kind, "unknown")
     left_out = ("spec", "kind", "fingerprint", "versions")
     return {**{name: value for name, value in described.items() if name not in left_out}, "kind": kind, **facts}

@@ -11,3 +11,18 @@ KIND_NUMBERS: dict[str, control_pb2.StoreKind] = {
 
 KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.items()}
 """By number."""
+
+QUEUE = "queue"
+"""What a table is shown as if its rows are taken."""
+
+
+def count_kind(shown_kind: str, num_stores: int) -> control_pb2.KindCount:
+    """Returns the message about the number of stores of one kind, or of queues."""
+    is_queue = shown_kind == QUEUE
+    kind = control_pb2.STORE_KIND_REPLAY if is_queue else KIND_NUMBERS[shown_kind]
+    return control_pb2.KindCount(kind=kind, num_stores=num_stores, is_queue=is_queue)
+
+
+def name_counted_kind(count: control_pb2.KindCount) -> str:
+    """Returns the kind that ``count_kind`` was given; "unknown" if it is of a later server."""
+    return QUEUE if count.is_queue else KIND_NAMES.get(count.kind, "unknown")

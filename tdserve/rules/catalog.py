@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import to_integer
-from tdserve.messages.store_kinds import KIND_NUMBERS
+from tdserve.messages.store_kinds import KIND_NUMBERS, QUEUE
 
 Durability = Literal["process", "disk"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -92,6 +92,15 @@ class StoreRecord:
     added_leaves: tuple[tuple[str, ...], ...] = ()
     is_restored: bool = False
 
+    @property
+    def shown_kind(self) -> str:
+        """The kind that people see: a table whose rows are taken is a queue."""
+        try:
+            settings = json.loads(self.settings) if self.settings else None
+        except ValueError:  # damaged: whoever opens the store reports it
+            settings = None
+        return QUEUE if isinstance(settings, dict) and settings.get("is_queue") else self.kind
+
     def begin_incarnation(self, nbytes: int, *, loading: bool = False) -> StoreRecord:
         """Returns the record of a new store of this name; what was not asked for gets its default."""
         return dataclasses.replace(
@@ -156,7 +165,7 @@ class Catalog:
                 raise StoreExistsError(name=record.name, reason="two records have this name")
             self._records[record.name] = record
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
-        self._kinds = Counter(record.kind for record in self._records.values() if not record.loading)
+        self._kinds = Counter(record.shown_kind for record in self._records.values() if not record.loading)
         self._names = {record.uid: record.name for record in self._records.values()}
         self._folders = sorted(_make_folder_key(record) for record in self._records.values() if record.adopted)
 
@@ -231,14 +240,14 @@ class Catalog:
 
     def _show(self, record: StoreRecord) -> None:
         insort(self._visible, record.name)
-        self._kinds[record.kind] += 1
+        self._kinds[record.shown_kind] += 1
 
     def _hide(self, record: StoreRecord) -> None:
         del self._visible[bisect_left(self._visible, record.name)]
-        self._kinds[record.kind] -= 1
+        self._kinds[record.shown_kind] -= 1
 
     def count_kinds(self) -> dict[str, int]:
-        """Returns the number of visible stores of each kind of which there are any."""
+        """Returns the number of visible stores of each ``shown_kind`` of which there are any."""
         return dict(+self._kinds)
 
     def find_name(self, uid: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tdserve.base.call_times import CallTimes
 from tdserve.base.machine import get_descriptor_limit, read_process_use
-from tdserve.messages.store_kinds import KIND_NUMBERS
+from tdserve.messages.store_kinds import count_kind
 from tdserve.rules.access.grants import FULL_GRANT, Grant
 from tdserve.server.client_process import ClientProcess
 from tdserve.server.descriptions import describe, describe_packed
@@ -134,7 +134,7 @@ class Observation:
             version=read_package_version(),
             num_sessions=len(sessions),
             sessions_by_transport=Counter(session.transport for session in sessions),
-            kinds=(control_pb2.KindCount(kind=KIND_NUMBERS[kind], num_stores=num) for kind, num in kinds.items()),
+            kinds=(count_kind(kind, num) for kind, num in kinds.items()),
             sessions=map(_observe_session, shown),
         )
         if grant.is_server_wide:
@@ -168,7 +168,7 @@ class Observation:
             return Counter(catalog.count_kinds())
         counts: Counter[str] = Counter()
         for number, record in enumerate(catalog, start=1):
-            counts[record.kind] += not record.loading and grant.has_store(record.name)
+            counts[record.shown_kind] += not record.loading and grant.has_store(record.name)
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
         return +counts

@@ -1488,12 +1488,14 @@ class ObserveResponse(_message.Message):
     def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_age_s: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
 
 class KindCount(_message.Message):
-    __slots__ = ("kind", "num_stores")
+    __slots__ = ("kind", "num_stores", "is_queue")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_STORES_FIELD_NUMBER: _ClassVar[int]
+    IS_QUEUE_FIELD_NUMBER: _ClassVar[int]
     kind: StoreKind
     num_stores: int
-    def __init__(self, kind: _Optional[_Union[StoreKind, str]] = ..., num_stores: _Optional[int] = ...) -> None: ...
+    is_queue: bool
+    def __init__(self, kind: _Optional[_Union[StoreKind, str]] = ..., num_stores: _Optional[int] = ..., is_queue: bool = ...) -> None: ...
 
 class ProcessFigures(_message.Message):
     __slots__ = ("process", "pid", "resident_bytes", "anonymous_bytes", "num_descriptors", "cpu_s", "max_descriptors")

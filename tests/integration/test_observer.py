@@ -89,6 +89,7 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
         table.extend(ROW.expand(10))
         table.sample(4)
         client.publish("policy", ROW)
+        client.create_queue("q", ROW, max_size=10)
 
         def look() -> dict[str, float] | None:
             found = scrape(url)
@@ -100,6 +101,7 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
         assert found["tdserve_store_rows[('kind', 'replay'), ('store', 't')]"] == 10
         assert found["tdserve_store_newest_version[('store', 'policy')]"] == 1
         assert found["tdserve_stores[('kind', 'weights')]"] == 1
+        assert found["tdserve_stores[('kind', 'replay')]"] == found["tdserve_stores[('kind', 'queue')]"] == 1
         assert found["tdserve_requests_total[('call', 'publish'), ('code', 'OK'), ('side', 'control')]"] == 1
         assert found["tdserve_worker_up[('worker', '0')]"] == 1
         for process in ("control", "worker-0", "observer"):

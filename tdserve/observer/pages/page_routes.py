@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from tdserve.base.errors import InvalidRequestError, PermissionDeniedError, TDServeError
 from tdserve.cli.render import escape_unprintable, format_nbytes
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import name_counted_kind
 from tdserve.observer.access import STYLE, get_viewer
 from tdserve.observer.pages.guide_pages import find_topics, render_topic
 from tdserve.observer.pages.page_figures import (
@@ -82,7 +82,7 @@ class Pages:
         figures = snapshot.figures
         if figures is None:
             return self._fail(snapshot.reason)
-        kinds = [(KIND_NAMES[each.kind], each.num_stores) for each in figures.kinds]
+        kinds = [(name_counted_kind(each), each.num_stores) for each in figures.kinds]
         return self._render(
             "overview.html",
             page="overview",

@@ -274,3 +274,13 @@ def test_overlapping_when_asked_then_all_that_lie_on_one_way(folders: list[str],
     }
     found = [record.name for record in catalog.find_overlapping(path)]
     assert (set(found), len(found)) == (expected, len(expected))
+
+
+def test_kinds_when_counted_then_queues_apart_from_other_tables() -> None:
+    catalog = Catalog()
+    settings = ("", '{"is_queue":false}', '{"is_queue":true}', '{"is_queue":true}')
+    for number, each in enumerate(settings):
+        catalog.add(StoreRecord(str(number), "replay", str(number), settings=each))
+    assert catalog.count_kinds() == {"replay": 2, "queue": 2}
+    catalog.remove("2")
+    assert catalog.count_kinds() == {"replay": 2, "queue": 1}
