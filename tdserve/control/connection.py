@@ -226,8 +226,8 @@ class ControlConnection:
         return f"{why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
 
     def _check_refused(self, cause: BaseException, timeout_s: float) -> None:
-        """Raises HandshakeRefusedError if the server refuses this client's handshake, which waiting does not change. Once
-        it was answered, the connection waits: certificates may be about to be replaced."""
+        """Raises HandshakeRefusedError if the server refuses this client's handshake, which waiting does not change.
+        Once it was answered, the connection waits: certificates may be about to be replaced."""
         probe_s = min(PROBE_TIMEOUT_S, timeout_s)
         if self._was_answered or probe_s <= 0:
             return
