@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tdserve.base.addresses import explain_unreachable, resolve
+from tdserve.base.addresses import resolve
 from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError, HandshakeRefusedError, TDServeError
 from tdserve.base.tls import PROBE_TIMEOUT_S, TLS, explain_refused
@@ -30,6 +30,7 @@ from tdserve.control.forking import (
     watch_forks,
 )
 from tdserve.control.parts import cut_large
+from tdserve.control.silence import HANDSHAKE_S, SilenceLooks
 from tdserve.control.status import NOBODY_THERE, from_rpc_error
 from tdserve.v1 import control_pb2
 
@@ -51,18 +52,15 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A server that comes back is found at once: by default grpc waits up to two minutes between two attempts, and 20 s
-    # for each attempt. Names are resolved again as often.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # for each attempt. An attempt where nobody listens costs both ends next to nothing.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 400),
     ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),  # despite its name, grpc's time limit for one attempt
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Two clients of one process must not share a connection: a fault of one must not affect the other.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-
-LAST_PROBE_S = 0.35
-"""Time to find out why a server has refused a client whose call is over; a stopped server does not answer."""
 
 JOIN_TIMEOUT_S = 5.0
 """Time for the reader of a cancelled stream, or for a channel, to end; they take milliseconds."""
@@ -168,6 +166,7 @@ class ControlConnection:
         self._why_unknown = ""
         self._has_warned = False
         self._was_answered = False
+        self._silence = SilenceLooks(lambda: (self.address, self._tls))
         self._open_channel()
 
     def _open_channel(self) -> None:
@@ -220,10 +219,10 @@ class ControlConnection:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-        why = explain_unreachable(self.address)
-        if not why and (refusal := explain_refused(self.address, self._tls, timeout_s=LAST_PROBE_S)):
-            return refusal
-        return f"{why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
+        found = self._silence.find()
+        if found.refusal:
+            return found.refusal
+        return f"{found.why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
 
     def _check_refused(self, cause: BaseException, timeout_s: float) -> None:
         """Raises HandshakeRefusedError if the server refuses this client's handshake, which waiting does not change.
@@ -383,7 +382,7 @@ def check_health(address: str, *, timeout_s: float, tls: TLS | None = None) -> b
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             ours = from_rpc_error(error, address=address, what="the health check", timeout_s=timeout_s)
-            if isinstance(ours, ConnectError) and (why := explain_refused(address, tls, timeout_s=LAST_PROBE_S)):
+            if isinstance(ours, ConnectError) and (why := explain_refused(address, tls, timeout_s=HANDSHAKE_S)):
                 raise HandshakeRefusedError(address=address, reason=why) from error
             if isinstance(ours, (ConnectError, DeadlineExceededError)):
                 raise ours from error

@@ -46,7 +46,7 @@ from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import control_pb2
 
 RETRY_BACKOFF_S = 0.05
-MAX_RETRY_BACKOFF_S = 1.0
+MAX_RETRY_BACKOFF_S = 0.5
 
 MAX_BACKGROUND_THREADS = 4
 """Threads for calls with ``return_early=True``."""
