@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tdserve.server.server_process import READY_PREFIX
+from tests.integration.two_machines import SERVER_ADDRESS, ip, join_namespaces, serving
 from tests.processes import REPOSITORY, Program, listening_addresses
 
 pytestmark = pytest.mark.integration
 
-SERVER_ADDRESS, CLIENT_ADDRESS = "10.213.77.1", "10.213.77.2"
 HIGH_ADDRESSES = "198.18.77.1", "198.18.77.2"
 """Of two, the one with the higher address waits for the other (seen with torch 2.13): that of loopback would not."""
 
 SERVER_ADDRESS_IN_PROC = "014DD50A"
 
 
-def ip(*arguments: str) -> None:
-    """Runs iproute2."""
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30.0)
-
-
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces whose only link is to each other."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2")
-    names = (f"tdserve-s-{os.getpid()}", f"tdserve-c-{os.getpid()}")
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "tds0", "netns", names[0], "type", "veth", "peer", "name", "tds1", "netns", names[1])
-    except subprocess.CalledProcessError as error:
-        remove(names)
-        pytest.skip(f"namespaces cannot be made here: {error.stderr.decode().strip()}")
-    for name, link, address in zip(names, ("tds0", "tds1"), (SERVER_ADDRESS, CLIENT_ADDRESS), strict=True):
-        ip("-n", name, "addr", "add", f"{address}/30", "dev", link)
-        ip("-n", name, "link", "set", link, "up")
-        ip("-n", name, "link", "set", "lo", "up")
-    yield names
-    remove(names)
-
-
-def remove(names: tuple[str, str]) -> None:
-    """Removes what exists of them; the veth pair goes with either end."""
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30.0)
-
-
-@contextmanager
-def serving(namespaces: tuple[str, str], root: Path, host: str) -> Iterator[subprocess.Popen[str]]:
-    """A server in the first namespace."""
-    command = ["ip", "netns", "exec", namespaces[0], sys.executable, "-m", "tdserve", "serve", str(root)]
-    command += ["--host", host, "--port", "7707", "--insecure"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"{READY_PREFIX}{host}:7707\n"
-        yield process
-        process.terminate()
-        assert process.wait(30.0) == 0
+    """The two machines of these tests."""
+    with join_namespaces() as names:
+        yield names
 
 
 @pytest.fixture
