@@ -40,6 +40,10 @@ def fill(client: tdserve.Client) -> None:
     client.create_replay(EVIL, row, 100, sampler=tdserve.Prioritized(alpha=1.0, beta=0.5)).extend(
         TensorDict.lazy_stack([row.clone() for _ in range(20)]), priority=torch.arange(20.0)
     )
+    number = torch.arange(10_000.0)
+    client.create_replay("long", TensorDict({"x": number[0]}, []), 10_000, sampler=tdserve.Prioritized()).extend(
+        TensorDict({"x": number}, [10_000]), priority=number
+    )
     client.init_remote(TensorDict({EVIL: torch.arange(30.0), "text": NonTensorData(EVIL)}, []), "settings")
     client.init_remote(TensorDict({"big": torch.zeros(9 << 20)}, []), "large")
     client.publish("policy", TensorDict({"w": torch.zeros(3)}, []))
@@ -71,6 +75,15 @@ def test_rows_when_shown_then_as_pictures_chats_and_histograms_and_not_counted(u
     assert page.count("<dt>assistant</dt><dd>two\nlines</dd>") == 8
     assert 'aria-label="Priorities: from 0 to 19, mean 9.5"' in page
     assert "Rows out 0" in read_text(f"{url}/store?name={quote(EVIL)}")
+    assert "at equal distances" not in page
+
+
+def test_rows_when_a_table_is_long_then_its_priorities_are_those_of_rows_from_all_of_it(url: str) -> None:
+    page = fetch(f"{url}/rows?name=long").decode()
+    assert "Of 4,096 rows at equal distances, out of 10,000." in page
+    found = re.search(r'aria-label="Priorities: from 0 to 9999, mean (\S+)"', page)
+    assert found is not None
+    assert abs(float(found[1]) - 4999.5) < 10
 
 
 @pytest.mark.parametrize("name", ["settings", "policy", "cache"])

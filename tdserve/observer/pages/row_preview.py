@@ -36,7 +36,7 @@ MAX_IMAGES = 512
 """Images that are kept for the browsers that are about to ask for them."""
 
 MAX_PRIORITIES = 4_096
-"""Rows whose priorities a histogram shows."""
+"""Rows whose priorities a histogram shows; of a longer table, rows at equal distances."""
 
 NUM_BARS = 32
 
@@ -112,10 +112,20 @@ def _choose_num_rows(described: Any) -> int:
 
 
 def _read_priorities(client: Any, name: str, num_rows: int) -> dict[str, Any] | None:
+    """Returns a histogram with ``of_rows``, the number of all rows if it shows but some."""
+    numbers = spread_evenly(num_rows)
     with suppress(TDServeError):
-        found = client[name].get_priorities(np.arange(min(num_rows, MAX_PRIORITIES)))
-        return make_histogram([np.asarray(found)])
-    return None  # the first rows are not all live
+        found = make_histogram([np.asarray(client[name].get_priorities(numbers))])
+        return found and {**found, "of_rows": f"{num_rows:,}" if len(numbers) < num_rows else ""}
+    return None  # these rows are not all live
+
+
+def spread_evenly(num_rows: int) -> NDArray[np.int64]:
+    """Returns the numbers of at most ``MAX_PRIORITIES`` of a table's first rows, at equal distances, with the last."""
+    if num_rows <= MAX_PRIORITIES:
+        return np.arange(num_rows)
+    spread: NDArray[np.int64] = np.linspace(0, num_rows - 1, MAX_PRIORITIES).round().astype(np.int64)
+    return spread
 
 
 def find_chat(value: Any) -> list[tuple[str, str]] | None:
