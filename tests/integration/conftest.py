@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.nursery import Nursery, shared
+from tests.processes import START_TIMEOUT_S
 from tests.roots import make_quick_root
 from tests.sameness import difference
 
@@ -36,14 +37,15 @@ def server() -> Iterator[tdserve.Server]:
 @pytest.fixture(scope="session", params=["gloo", "shm"])
 def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
     """A client of the shared server, over each transport."""
-    with server.client(transport=request.param, timeout_s=20.0) as connected:
+    with server.client(transport=request.param, timeout_s=START_TIMEOUT_S) as connected:
+        connected.timeout_s = 20.0
         yield connected
 
 
 @pytest.fixture(scope="session")
 def sweeper(server: tdserve.Server) -> Iterator[tdserve.Client]:
     """Deletes what tests without a ``client`` leave. It has no parameters: they run once."""
-    with server.client(timeout_s=20.0) as connected:
+    with server.client(timeout_s=START_TIMEOUT_S) as connected:
         yield connected
 
 
