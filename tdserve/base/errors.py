@@ -39,7 +39,7 @@
     │   └── TransferAbortedError      ABORTED              transfer, reason
     ├── ProtocolError                 INTERNAL             a message broke the protocol book
     │   ├── LocalProtocolError                             reason: our own bug
-    │   ├── RemoteProtocolError                            expected, received: the peer's bug
+    │   ├── RemoteProtocolError       INVALID_ARGUMENT     expected, received: the peer's bug
     │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
     ├── CorruptDataError              DATA_LOSS            path, expected, actual
     ├── EndOfStreamError              OUT_OF_RANGE         name
@@ -77,8 +77,7 @@ class TDServeError(Exception):
     defaults: ClassVar[dict[str, Field]] = {"reason": ""}
 
     def __init__(self, **fields: Field) -> None:
-        unknown = fields.keys() - self.defaults.keys()
-        if unknown:
+        if unknown := fields.keys() - self.defaults.keys():
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         self.fields: dict[str, Field] = {**self.defaults, **fields}
         self.request_id = ""
@@ -194,8 +193,7 @@ class KeyNotFoundError(RequestError, KeyError):
         listing = listing or (store and f"client.keys({store!r})")
         return self.template.format(**{**self.fields, "listing": listing})
 
-    def __str__(self) -> str:  # KeyError would show the repr of the message
-        return self._message()
+    __str__ = _message  # KeyError would show the repr of the message
 
 
 class KeyExistsError(RequestError, KeyError):
@@ -204,9 +202,7 @@ class KeyExistsError(RequestError, KeyError):
     code = "ALREADY_EXISTS"
     template = "store {store!r} already has key {key!r}; leave out safe=True to replace it"
     defaults = {"store": "", "key": ""}
-
-    def __str__(self) -> str:  # KeyError would show the repr of the message
-        return self.template.format(**self.fields)
+    __str__ = TDServeError._message  # KeyError would show the repr of the message
 
 
 class StoreExistsError(RequestError):
@@ -437,9 +433,8 @@ class TransferAbortedError(TransportError):
     defaults = {"transfer": 0, "reason": ""}
 
     def _message(self) -> str:
-        number = self.fields["transfer"]
-        template = self.template.replace("the transfer", f"transfer {number}", 1) if number else self.template
-        return template.format(**self.fields)
+        named = f"transfer {self.fields['transfer']}" if self.fields["transfer"] else "the transfer"
+        return self.template.replace("the transfer", named, 1).format(**self.fields)
 
 
 class ProtocolError(TDServeError):
@@ -453,8 +448,9 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other end broke the protocol: it has a bug, or is not tdserve."""
+    """The other end broke the protocol: it has a bug, or is not tdserve. As an answer: the request did."""
 
+    code = "INVALID_ARGUMENT"
     template = "the peer broke the protocol: expected {expected}, received {received}"
     defaults = {"expected": "", "received": ""}
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 KEPT_BYTES = 64 * 1024 * 1024
@@ -118,6 +119,17 @@ def _read_oom_kills(path: str) -> int:
             return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
     except OSError:
         return 0
+
+
+def read_available_bytes() -> int:
+    """Returns the memory that this process may still take: of the machine, and of its control group if that has a
+    limit."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError):  # no limit: "max", or no such file
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        available = min(available, max(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()), 0))
+    return available
 
 
 def get_own_command() -> str:

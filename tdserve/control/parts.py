@@ -10,11 +10,12 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.long_lists import find_lists
 from tdserve.v1 import control_pb2
 
-MAX_RECEIVED_BYTES = 4 * 1024 * 1024
-"""The server receives no larger message: the sender may be a stranger, and parts may come slowly."""
-
 PART_BYTES = 1024 * 1024
 """Larger messages are cut into parts of this size."""
+
+MAX_RECEIVED_BYTES = PART_BYTES + 256 * 1024
+"""The server receives no larger message: the sender may be a stranger, parts may come slowly, and a message of many
+small fields takes some fifty times its size while it is parsed."""
 
 MIN_AHEAD_BYTES = PART_BYTES // 4
 """Shorter lists stay inside a message, even if the message is cut."""
@@ -81,6 +82,16 @@ class PartJoiner:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self.nbytes = 0
+        self._is_dropping = False
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether the rest of a refused message is still to come."""
+        return self._is_dropping
+
+    def drop(self) -> None:
+        """Drops the message that is arriving, and the rest of it when it comes."""
+        self._parts, self.nbytes, self._is_dropping = [], 0, True
 
     def add(self, part: control_pb2.MessagePart) -> bytes | None:
         """Takes the next part; returns the whole message with the last part, otherwise None.
@@ -88,6 +99,9 @@ class PartJoiner:
         Raises:
             RemoteProtocolError: They exceed what a message may have. The parts so far are dropped.
         """
+        if self._is_dropping:
+            self._is_dropping = not part.is_last
+            return None
         self._parts.append(part.content)
         self.nbytes += len(self._parts[-1])
         is_too_long, nbytes = self.nbytes > MAX_JOINED_BYTES, self.nbytes

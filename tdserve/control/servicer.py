@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tdserve.base.addresses import join_address
-from tdserve.base.errors import LocalProtocolError, TDServeError, UnauthenticatedError
+from tdserve.base.errors import LocalProtocolError, RemoteProtocolError, TDServeError, UnauthenticatedError
 from tdserve.base.logs import choose_failure_level, name_request
 from tdserve.control.audit import AuditLog
 from tdserve.control.connection import CHANNEL_OPTIONS, HANDSHAKE_MS
@@ -31,7 +32,7 @@ from tdserve.v1 import control_pb2
 SERVICE_NAME: str = control_pb2.DESCRIPTOR.services_by_name["ControlService"].full_name
 
 _log = logging.getLogger("tdserve.control")
-_Answer = TypeVar("_Answer")
+_Answer = TypeVar("_Answer", bound=Any)
 
 
 class SessionConnection:
@@ -73,6 +74,9 @@ class Handlers(Protocol):
     async def get_stats(self, request: control_pb2.GetStatsRequest, caller: Caller) -> control_pb2.GetStatsResponse: ...
     async def observe(self, request: control_pb2.ObserveRequest, caller: Caller) -> control_pb2.ObserveResponse: ...
     async def exchange_content(self, connection: ContentConnection) -> None: ...
+    def hold_answer(self, nbytes: int) -> Callable[[], None]:
+        """Counts the memory of an answer until what it returns is called: a client may take it slowly, or never."""
+        ...
 
 
 class Authenticator(Protocol):
@@ -123,7 +127,10 @@ class Servicer(ControlServiceServicer):
 
     async def _call(self, handler: Callable[[Any, Caller], Awaitable[_Answer]], request: Any, context: Any) -> _Answer:
         async def serve() -> _Answer:
-            return await handler(request, self._find_caller(context))
+            answer = await handler(request, self._find_caller(context))
+            release = self._handlers.hold_answer(answer.ByteSize())
+            context.add_done_callback(lambda _: release())
+            return answer
 
         return await _answer(serve(), context)
 
@@ -224,6 +231,38 @@ def _answer_unread(answer: Callable[[Any, Any], Awaitable[Any]], handler: Any) -
     return make(answer, handler.request_deserializer, handler.response_serializer)
 
 
+class _Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses messages that are none. gRPC would answer UNKNOWN, and log a fault of the server."""
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        decode = partial(_decode, handler.request_deserializer, _NONE if handler.request_streaming else None)
+        if handler.unary_unary is None:
+            return handler._replace(request_deserializer=decode)
+        return handler._replace(request_deserializer=decode, unary_unary=partial(_answer_decoded, handler.unary_unary))
+
+
+_NONE = control_pb2.ClientMessage(part=control_pb2.MessagePart(content=b"\xff" * 9, is_last=True))
+"""Stands in a session for a message that is none: a part of nothing, which ends it."""
+
+
+def _decode(deserialize: Callable[[bytes], Any], otherwise: Any, content: bytes) -> Any:
+    try:
+        return deserialize(content)
+    except DecodeError:
+        return otherwise
+
+
+async def _answer_decoded(answer: Callable[[Any, Any], Awaitable[Any]], request: Any, context: Any) -> Any:
+    if request is None:
+        await abort(context, RemoteProtocolError(expected="a message of this call", received="other bytes"))
+    return await answer(request, context)
+
+
 class _GoneClients(logging.Filter):
     """Drops the traceback that gRPC logs if a client vanishes at the moment in which its call is ended."""
 
@@ -276,7 +315,7 @@ class ControlServer:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_GONE_CLIENTS)
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING
         check = tokens and _TokenCheck(tokens, audit or AuditLog(), f"{host}:{port}", self._get_health)
-        interceptors = [check] if check else []
+        interceptors = [check, _Decoding()] if check else [_Decoding()]
         options = list({**dict(CHANNEL_OPTIONS), **_SERVER_OPTIONS}.items())  # grpc takes the first of a name
         self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import EntryTables, FoundEntries
+from tdserve.store.objects import Count
 from tdserve.store.spools import read_spooled
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import Buffer, ValueColumn, decode_block, encode_block
@@ -21,12 +22,12 @@ MAX_LISTED = 10_000
 """Most keys of one page: at 500 bytes each they take 5 MB, and mostly a twentieth of that."""
 
 
-def find_entries(store: MappedStore, keys: Sequence[bytes]) -> FoundEntries:
-    """Returns the entries of some keys as of one moment."""
+def find_entries(store: MappedStore, keys: Sequence[bytes], *, count: Count | None = None) -> FoundEntries:
+    """Returns the entries of some keys as of one moment; ``count`` as of ``Objects.get_many``."""
     tables = _open_tables(store)
     if tables is None:
         return FoundEntries([ABSENT] * len(keys), [b""] * len(keys))
-    return tables.find(keys, _read_clock_ms())
+    return tables.find(keys, _read_clock_ms(), count=count)
 
 
 def encode_entries(found: FoundEntries, *, asks_versions: bool) -> bytes:

@@ -15,7 +15,7 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.selection.selection import from_message
-from tdserve.store.objects import ObjectColumn
+from tdserve.store.objects import Count, ObjectColumn
 from tdserve.store.spools import read_spooled
 from tdserve.structure import codec
 from tdserve.structure.torch_types import to_indexable
@@ -39,7 +39,12 @@ class ReadBlock(NamedTuple):
 
 
 def read_columns(
-    store: MappedStore, paths: Sequence[Path], elements: Elements | None, *, splits: bool = False
+    store: MappedStore,
+    paths: Sequence[Path],
+    elements: Elements | None,
+    *,
+    splits: bool = False,
+    count: Count | None = None,
 ) -> list[ValueColumn]:
     """Returns the values of these elements of the store's flattened batch, as of one moment; ``None`` is all of it, in
     order.
@@ -48,6 +53,7 @@ def read_columns(
 
     Args:
         splits: Whether shapes of ragged tensors are returned apart from their content, as heads.
+        count: As of ``Objects.get_many``.
 
     Raises:
         CorruptDataError: A value that the catalog lists is missing. Values of rows that have left their table may be
@@ -61,7 +67,7 @@ def read_columns(
         numbers = [(path, _find_positions(store, path, elements)) for path in paths]
         return [_check_column(store, path, rows, True, [None] * len(rows)) for path, rows in numbers]
     wanted = [(path, _find_positions(store, path, elements)) for path in paths]
-    found = objects.get_many(wanted, joined=_find_ragged(store, splits))
+    found = objects.get_many(wanted, joined=_find_ragged(store, splits), count=count)
     return [_check_column(store, path, rows, *column) for (path, rows), column in zip(wanted, found, strict=True)]
 
 
@@ -111,9 +117,11 @@ def read_block(store: MappedStore, paths: Sequence[Path], elements: Elements | N
     return ReadBlock(read_columns(store, paths, elements, splits=True))
 
 
-def read_values(store: MappedStore, paths: Sequence[Path], elements: Elements | None) -> bytes:
+def read_values(
+    store: MappedStore, paths: Sequence[Path], elements: Elements | None, *, count: Count | None = None
+) -> bytes:
     """Returns the result of ``read_columns`` as a serialised ValueBlock; ``b""`` without paths."""
-    return encode_block(read_columns(store, paths, elements))
+    return encode_block(read_columns(store, paths, elements, count=count))
 
 
 def measure_rows(store: MappedStore, path: Path, rows: Elements) -> Elements:

@@ -60,6 +60,9 @@ MIN_SENT_VALUES_BYTES = 64 * 1024
 smaller one travels in the request or the answer, which costs two more copies and time of the control process."""
 
 
+MAX_INLINE_VALUES_BYTES = 1024 * 1024
+"""Most values in an answer to a client that takes none as data messages."""
+
 MAX_PACKED_BYTES = 32 * 1024
 MAX_PACKED_LEAVES = 64
 MAX_PACKED_VALUES = 256

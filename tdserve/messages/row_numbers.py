@@ -43,6 +43,8 @@ _REPEATS = -4
 _RUNS = -5
 """First number of the form of several runs."""
 
+_MAX_NUMBER = 2**62
+
 _MIN_RUNS_ROWS = 1024
 """With fewer rows than this, runs are not looked for: the numbers are sent one by one."""
 
@@ -152,6 +154,8 @@ def decode_repeats(content: bytes, num_rows: int) -> NDArray[np.int64]:
     Raises:
         RemoteProtocolError: There are more or fewer.
     """
+    if len(content) % 8:
+        raise RemoteProtocolError(expected=f"{num_rows} numbers", received=f"{len(content)} bytes")
     numbers = np.frombuffer(content, "<i8").astype(np.int64, copy=False)
     if len(numbers) and numbers[0] == _REPEATS:
         values, counts = np.split(numbers[1:], 2) if len(numbers) % 2 else (numbers[:0], numbers[:0])
@@ -166,7 +170,8 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
     """Returns the numbers, in order.
 
     Args:
-        max_rows: Limit for input from a client: a few bytes can stand for more rows than memory has room for.
+        max_rows: Limit for input from a client, of the numbers and, in the form of bits, of their range: a few bytes
+            can stand for more rows than memory has room for.
 
     Raises:
         RemoteProtocolError: The bytes are not row numbers, or more than ``max_rows``.
@@ -175,12 +180,16 @@ def decode_rows(content: bytes, *, max_rows: int | None = None) -> NDArray[np.in
         raise RemoteProtocolError(expected="int64 row numbers", received=f"{len(content)} bytes")
     numbers = np.frombuffer(content, "<i8")
     if len(numbers) == 3 and numbers[0] == _RUN:
-        if max_rows is not None and numbers[2] > max_rows:
-            raise RemoteProtocolError(expected=f"at most {max_rows} row numbers", received=str(numbers[2]))
-        return np.arange(numbers[1], numbers[1] + numbers[2], dtype=np.int64)
+        first, count = int(numbers[1]), int(numbers[2])
+        if not 0 <= count <= (_MAX_NUMBER if max_rows is None else max_rows) or first + count > _MAX_NUMBER:
+            expected = "row numbers" if max_rows is None else f"at most {max_rows} row numbers"
+            raise RemoteProtocolError(expected=expected, received=f"{count} from {first} on")
+        return np.arange(first, first + count, dtype=np.int64)
     if len(numbers) > 2 and numbers[0] == _RUNS:
         return _expand_runs(numbers[1:].astype(np.int64, copy=False), max_rows)
     if (bits := decode_bits(content)) is not None:
+        if max_rows is not None and 8 * len(bits) > max_rows + 64:  # each stands for 64 times its size
+            raise RemoteProtocolError(expected=f"bits of {max_rows} rows", received=f"{8 * len(bits)}")
         return np.flatnonzero(np.unpackbits(bits)).astype(np.int64, copy=False)
     if len(numbers) > 2 and numbers[0] == _HALVES:
         halves = np.frombuffer(content, "<u4", offset=16)

@@ -120,7 +120,12 @@ class ControlProcess:
         return DataWorker(
             number,
             self._worker_processes,
-            arguments=(str(config.transfer_timeout_s), *device, *((config.interface or "",) if device else ())),
+            arguments=(
+                str(config.transfer_timeout_s),
+                str(config.memory_limit_bytes),
+                *device,
+                *((config.interface or "",) if device else ()),
+            ),
             timeout_s=config.worker_timeout_s,
             on_session=self._on_session_report,
             on_lost=self._on_worker_lost,
@@ -327,7 +332,11 @@ class ControlProcess:
         elif kind in _NOTICES:
             self._take_notice(session, kind, message)
         elif kind == "part":
-            whole = self._incoming.add(session, message.part)
+            try:
+                whole = self._incoming.add(session, message.part)
+            except TDServeError as error:
+                session.run(session.fail(message.request, error), 0)
+                return
             if whole is not None:
                 self._take(session, whole, run)
         elif self._is_draining:
@@ -391,6 +400,10 @@ class ControlProcess:
     async def exchange_content(self, connection: ContentConnection) -> None:
         """Relays the content of a session. Errors as of ``Sessions.exchange_content``."""
         await self._sessions.exchange_content(connection)
+
+    def hold_answer(self, nbytes: int) -> Callable[[], None]:
+        """Counts the memory of an answer to a call. Errors as of ``AdmissionBudget.hold_answer``."""
+        return self._services.unsent.hold_answer(nbytes)
 
     async def observe(
         self, request: control_pb2.ObserveRequest, caller: Caller = FULL_CALLER

@@ -11,6 +11,7 @@ from tdserve.base.ids import check_store_name, check_text, make_secret
 from tdserve.rules.group_rule import Ask, Epoch, GroupRule, check_backend
 from tdserve.server import inline_tasks
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.session_limits import is_short
 from tdserve.v1 import control_pb2
 
 MAX_GROUPS = 10_000
@@ -87,6 +88,8 @@ class Groups:
         others = group.rule.list_others(session.number, notice.epoch)
         event = control_pb2.GroupEvent(name=notice.name, epoch=notice.epoch)
         kind = notice.WhichOneof("body")
+        if kind == "entry" and not is_short(notice.entry):
+            return
         if kind == "entry":
             event.entry.CopyFrom(notice.entry)
         elif session.number in group.rule.epoch.members:

@@ -28,6 +28,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.reported_faults import to_error
+from tdserve.server.request_sizes import count_extra_nbytes
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.server.store_requests import StoreRequests
@@ -53,6 +54,9 @@ _WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
 
 _EXPECTING = ("sample", "read")
 """Kinds of requests whose client may already wait for content that the server has not announced."""
+
+ANSWER_PAGES = 8
+"""A page of keys counts as the memory limit divided by this, at most."""
 
 _REFUSED = ServerBusyError.code
 """Code of a request that is refused before it has begun, or whose attempt was cancelled."""
@@ -244,6 +248,8 @@ class Requests:
         asked = getattr(message, kind)
         try:
             with session.admit(kind, asked):
+                if kind in _WITH_CONTENT:
+                    self._held.check_values(asked.content)
                 place_lists(message, ahead)
                 await self._carry_out_once(session, handler, kind, message)
         except BaseException:
@@ -288,12 +294,15 @@ class Requests:
             with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
                 await inline_tasks.ensure_task()
                 await self._stores.open_apart(name)
-        with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+        nbytes = message.ByteSize() + count_extra_nbytes(
+            kind, asked, max_answer_nbytes=self._held.limit_bytes // ANSWER_PAGES
+        )
+        with self._held.admit(session, f"a request of kind {kind!r}", nbytes):
             done = await handler(session, message.request, asked)
             if kind in _ONCE:
                 await self._sync(kind, asked)
             if done is not None:  # a client that does not read leaves its answers in memory
-                with self._held.count_during(session, len(done.inline)):
+                with self._held.count_during(session, done.ByteSize()):
                     await session.send_done(message.request, done)
 
     async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from tdserve.base.config import VALUES_WORKER, ServerConfig
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.admission_budget import AdmissionBudget, make_budgets
 from tdserve.server.adoption import Adoption
 from tdserve.server.catalog_requests import CatalogRequests
 from tdserve.server.creation import Creation
@@ -56,6 +56,7 @@ class Services:
     answers: CommittedAnswers
     traffic: Traffic
     held: AdmissionBudget
+    unsent: AdmissionBudget
     mover_context: MoverContext
     reads: Reads
     writes: Writes
@@ -82,17 +83,16 @@ def assemble(
     Args:
         sessions: Numbers of the open sessions.
     """
-    stores, held = Stores(root, db, watch, workers), AdmissionBudget(config.memory_limit_bytes)
+    stores, (held, unsent) = Stores(root, db, watch, workers), make_budgets(config.memory_limit_bytes)
     creation, answers = Creation(stores, sessions), CommittedAnswers(db)
     values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
-    reads, changes, groups, traffic = Reads(), RowChanges(stores, answers), Groups(), Traffic()
+    reads, changes, groups, traffic = Reads(), RowChanges(stores, answers), Groups(), Traffic(unsent)
     writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
     claiming, samples = Claiming(stores, answers, traffic=traffic), Samples(stores, rule_keys=rule_keys)
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
     row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
-    mover_context = MoverContext(stores, values_worker=values_worker, writes=writes, versions=versions, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
     return Services(
@@ -101,7 +101,8 @@ def assemble(
         answers=answers,
         traffic=traffic,
         held=held,
-        mover_context=mover_context,
+        unsent=unsent,
+        mover_context=MoverContext(stores, values_worker, writes, versions, traffic, held),
         reads=reads,
         writes=writes,
         alterations=alterations,

@@ -223,7 +223,9 @@ class CatalogDB:
         txn.commit()
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        """Returns the committed value, or None."""
+        """Returns the committed value, or None; also for a key that no record can have."""
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            return None
         if (table, key) in self._owed:
             return self._owed[table, key]
         with (

@@ -22,7 +22,7 @@ import lmdb
 from tdserve.rules.kv.entry_changes import ABSENT, OVERHEAD_BYTES, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
-from tdserve.store.objects import Objects
+from tdserve.store.objects import Count, Objects
 from tdserve.store.use_marks import UseMarks
 from tdserve.values.value_columns import Buffer
 
@@ -81,14 +81,16 @@ class EntryTables:
         tables = [objects.open_table(name) for name in reversed(TABLES)]  # a reader finds all once it finds the last
         return None if None in tables else cls(objects, tables[::-1], marks)
 
-    def find(self, keys: Sequence[bytes], now_ms: int) -> FoundEntries:
-        """Returns the entries of some keys, and marks them as used."""
+    def find(self, keys: Sequence[bytes], now_ms: int, *, count: Count | None = None) -> FoundEntries:
+        """Returns the entries of some keys, and marks them as used; ``count`` as of ``Objects.get_many``."""
         versions: list[int] = []
         records: list[bytes] = []
         try:
             with self.objects.begin_read() as txn:
                 for key in keys:
                     content = txn.get(key, db=self._entries)
+                    if count is not None:
+                        count(len(content or b""))
                     if content is None:
                         versions.append(ABSENT)
                         records.append(b"")

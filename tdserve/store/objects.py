@@ -12,6 +12,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,6 +47,12 @@ VALUES = "non-tensor values"
 """First words of the ``what`` of a CapacityError if they have no room."""
 
 _NUM_META_PAGES = 2
+
+_COUNTED_ROWS = 1024
+"""Values that are read between two counts."""
+
+Count = Callable[[int], None]
+"""Called with the size of each part of a read, in bytes; what it raises ends the read."""
 
 _NONE: Mapping[KeyPath, int] = MappingProxyType({})
 
@@ -212,7 +219,11 @@ class Objects:
         return num_dropped
 
     def get_many(
-        self, wanted: Sequence[tuple[KeyPath, Rows]], *, joined: Mapping[KeyPath, int] = _NONE
+        self,
+        wanted: Sequence[tuple[KeyPath, Rows]],
+        *,
+        joined: Mapping[KeyPath, int] = _NONE,
+        count: Count | None = None,
     ) -> list[FoundColumn]:
         """Reads values as of one moment.
 
@@ -220,12 +231,13 @@ class Objects:
             wanted: Paths, and the requested rows of each, in any order.
             joined: Paths whose values are large, and are copied into one buffer (``JoinedValues``) if all rows have
                 one; and the number of bytes at the front of each that are returned apart.
+            count: Called before more than some values have been copied.
         """
         with (
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._open_env().begin(db=self._values, buffers=True) as txn,
         ):
-            reader = _ObjectReader(txn, self._bundles, wanted, joined)
+            reader = _ObjectReader(txn, self._bundles, wanted, joined, count)
             return [reader.read_column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
@@ -408,7 +420,7 @@ class _ObjectReader:
     """Reads in one transaction. It returns copies, since the buffers of a transaction end with it.
 
     Args:
-        wanted, joined: As in ``Objects.get_many``.
+        wanted, joined, count: As in ``Objects.get_many``.
     """
 
     def __init__(
@@ -417,12 +429,14 @@ class _ObjectReader:
         bundles: Bundles,
         wanted: Sequence[tuple[KeyPath, Rows]],
         joined: Mapping[KeyPath, int],
+        count: Count | None,
     ) -> None:
         self._txn = txn
         self._cursor = txn.cursor()
         self._bundles = bundles
         self._wanted = wanted
         self._joined = joined
+        self._count = count
         self._tails: dict[int, list[bytes]] = {}  # many paths are read for the same rows
         self._unbundled: dict[tuple[bytes, int], Unbundled] = {}
         self._copied: dict[tuple[bytes, int], dict[int, JoinedValues]] = {}
@@ -445,14 +459,21 @@ class _ObjectReader:
         if path in self._joined:
             found = [common if value is None else value for value in found]
             if common is not None or None not in found:
+                self._count_sizes(found)
                 return FoundColumn(True, join(found, head_nbytes=self._joined[path]))
+        values: list[bytes | None] = []
+        found = iter(found)
         # Each buffer is released at once: hundreds that live together wake the garbage collector.
-        return FoundColumn(True, [common if value is None else bytes(value) for value in found])
+        while part := [common if value is None else bytes(value) for value in islice(found, _COUNTED_ROWS)]:
+            self._count_sizes(part)
+            values += part
+        return FoundColumn(True, values)
 
     def _in_bundles(self, bundle: Bundle, rows: Rows) -> Unbundled:
         unbundled = self._unbundled.get((bundle.name, id(rows)))
         if unbundled is None:
             found = list(map(self._txn.get, map(bundle.name.__add__, self._list_tails(rows))))
+            self._count_sizes(found)
             unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundle(bundle, found)
         return unbundled
 
@@ -468,6 +489,10 @@ class _ObjectReader:
             )
             self._copied[bundle.name, id(rows)] = copied
         return copied
+
+    def _count_sizes(self, values: Iterable[Buffer | None]) -> None:
+        if self._count is not None:
+            self._count(sum(map(len, filter(None, values))))
 
     def _list_tails(self, rows: Rows) -> list[bytes]:
         tails = self._tails.get(id(rows))

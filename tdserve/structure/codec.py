@@ -41,6 +41,11 @@ _CONVERTS: dict[int, bool | str] = {number: no_convert for no_convert, number in
 MAX_SPEC_BYTES = 1 << 26
 """Largest message: that of a hundred thousand leaves takes a tenth. It is kept in memory and in the catalog."""
 
+MANY_BYTES = 1 << 20
+
+MAX_ENTRIES = 500_000
+"""Most entries and members of all nodes: as Python objects each takes about a kilobyte, ten times as much as sent."""
+
 _NUM_KEPT = 1024
 """Decoded specs of elements and notes that are cached: most elements have the same one."""
 
@@ -74,11 +79,24 @@ def decode(message: spec_pb2.Spec) -> Spec:
     nbytes = message.ByteSize()
     if nbytes > MAX_SPEC_BYTES:
         raise InvalidSpecError(reason=f"its description takes {nbytes} bytes, more than {MAX_SPEC_BYTES}")
+    if nbytes > MANY_BYTES:  # a shorter one has no more
+        _check_num_entries(message.root)
     root = _decode_node(message.root, (), ())
     spec = Spec(root)
     if spec.nbytes > MAX_NBYTES:
         raise InvalidSpecError(reason=f"all leaves together have {spec.nbytes} bytes, more than {MAX_NBYTES}")
     return spec
+
+
+def _check_num_entries(root: spec_pb2.Node) -> None:
+    todo, num_entries = [root], 0
+    while todo:
+        node = todo.pop()
+        num_entries += len(node.entries) + len(node.members)
+        if num_entries > MAX_ENTRIES:
+            raise InvalidSpecError(reason=f"it has more than {MAX_ENTRIES} entries")
+        todo += [entry.node for entry in node.entries if entry.HasField("node")]
+        todo += node.members
 
 
 def to_content(spec: Spec) -> bytes:

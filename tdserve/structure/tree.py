@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tdserve.base.errors import InvalidSpecError, KeyNotFoundError
+from tdserve.base.errors import InvalidRequestError, InvalidSpecError, KeyNotFoundError
 from tdserve.structure.canonical import compute_fingerprint
 from tdserve.structure.changes import (
     move_to_cpu,
@@ -53,6 +53,13 @@ _MAX_KEPT_ROW_COUNTS = 256
 """Specs cached by ``with_rows`` and by ``with_per_row``: callers use few batch sizes and mixtures, and an adversary
 must not fill the memory."""
 
+
+_MAX_KEPT_ENTRIES = 1 << 16
+"""Entries of all of these together, of which each takes about a kilobyte."""
+
+_MAX_NODES = 8
+_MAX_REPEATED = 1_000
+"""Most keys of one selection: so many, and for each leaf its own and those of nodes above it."""
 
 _MAX_KEPT_SELECTIONS = 1024
 """Specs cached by ``select``, for the same reasons."""
@@ -193,7 +200,11 @@ class Spec:
 
         Raises:
             KeyNotFoundError: A path does not exist. ``store`` is only for its message.
+            InvalidRequestError: They are far more than there are entries.
         """
+        most = _MAX_REPEATED + _MAX_NODES * (len(self.tensors) + len(self.values))
+        if len(paths) > most:
+            raise InvalidRequestError(argument="keys", reason=f"{len(paths)} keys are more than {most}")
         kept: dict[tuple[Path, ...], Spec] = self.memo.setdefault("selected", {})
         wanted = tuple(paths)
         spec = kept.get(wanted)
@@ -201,9 +212,12 @@ class Spec:
             for path in wanted:
                 self.find(path, store=store)
             spec = Spec(self._select((), self.root, wanted))
-            if len(kept) >= _MAX_KEPT_SELECTIONS:
+            num_entries = len(wanted) + len(spec.tensors) + len(spec.values)
+            num_kept = self.memo.get("num_selected", 0) + num_entries
+            if len(kept) >= _MAX_KEPT_SELECTIONS or num_kept > _MAX_KEPT_ENTRIES:
                 kept.clear()
-            kept[wanted] = spec
+                num_kept = num_entries
+            kept[wanted], self.memo["num_selected"] = spec, num_kept
         return spec
 
     def with_batch(

@@ -12,13 +12,14 @@ from threading import Event, Thread, current_thread, main_thread
 
 import torch
 
-from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
+from tdserve.base.config import DEFAULT_MEMORY_LIMIT_BYTES, HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.logs import read_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
+from tdserve.data.values_budget import READ_SHARE, ValuesBudget
 from tdserve.rules.replay.shared_numbers import get_worker_place
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid
@@ -53,6 +54,7 @@ class Worker:
         *,
         number: int,
         transfer_timeout_s: float,
+        memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
         device: str = "",
     ) -> None:
         self._connection = connection
@@ -69,6 +71,7 @@ class Worker:
             take_stream=handed_sockets.take_stream,
             has_clients=self._has_clients,
             send_mail=self._send_mail,
+            values_budget=ValuesBudget(memory_limit_bytes // READ_SHARE),
         )
         self._sessions: dict[int, WorkerSession] = {}
         self._is_over = Event()
@@ -180,10 +183,11 @@ def main(arguments: list[str]) -> None:
     """Runs a worker; the process ends with it.
 
     Args:
-        arguments: FD SOCKETS_FD NUMBER TRANSFER_TIMEOUT_S [DEVICE INTERFACE]. FD is one end of a UNIX socket; the
-            process ends when the other end closes. SOCKETS_FD is one end of another, by which sockets come.
+        arguments: FD SOCKETS_FD NUMBER TRANSFER_TIMEOUT_S MEMORY_LIMIT_BYTES [DEVICE INTERFACE]. FD is one end of a
+            UNIX socket; the process ends when the other end closes. SOCKETS_FD is one end of another, by which sockets
+            come.
     """
-    fd, sockets_fd, number, transfer_timeout_s = *map(int, arguments[:3]), float(arguments[3])
+    fd, sockets_fd, number, memory_limit_bytes = map(int, (*arguments[:3], arguments[4]))
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -194,11 +198,19 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
     gc.freeze()  # imported objects stay: a collection need not visit them every time
     connection = WorkerSocket(socket.socket(fileno=fd))
-    device, interface = arguments[4:6] if len(arguments) > 4 else ("", "")
+    device, interface = arguments[5:7] if len(arguments) > 5 else ("", "")
     if device:
         prepare_process(interface)
     DescriptorWatch().start()
     handed_sockets = HandedSockets(socket.socket(fileno=sockets_fd))
-    Worker(connection, handed_sockets, number=number, transfer_timeout_s=transfer_timeout_s, device=device).run()
+    worker = Worker(
+        connection,
+        handed_sockets,
+        number=number,
+        transfer_timeout_s=float(arguments[3]),
+        memory_limit_bytes=memory_limit_bytes,
+        device=device,
+    )
+    worker.run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
     os._exit(0)

@@ -34,15 +34,16 @@ def send_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     stores = lane.context.stores
     store = stores.get(wanted.store)
     stores.remember_readable(store)
-    found = find_entries(store, wanted.keys)
-    if 0 in found.versions and not wanted.asks_versions:
-        raise make_missing_error(store.name, wanted.keys[found.versions.index(0)])
-    if wanted.only_checks:
-        return worker_pb2.Worked()
-    values = encode_entries(found, asks_versions=wanted.asks_versions)
-    layout = read_layout(store.spec)
-    source = LeafEnd([], TrailingColumns(layout, lambda: [make_status_column(ReadStatus.WHOLE)]))
-    return send_read(lane, order, layout, source, values=values, inline=True, sends_values=wanted.sends_values)
+    with lane.context.values_budget.begin_read() as count:
+        found = find_entries(store, wanted.keys, count=count)
+        if 0 in found.versions and not wanted.asks_versions:
+            raise make_missing_error(store.name, wanted.keys[found.versions.index(0)])
+        if wanted.only_checks:
+            return worker_pb2.Worked()
+        values = encode_entries(found, asks_versions=wanted.asks_versions)
+        layout = read_layout(store.spec)
+        source = LeafEnd([], TrailingColumns(layout, lambda: [make_status_column(ReadStatus.WHOLE)]))
+        return send_read(lane, order, layout, source, values=values, inline=True, sends_values=wanted.sends_values)
 
 
 def report_keys(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:

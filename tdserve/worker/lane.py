@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from threading import Event, Lock, RLock, Thread
 
 import torch
 
+from tdserve.base.config import DEFAULT_MEMORY_LIMIT_BYTES
 from tdserve.base.errors import (
     DeadlineExceededError,
     LocalProtocolError,
@@ -24,6 +25,7 @@ from tdserve.base.errors import (
 )
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
+from tdserve.data.values_budget import READ_SHARE, ValuesBudget
 from tdserve.messages.layout import Message
 from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
 from tdserve.transport.byte_streams import ByteStream
@@ -44,6 +46,9 @@ from tdserve.worker.worker_claims import WorkerClaims
 
 REAPED_AT_ONCE = MAX_SENT // 2
 """Sends that are waited for together: a wait costs a thread switch."""
+
+COUNTED_BYTES = 128 * 1024
+"""So many bytes that a client has not taken count as one more send."""
 
 _REAP = worker_pb2.Order()
 """Queued in place of an order: only waits for the end of earlier sends."""
@@ -67,6 +72,7 @@ class WorkerContext:
         has_clients: Whether any session has a client, which would wait behind work of the reading thread.
         send_mail: Sends the client of a session a message; returns whether it did so. Only the reading thread may.
         values_lock: Held by the thread that stores non-tensor values.
+        values_budget: Limits the values that are read and not sent yet.
     """
 
     stores: OpenStores
@@ -80,6 +86,7 @@ class WorkerContext:
     has_clients: Callable[[], bool] = lambda: True
     send_mail: Callable[[int, bytes], bool] = lambda session, content: False
     values_lock: Lock = field(default_factory=Lock)
+    values_budget: ValuesBudget = field(default_factory=partial(ValuesBudget, DEFAULT_MEMORY_LIMIT_BYTES // READ_SHARE))
 
 
 class Lane:
@@ -110,7 +117,7 @@ class Lane:
         self._reap_mail = reap_mail
         self._num_queued = 0  # written only by the reading thread
         self._num_done = 0  # written only by the lane's thread
-        self._sent: deque[Work] = deque()
+        self._sent: deque[tuple[Work, int]] = deque()  # with its bytes
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
@@ -141,17 +148,18 @@ class Lane:
 
     @property
     def num_sent(self) -> int:
-        """Number of sends whose end is not awaited yet."""
-        return len(self._sent)
+        """Number of sends whose end is not awaited yet; a large one counts as several: its client may take none."""
+        return len(self._sent) + sum(nbytes for _, nbytes in list(self._sent)) // COUNTED_BYTES
 
-    def keep(self, works: Iterable[Work]) -> None:
-        """Keeps sends that are not awaited now: a send that is dropped is cancelled."""
-        self._sent.extend(works)
+    def keep(self, works: Sequence[Work], nbytes: int) -> None:
+        """Keeps sends, of so many bytes in all, that are not awaited now: a send that is dropped is cancelled."""
+        self._sent.extend((work, nbytes // len(works)) for work in works)
 
     def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
         """Sends without waiting for the client; called by the thread that reads mail."""
-        self.keep(start_send(self.channel, tag, messages, source, self.context.pool))
-        if len(self._sent) >= 2 * MAX_SENT:
+        nbytes = sum(message.nbytes for message in messages)
+        self.keep(start_send(self.channel, tag, messages, source, self.context.pool), nbytes)
+        if self.num_sent >= 2 * MAX_SENT:
             self._reap()
 
     def receive_at_once(self, tag: int, message_nbytes: Sequence[int]) -> torch.Tensor:
@@ -259,12 +267,12 @@ class Lane:
         """Waits for the end of earlier sends; in this thread a client that takes nothing blocks no other."""
         timeout_s = self.context.transfer_timeout_s
         self._reap_mail(timeout_s)
-        if len(self._sent) <= MAX_SENT:
+        if self.num_sent <= MAX_SENT:
             return
         oldest: list[Work] = []
         with suppress(IndexError):  # another thread waits for the last ones
             while len(oldest) < REAPED_AT_ONCE:
-                oldest.append(self._sent.popleft())
+                oldest.append(self._sent.popleft()[0])
         try:
             self.channel.wait_all(oldest, PerMessage(timeout_s))
         except (TransportError, DeadlineExceededError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from tdserve.messages.content import (
     write_layout,
     write_messages,
 )
-from tdserve.messages.layout import Layout
+from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.messages.row_numbers import compute_max_rows, decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
@@ -96,6 +96,9 @@ def _select_all() -> list[NDArray[np.int64]]:
 MAX_QUICK_BYTES = 256 * 1024
 """Content that may be sent by the reading thread: 256 rows of a kilobyte take about 50 microseconds."""
 
+MAX_VOID_BYTES = 1 << 30
+"""Longest message that a client may wait for: the last one of a sample has the columns of up to ``MAX_SAMPLE_ROWS``."""
+
 MAX_QUICK_VALUES_BYTES = 4 * 1024 * 1024
 """Values that may be stored by the reading thread: as many as one coalesced extend has; they take about half a
 millisecond per megabyte."""
@@ -114,10 +117,11 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     added = {column.name: column.content for column in wanted.columns}
     layout = make_rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
-    values = read_values(store, [path for path, _ in store.spec.values], elements)
-    store.row_values_nbytes = len(values) // max(len(rows), 1)
-    source = make_rows_source(store, layout, FoundRows(rows, expected), added)
-    return send_read(lane, order, layout, source, values=values, inline=wanted.inline, sends_values=wanted.sends_values)
+    with lane.context.values_budget.begin_read() as count:
+        values = read_values(store, [path for path, _ in store.spec.values], elements, count=count)
+        store.row_values_nbytes = len(values) // max(len(rows), 1)
+        source, inline = make_rows_source(store, layout, FoundRows(rows, expected), added), wanted.inline
+        return send_read(lane, order, layout, source, values=values, inline=inline, sends_values=wanted.sends_values)
 
 
 def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -164,13 +168,17 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     columns = []
-    for path in decode_paths(wanted.keys):
-        if wanted.measures:
-            columns.append(measure_rows(store, path, rows).tobytes())
-            continue
-        is_tensor = path in store.leaves
-        columns.append(store.get_table(path)[rows].tobytes() if is_tensor else read_values(store, [path], rows))
-    return worker_pb2.Worked(columns=columns)
+    with lane.context.values_budget.begin_read() as count:
+        for path in decode_paths(wanted.keys):
+            if wanted.measures:
+                columns.append(measure_rows(store, path, rows).tobytes())
+            elif path in store.leaves:
+                table = store.get_table(path)
+                count(len(rows) * table.shape[1] * table.itemsize)
+                columns.append(table[rows].tobytes())
+            else:
+                columns.append(read_values(store, [path], rows, count=count))
+        return worker_pb2.Worked(columns=columns)
 
 
 def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -187,12 +195,13 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     context.stores.remember_readable(store)
     before = _wait_until_settled(store, plan.watched, context.transfer_timeout_s)
     source = plan.make_source(store, plan.make_trailer(store, before))
-    values = read_values(store, [path for path, _ in plan.spec.values], plan.elements)
-    is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
-    order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
-    return send_read(
-        lane, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
-    )
+    with context.values_budget.begin_read() as count:
+        values = read_values(store, [path for path, _ in plan.spec.values], plan.elements, count=count)
+        is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
+        order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
+        return send_read(
+            lane, order, plan.layout, source, values=values, inline=is_inline, sends_values=wanted.sends_values
+        )
 
 
 def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
@@ -233,6 +242,7 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
 
 def discard(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Receives and drops the content of a request that was refused."""
+    _check_announced(order, order.discard.message_nbytes, MAX_MESSAGE_BYTES)
     for nbytes in order.discard.message_nbytes:
         buffer = lane.context.pool.take(nbytes)
         lane.channel.recv(buffer, order.tag).wait(lane.context.transfer_timeout_s)
@@ -243,8 +253,9 @@ def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Sends void messages to a client that already waits for them; the reason comes over its session."""
     sizes = order.send_void.message_nbytes
     context = lane.context
+    _check_announced(order, sizes, MAX_VOID_BYTES, min_nbytes=STATUS_BYTES)
     for number, nbytes in enumerate(sizes, 1):
-        buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        buffer = torch.from_numpy(np.zeros(nbytes, np.uint8))  # unlike torch's zeros they take no memory until written
         if number == len(sizes):
             buffer.numpy()[-STATUS_BYTES:] = make_status_column(ReadStatus.FAILED).view(np.uint8)
         lane.channel.send(buffer, order.tag).wait(context.transfer_timeout_s)
@@ -278,7 +289,21 @@ def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
     store = lane.context.stores.get(wanted.store)
-    return worker_pb2.Worked(values=read_values(store, decode_paths(wanted.keys), decode_rows(wanted.elements)))
+    with lane.context.values_budget.begin_read() as count:
+        paths, elements = decode_paths(wanted.keys), decode_rows(wanted.elements)
+        return worker_pb2.Worked(values=read_values(store, paths, elements, count=count))
+
+
+def _check_announced(order: worker_pb2.Order, sizes: Sequence[int], max_nbytes: int, *, min_nbytes: int = 0) -> None:
+    """Checks sizes that a client has announced for a request that was refused before anything checked them.
+
+    Raises:
+        RemoteProtocolError: The content has no message of such a size. The channel closes: its ends do not agree.
+    """
+    if not all(nbytes <= max_nbytes for nbytes in sizes) or (sizes and sizes[-1] < min_nbytes):
+        order.is_accepted = True
+        received = f"announced ones of up to {max(sizes)} bytes"
+        raise RemoteProtocolError(expected=f"messages of {min_nbytes} to {max_nbytes} bytes", received=received)
 
 
 OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {

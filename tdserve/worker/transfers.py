@@ -7,8 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
-from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline, cut_values, write_messages
+from tdserve.base.errors import RemoteProtocolError, TooLargeError
+from tdserve.messages.content import (
+    MAX_INLINE_VALUES_BYTES,
+    MIN_SENT_VALUES_BYTES,
+    check_inline,
+    cut_values,
+    write_messages,
+)
 from tdserve.messages.layout import Layout, Message
 from tdserve.store.spools import SpoolWriter
 from tdserve.transport.appended import BytesEnd, SinkBehind
@@ -39,8 +45,14 @@ def send_read(
         values: A serialised ValueBlock.
         fills_last_after_sends: As in ``send_messages``.
         sends_values: Whether the client accepts large values over the channel.
+
+    Raises:
+        TooLargeError: It does not, and they are too many for a message.
     """
     are_sent = sends_values and len(values) >= MIN_SENT_VALUES_BYTES
+    if not are_sent and len(values) > MAX_INLINE_VALUES_BYTES:
+        what = "values for a client that takes them in messages alone, in bytes"
+        raise TooLargeError(what=what, asked=len(values), free=MAX_INLINE_VALUES_BYTES)
     if inline and not are_sent:
         return worker_pb2.Worked(inline=pack(layout.messages, source), values=values)
     if are_sent:
@@ -70,7 +82,7 @@ def _send(
 ) -> None:
     context = lane.context
     if is_sent_at_once(messages):
-        lane.keep(start_send(lane.channel, order.tag, messages, source, context.pool))
+        lane.keep(start_send(lane.channel, order.tag, messages, source, context.pool), messages[0].nbytes)
         return
     timeout_s = PerMessage(context.transfer_timeout_s)
     send_messages(

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
@@ -136,15 +137,39 @@ def load(archive: Archive, checkpoint_id: str) -> Checkpoint:
     content, _, checksum = archive.read(name).rpartition(b"\n")
     if checksum != b"%08x" % zlib.crc32(content):
         raise CorruptDataError(path=name, expected="a manifest with its checksum", actual="a damaged one")
-    document = json.loads(content)
-    if document["format"] != FORMAT:
-        raise CorruptDataError(path=name, expected=f"format {FORMAT}", actual=f"format {document['format']}")
-    fields = document["checkpoint"]
+    try:
+        document = json.loads(content)
+        if document["format"] != FORMAT:
+            raise CorruptDataError(path=name, expected=f"format {FORMAT}", actual=f"format {document['format']}")
+        return _read_checkpoint(document["checkpoint"])
+    except (ValueError, TypeError, KeyError, RecursionError) as fault:
+        raise CorruptDataError(
+            path=name, expected="a manifest", actual=f"{type(fault).__name__}: {fault}"[:200]
+        ) from fault
+
+
+def _read_checkpoint(fields: dict[str, Any]) -> Checkpoint:
+    """Returns the checkpoint of a document. Raises TypeError, ValueError or KeyError if it is none."""
     stores = [
-        ArchivedStore(**{**store, "files": [ArchivedFile(**file) for file in store["files"]]})
+        ArchivedStore(**{**store, "files": [_read_file(**file) for file in store["files"]]})
         for store in fields["stores"]
     ]
-    return Checkpoint(**{**fields, "stores": stores})
+    for store in stores:
+        bytes.fromhex(store.on_record)
+        if not all(isinstance(each, str) for each in (store.name, store.kind, store.uid)):
+            raise TypeError("name, kind and uid of a store are texts")
+    return Checkpoint(**{**fields, "stores": stores, "created_s": float(fields["created_s"])})
+
+
+def _read_file(path: str, nbytes: int, digests: list[str]) -> ArchivedFile:
+    bytes.fromhex(path)
+    if (
+        not isinstance(nbytes, int)
+        or not isinstance(digests, list)
+        or not all(isinstance(each, str) for each in digests)
+    ):
+        raise TypeError("a file has a size and digests")
+    return ArchivedFile(path, nbytes, digests)
 
 
 def load_newest(archive: Archive) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.recovery.draw_records import restore_draws
+from tdserve.server.rule_memory import ROW_BYTES, check_rule_memory
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
@@ -51,6 +52,8 @@ class TableKind(StoreKind):
             raise InvalidRequestError(argument="capacity", reason=f"{capacity} is not from 1 to {MAX_CAPACITY_ROWS}")
         settings = Settings.from_json(asked.settings, min_size=asked.min_size or 1)
         settings.check(capacity)
+        if capacity >= LONG_ROWS:
+            check_rule_memory(capacity, ROW_BYTES)
         for key in settings.sampler.trajectory_keys:
             if key not in dict(spec.tensors):
                 raise KeyNotFoundError(store=asked.name, key=".".join(key))

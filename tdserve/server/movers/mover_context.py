@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.movers.value_writes import ValueWrites
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
@@ -19,13 +20,21 @@ class MoverContext:
         writes: Replaces existing content.
         versions: Sends versions of weights.
         traffic: Counts transfers.
+        held: Counts the memory of requests.
     """
 
     def __init__(
-        self, stores: Stores, *, values_worker: DataWorker, writes: Writes, versions: VersionSender, traffic: Traffic
+        self,
+        stores: Stores,
+        values_worker: DataWorker,
+        writes: Writes,
+        versions: VersionSender,
+        traffic: Traffic,
+        held: AdmissionBudget,
     ) -> None:
         self.stores = stores
         self.values = ValueWrites(values_worker)
         self.writes = writes
         self.versions = versions
         self.traffic = traffic
+        self.held = held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -62,6 +62,7 @@ class PermitMover(Mover):
         self._values = context.values
         self._writes = context.writes
         self._traffic = context.traffic
+        self._held = context.held
 
     @property
     def claim_holder(self) -> ClaimHolder | None:
@@ -125,7 +126,7 @@ class PermitMover(Mover):
         values = b""
         if self._client.lacks_values and store.spec.values:
             paths = [path for path, _ in store.spec.values]
-            values = await read_values(self._session.worker, store, paths, await _spread(store, plan.rows))
+            values = await self._read_values(store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
         if not rest[0]:
@@ -168,9 +169,13 @@ class PermitMover(Mover):
             chosen = store.spec.select(keys, store=store.name) if keys else store.spec
             paths = [path for path, _ in chosen.values]
             accepted.generation_sum, elements = await _look_up(store, from_message(asked.selection))
-            accepted.values = await read_values(self._session.worker, store, paths, elements)
+            accepted.values = await self._read_values(store, paths, elements)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
+
+    async def _read_values(self, store: OpenedStore, paths: Sequence[Path], elements: NDArray[np.int64]) -> bytes:
+        with self._held.count_growing(self._session, "values of a read") as count:
+            return await read_values(self._session.worker, store, paths, elements, count=count)
 
     async def get_entries(
         self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
@@ -267,6 +272,7 @@ async def read_values(
     elements: NDArray[np.int64],
     *,
     part_elements: int = _PART_ELEMENTS,
+    count: Callable[[int], None] | None = None,
 ) -> bytes:
     """Has a worker read values for a client that cannot open the store's objects; very many a part at a time.
 
@@ -275,6 +281,7 @@ async def read_values(
 
     Raises:
         TransferAbortedError: They were changed meanwhile.
+        TDServeError: What ``count`` raises, which is called with the size of each part.
     """
     blocks = []
     for start in range(0, max(len(elements), 1), part_elements):
@@ -286,4 +293,6 @@ async def read_values(
             body.keys.add(parts=path)
         body.elements = encode_rows(part)
         blocks.append((len(part), (await worker.submit(order)).values))
+        if count is not None:
+            count(len(blocks[-1][1]))
     return blocks[0][1] if len(blocks) == 1 else await asyncio.to_thread(join_blocks, blocks)

@@ -19,6 +19,10 @@ from tdserve.server.weights.version_sender import make_version_ref
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
+MAX_BUFFERED_VALUES_BYTES = 16 << 20
+"""Values of rows that the worker which stores them receives into memory; more pass through a file, like those that
+another worker receives: each session could have as many arriving."""
+
 
 class WorkerMover(Mover):
     """Moves content in messages over a channel. After a failed receive the worker writes no more: its channel is
@@ -52,10 +56,11 @@ class WorkerMover(Mover):
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,
-        unless the session's worker is that one."""
+        unless the session's worker is that one and they are few."""
         worker, content, values = self._session.worker, rows.asked.content, make_put_values(rows)
         is_streamed = bool(content.values_nbytes)
-        must_hand_on = is_streamed and worker is not self._values.worker
+        is_buffered = worker is self._values.worker and content.values_nbytes <= MAX_BUFFERED_VALUES_BYTES
+        must_hand_on = is_streamed and not is_buffered
         with self._values.staging.borrow(rows.store, is_needed=must_hand_on) as staging:
             order = self._make_put_order(request, rows)
             order.receive_rows.spool = make_values_path(staging)

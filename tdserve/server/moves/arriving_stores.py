@@ -15,7 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
+from tdserve.base.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+    WrongStateError,
+)
 from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
@@ -31,6 +39,8 @@ from tdserve.store import moved_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2
+
+UID_CHARACTERS = 32
 
 
 class ArrivingStores:
@@ -68,9 +78,12 @@ class ArrivingStores:
         Raises:
             StoreExistsError: A store of this server has the name.
             CapacityError: There is no room. Some files may stay, until another attempt or a restart.
+            RemoteProtocolError: There is not one size per path.
         """
         self._check_free(name)
         folder = self._stores.root.arriving_folder(move)
+        if len(sizes.paths) != len(sizes.nbytes):
+            raise RemoteProtocolError(expected=f"{len(sizes.paths)} sizes", received=f"{len(sizes.nbytes)}")
         files = dict(zip(sizes.paths, sizes.nbytes, strict=True))
         await asyncio.to_thread(moved_files.set_files, folder, files)
 
@@ -102,8 +115,9 @@ class ArrivingStores:
         Raises:
             InvalidRequestError: Its files have not come by this move.
             CorruptDataError: It is a copy with damaged files.
+            RemoteProtocolError: What is on record of it cannot be.
         """
-        record = StoreRecord.from_bytes(moved.record)
+        record = _check_moved(moved)
         folder = self._stores.root.arriving_folder(move)
         if moved.is_copy and folder.is_dir():
             record = await asyncio.to_thread(_begin_copy, folder, record, name, move)
@@ -181,6 +195,28 @@ def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> Stor
         generations.values[:] = np.where(generations.values, rename_generations(generations.values), 0)
         generations.begin_copy(move)
     return replace(record, name=name, uid=move, is_restored=record.kind == TableKind.name)
+
+
+def _check_moved(moved: control_pb2.MovedStore) -> StoreRecord:
+    """Returns the record of a store that another server has, as a client says.
+
+    Raises:
+        RemoteProtocolError: A part of what is on record of it is not as a server writes it.
+    """
+    try:
+        record = StoreRecord.from_bytes(moved.record)
+        if len(record.uid) != UID_CHARACTERS or not record.uid.isalnum():  # it names folders
+            raise CorruptDataError(path="record", expected="a uid", actual=repr(record.uid)[:80])
+        if record.kind not in KINDS or not isinstance(json.loads(moved.state or b"{}"), dict):
+            raise CorruptDataError(path="record", expected="a known kind and its state", actual=repr(record.kind)[:80])
+        names = {(codec.decode(spec).fingerprint, order) for spec, order in zip(moved.specs, moved.orders, strict=True)}
+        if record.fingerprint and (record.fingerprint, record.order) not in names:
+            raise CorruptDataError(path="record", expected="the structure that it names", actual=f"{len(names)} others")
+        for draw in moved.draws:
+            KeptDraw.from_bytes(draw)
+    except (TDServeError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        raise RemoteProtocolError(expected="what is on record of a store", received=str(fault)[:200]) from fault
+    return record
 
 
 def _read_record(content: bytes) -> StoreRecord:

@@ -130,6 +130,7 @@ class Checkpoints:
         self._sealing = Sealing(stores)
         self._lists = FileLists()
         self._frozen: dict[Seal, Frozen] = {}
+        self._freezing: set[str] = set()  # ids of the checkpoints that are being kept just now
         self._idle: dict[tuple[int, str], _Idle] = {}  # by session and name
 
     def restore(self) -> None:
@@ -170,6 +171,8 @@ class Checkpoints:
             folder = self._stores.root.checkpoint_folder(by.move) / _check_uid(asked.uid)
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
         elif step == "end":
+            if by.move in self._freezing:
+                raise WrongStateError(state=f"checkpoint {by.move} is being kept", event="ending it")
             await self._forget(by)
             answer = control_pb2.CheckpointAnswer()
         elif step == "report":
@@ -195,6 +198,15 @@ class Checkpoints:
     # ------------------------------------------------------------ one moment
 
     async def _freeze(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+        if by.move in self._freezing:  # both would write the same folder
+            raise WrongStateError(state=f"checkpoint {by.move} is being kept", event="keeping it once more")
+        self._freezing.add(by.move)
+        try:
+            return await self._freeze_once(by, max_bytes, deadline)
+        finally:
+            self._freezing.discard(by.move)
+
+    async def _freeze_once(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
         await self._forget(by)
         for record in self._list_records():
             await self._open(record.name)  # so that nobody waits for that

@@ -26,6 +26,7 @@ from tdserve.server import inline_tasks
 from tdserve.server.access.gate import Gate, add_grant
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
+from tdserve.server.sessions.session_limits import MAX_ENTRIES, HeldAnswers, UnsentMessages, is_short
 from tdserve.server.traces import RequestSpan
 from tdserve.server.waiting import Waiters, retrieve_exception
 from tdserve.server.workers import DataWorker
@@ -34,12 +35,6 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")
 _State = TypeVar("_State")
-
-MAX_ENTRIES = 1_000
-"""Most rendezvous entries of one session; two groups take about ten."""
-
-MAX_ENTRY_BYTES = 1 << 16
-"""Largest key and largest value of an entry; they take some hundreds of bytes."""
 
 MAX_CHANNELS = 100_000
 """Most channels of one session, one after the other. A healthy client gives one up only when a call ends in the middle
@@ -88,6 +83,7 @@ class ClientSession:
             higher number, so that late messages of an old epoch are not taken for the new one's.
         channel_number: Number of the newest channel for content; earlier ones are gone.
         held_nbytes: Memory of the session's requests under way.
+        answers: Counts the memory of answers to its reads.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
         begun_s: When it began, as of ``time.monotonic``.
         degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
@@ -134,11 +130,13 @@ class ClientSession:
         self._channel_of: dict[int, int] = {}
         self.last_epoch = 0
         self.held_nbytes = 0
+        self.answers = HeldAnswers()
         self.begun_s = time.monotonic()
         self.num_requests = self.num_errors = 0
         self.degraded: tuple[str, ...] = ()
         self._num_refusing = 0
         self._num_entries = 0
+        self._unsent = UnsentMessages()
         self._has_refused = asyncio.Event()
         self.secret = make_secret()
         self.known_specs: dict[bytes, Spec] = {}
@@ -336,7 +334,7 @@ class ClientSession:
         if self.ended.is_set():
             return
         self._num_entries += 1
-        if self._num_entries > MAX_ENTRIES or len(entry.key) > MAX_ENTRY_BYTES or len(entry.value) > MAX_ENTRY_BYTES:
+        if self._num_entries > MAX_ENTRIES or not is_short(entry):
             self.ended.set()  # the worker keeps all entries
             return
         if not entry.is_mail:
@@ -427,8 +425,11 @@ class ClientSession:
         await self._answer(control_pb2.ServerMessage(request=request, done=done))
 
     def send(self, message: control_pb2.ServerMessage) -> None:
-        """Sends a message without waiting; such messages of one session arrive in order."""
-        self.run(self.connection.send(message), 0)
+        """Sends a message without waiting; such messages of one session arrive in order. A session whose client takes
+        none of them ends."""
+        if not self._unsent.has_room(message):
+            self.ended.set()
+        self.run(self._unsent.send(self.connection.send, message), 0)
 
     async def fail(self, request: int, error: TDServeError) -> None:
         """Sends the answer that a request was refused or has failed. Never by mail: that channel may have failed

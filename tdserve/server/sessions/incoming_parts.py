@@ -7,12 +7,15 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.errors import RemoteProtocolError, ServerBusyError, TooLargeError
+from tdserve.control.parsed_size import estimate_parsed_nbytes
 from tdserve.control.parts import PartJoiner
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile
 from tdserve.v1 import control_pb2
+
+WHAT = "a message in parts"
 
 
 class IncomingParts:
@@ -30,19 +33,38 @@ class IncomingParts:
         self._lists: dict[int, LongListFile] = {}
 
     def add(self, session: ClientSession, part: control_pb2.MessagePart) -> control_pb2.ClientMessage | None:
-        """Adds the next part; returns the message if this was its last part. An invalid part ends the session."""
+        """Adds the next part; returns the message if this was its last part. An invalid part ends the session.
+
+        Raises:
+            ServerBusyError: There is no memory for the message now. The rest of it will be dropped.
+            TooLargeError: There never is.
+        """
         parts = self._parts[session.number]
         nbytes = parts.nbytes
         try:
             if part.is_ahead:
                 self._get_lists(session).add(part.content)
-            elif (whole := parts.add(part)) is not None:
-                return control_pb2.ClientMessage.FromString(whole)
+                return None
+            if not parts.is_dropping:
+                self._held.admit(session, WHAT, len(part.content))
+            if (whole := parts.add(part)) is not None:
+                return self._parse(session, whole)
+        except (ServerBusyError, TooLargeError):
+            if not part.is_last:
+                parts.drop()
+            if (lists := self.take_lists(session)) is not None:
+                session.run(lists.remove(), 0)
+            raise
         except (RemoteProtocolError, DecodeError):
             session.ended.set()
         finally:
             self._held.count(session, parts.nbytes - nbytes)
         return None
+
+    def _parse(self, session: ClientSession, whole: bytes) -> control_pb2.ClientMessage:
+        """Returns the message, if there is memory for what becomes of its fields."""
+        self._held.admit(session, WHAT, estimate_parsed_nbytes(whole))
+        return control_pb2.ClientMessage.FromString(whole)
 
     def take_lists(self, session: ClientSession) -> LongListFile | None:
         """Removes and returns the lists that arrived ahead of a complete request; the caller deletes their file."""

@@ -229,7 +229,7 @@ class Sessions:
             return
         if report.HasField("rendezvous"):
             message = control_pb2.ServerMessage(rendezvous=report.rendezvous)
-            session.run(session.connection.send(message), 0)
+            session.send(message)
         elif report.HasField("channel_lost"):
             lost = report.channel_lost
             self._lose_channel(session, lost.channel, f"its data worker reports: {lost.reason}")

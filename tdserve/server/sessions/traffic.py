@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
@@ -29,9 +30,14 @@ class _Count:
 
 
 class Traffic:
-    """Runs reads for clients and counts all transfers."""
+    """Runs reads for clients and counts all transfers.
 
-    def __init__(self) -> None:
+    Args:
+        held: Counts the memory of answers, and of nothing else.
+    """
+
+    def __init__(self, held: AdmissionBudget) -> None:
+        self._held = held
         self._counts: dict[str, _Count] = defaultdict(_Count)
 
     async def read(
@@ -54,7 +60,23 @@ class Traffic:
 
         Returns:
             The answer with inline content; None when Accepted was sent and the content follows over the channel.
+
+        Raises:
+            ServerBusyError: There is no memory for the answer; nothing was sent.
         """
+        with self._held.admit_answer(session.answers, accepted, takes_values=session.hello.takes_values):
+            return await self._read(session, request, order, accepted, announces=announces, rest=rest)
+
+    async def _read(
+        self,
+        session: ClientSession,
+        request: int,
+        order: worker_pb2.Order,
+        accepted: control_pb2.Accepted,
+        *,
+        announces: bool,
+        rest: bytes,
+    ) -> control_pb2.Done | None:
         if announces:
             moving = session.worker.submit(order, rest=rest)
             await session.send_accepted(request, accepted)

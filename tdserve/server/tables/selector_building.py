@@ -10,6 +10,7 @@ from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.server import inline_tasks
 from tdserve.server.kinds.table_kind import LONG_ROWS
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.rule_memory import CONDITION_ROW_BYTES, check_rule_memory
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.turns import drop_references, run_in_turns
 from tdserve.server.waiting import retrieve_exception
@@ -75,6 +76,7 @@ async def _build(store: OpenedStore, conditions: SampleConditions, num_rows: int
     async with store.view_lock:
         await run_in_turns(selectors.shed_in_pieces(conditions))
         if not selectors.has(conditions):
+            check_rule_memory(store.record.capacity, CONDITION_ROW_BYTES)
             grown = await asyncio.to_thread(selectors.make, conditions)
             store.check_present()
             await run_in_turns(selectors.grow_in_pieces(conditions, grown))

@@ -21,6 +21,7 @@ from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
 from tdserve.server import inline_tasks
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.session_limits import is_short
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.waiting import Waiters
 from tdserve.structure.tree import Spec
@@ -168,7 +169,7 @@ class Relays:
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
         """Passes a rendezvous entry of a link on to its other end, if this session is one of its ends."""
         trees = self._find_trees(session, entry.link)
-        if trees is None:
+        if trees is None or not is_short(entry):
             return
         ends = {trees.fanout.find_puller(entry.link), trees.fanout.find_source(entry.link)}
         if session.number in ends:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ class Answering:
         self.exchanging: SimpleQueue[tuple[ContentConnection, socket.socket]] = SimpleQueue()
         self.stopped: list[str] = []
         self.ended_connections: list[SessionConnection] = []
+        self.num_unsent = 0
 
     async def serve_session(
         self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]
@@ -64,6 +65,15 @@ class Answering:
 
     async def observe(self, request: control_pb2.ObserveRequest, caller: Caller) -> control_pb2.ObserveResponse:
         return control_pb2.ObserveResponse(server_id="test")
+
+    def hold_answer(self, nbytes: int) -> Callable[[], None]:
+        """Counts answers that are on their way."""
+        self.num_unsent += 1
+
+        def release() -> None:
+            self.num_unsent -= 1
+
+        return release
 
     async def exchange_content(self, connection: ContentConnection) -> None:
         """Gives the other end of the relayed bytes to the test."""

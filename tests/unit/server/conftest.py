@@ -43,7 +43,7 @@ def worker(run: Loop, processes: WorkerProcesses, lost_workers: list[DataWorker]
     made = DataWorker(
         0,
         processes,
-        arguments=("5.0",),
+        arguments=("5.0", str(1 << 30)),
         timeout_s=4.0,
         on_session=lambda report: None,
         on_lost=lost_workers.append,

@@ -86,7 +86,9 @@ def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_com
 
 def test_stop_when_it_is_still_starting_then_reaped(run: Loop, processes: WorkerProcesses) -> None:
     async def stopped_after(num_turns: int) -> int:
-        made = DataWorker(5, processes, arguments=("5.0",), on_session=lambda report: None, on_lost=lambda worker: None)
+        made = DataWorker(
+            5, processes, arguments=("5.0", str(1 << 30)), on_session=lambda report: None, on_lost=lambda worker: None
+        )
         made.start()
         for _ in range(num_turns):
             await asyncio.sleep(0)

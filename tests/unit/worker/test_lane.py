@@ -10,7 +10,6 @@ import torch
 
 from tdserve.base.errors import (
     ConnectError,
-    LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
     TransferAbortedError,
@@ -29,8 +28,18 @@ from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, s
 
 def test_order_when_it_fails_then_reported_and_the_next_is_done(peer: Peer) -> None:
     assert isinstance(peer.error(), RemoteProtocolError)
-    error = peer.error(discard=worker_pb2.Discard(message_nbytes=[-1 % 2**64]))
-    assert isinstance(error, (LocalProtocolError, TransferAbortedError))
+
+
+@pytest.mark.parametrize("nbytes", [2**31, 2**64 - 1])
+@pytest.mark.parametrize("kind", ["discard", "send_void"])
+def test_order_when_a_size_was_announced_that_no_message_has_then_nothing_is_allocated_and_the_channel_closes(
+    peer: Peer, kind: str, nbytes: int
+) -> None:
+    order = worker_pb2.Order()
+    getattr(order, kind).message_nbytes.append(nbytes)
+    peer.put(order)
+    assert peer.next_report().HasField("channel_lost")
+    assert isinstance(decode_failure(peer.next_report().failure), RemoteProtocolError)
 
 
 def test_orders_when_queued_then_performed_in_turn(peer: Peer) -> None:

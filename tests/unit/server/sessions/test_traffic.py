@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.messages.content import read_layout
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions import traffic as traffic_module
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.worker_processes import WorkerProcesses
@@ -17,7 +18,7 @@ from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbo
 
 
 def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> None:
-    traffic = Traffic()
+    traffic = Traffic(AdmissionBudget(1 << 30))
     traffic.count_received("gloo", control_pb2.Content(message_nbytes=[100, 20]))
     traffic.count_received("gloo", control_pb2.Content(inline=bytes(7)))
     traffic.count_sent("gloo", 5)
@@ -28,7 +29,7 @@ def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> N
 
 
 def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run: Loop) -> None:
-    traffic = Traffic()
+    traffic = Traffic(AdmissionBudget(1 << 30))
 
     async def scenario() -> None:
         absent = DataWorker(
@@ -57,7 +58,7 @@ class Slow(DataWorker):
 
 def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic_module, "COUNT_TIMEOUT_S", 0.0)
-    traffic = Traffic()
+    traffic = Traffic(AdmissionBudget(1 << 30))
 
     async def scenario() -> None:
         worker = Slow()

@@ -12,6 +12,7 @@ from tdserve.base.errors import CorruptDataError, DeadlineExceededError, Invalid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
 from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE, VersionRecord, Versions
+from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
@@ -33,7 +34,7 @@ class Trees:
     """One weights store whose server sends a version to one puller at a time."""
 
     def __init__(self, world: World) -> None:
-        self.traffic = Traffic()
+        self.traffic = Traffic(AdmissionBudget(1 << 30))
         self.relays = Relays(self.traffic)
         record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
         self.store = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
