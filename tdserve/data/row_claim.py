@@ -8,6 +8,7 @@ from threading import Lock
 
 import numpy as np
 
+from tdserve.base.failpoints import reach
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.places import Places
 from tdserve.messages.row_numbers import Rows
@@ -79,9 +80,12 @@ class RowClaim:
                 where = places.get_part(0, num_rows)
                 before = self._generations[where].copy()
                 hidden = self._generations[where] = before | 1
+                reach("claim.taken")
                 self._file.fence()  # a long copy may bypass the order of stores
                 fill(rows, places)
+                reach("claim.filled")
                 is_awaited = self._file.write(filled)
+                reach("claim.written")
                 if self._is_sole:
                     self._store.uncommitted.mark_filled(self._shared, rows, before, hidden)
                 else:

@@ -14,6 +14,7 @@ from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
+from tdserve.base.failpoints import reach
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
@@ -66,6 +67,8 @@ class ControlProcess:
         observer: The process that shows its figures, which is stopped with it; None for none.
         checkpoints: The process that writes checkpoints of it, likewise.
         tokens: The tokens of callers, whose sessions end with them; None if none is asked for.
+        make_worker: Makes each data worker; arguments as of ``DataWorker``.
+        worker_processes: Starts their processes; None: one of its own.
 
     Attributes:
         gate: Checks what callers ask for.
@@ -82,6 +85,9 @@ class ControlProcess:
         observer: ObserverProcess | None = None,
         tokens: TokenRegister | None = None,
         checkpoints: ClientProcess | None = None,
+        *,
+        make_worker: Callable[..., DataWorker] = DataWorker,
+        worker_processes: WorkerProcesses | None = None,
     ) -> None:
         self.gate = Gate()
         self._tokens = tokens
@@ -92,8 +98,9 @@ class ControlProcess:
         self._db = CatalogDB(root.find_catalog())
         self._db.on_owed = self._settle_later
         self._process_watch = ProcessWatch(root.sessions_folder)
-        self._worker_processes = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
-        self._workers = [self._make_worker(number) for number in range(config.num_workers)]
+        processes = worker_processes or WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
+        self._worker_processes = processes
+        self._workers = [self._make_worker(number, make_worker) for number in range(config.num_workers)]
         sessions = self._sessions = Sessions(config, self._workers, root, self._make_mover, self.gate)
         watch, workers = self._process_watch, self._workers
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
@@ -114,10 +121,10 @@ class ControlProcess:
         make_local = partial(PermitMover, services.mover_context)
         self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
-    def _make_worker(self, number: int) -> DataWorker:
+    def _make_worker(self, number: int, make: Callable[..., DataWorker]) -> DataWorker:
         config = self._config
         device = config.devices[number : number + 1]
-        return DataWorker(
+        return make(
             number,
             self._worker_processes,
             arguments=(
@@ -144,6 +151,7 @@ class ControlProcess:
         """Reads the catalog while another process imports what workers need. Call it before requests can arrive."""
         self._worker_processes.start()
         self._services.stores.restore()
+        reach("recovery.catalog-read")
 
     def _on_worker_lost(self, worker: DataWorker) -> None:
         self._sessions.on_worker_lost(worker)
@@ -189,7 +197,9 @@ class ControlProcess:
         for worker in self._workers:
             worker.start()
         await self._services.alterations.repair()  # first: recorded writes refer to the newest structure
+        reach("recovery.keys-finished")
         repaired = await self._services.writes.repair()
+        reach("recovery.writes-finished")
         self._root.empty_requests()
         if repaired:
             _log.warning("%d writes that a crash had cut short were completed", repaired)

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
@@ -263,12 +264,15 @@ class Stores:
         folder = self.root.store_folder(hidden.name)
         try:
             self.db.put("stores", name.encode(), hidden.to_bytes())  # so a crash leaves no unknown folder
+            reach("creation.begun")
             extra = await kind.make_files(folder, stored, hidden, adopted)
             order = self.specs.learn(spec)
             final = replace(hidden, extra=tuple(extra), loading=record.loading, order=order)
             store = await open_new(final, self)
+            reach("creation.filled")
             with self.db.begin_transaction() if begin is None else begin(store) as txn:
                 txn.put("stores", name.encode(), final.to_bytes())
+            reach("creation.recorded")
             self.opened.put(store)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -303,6 +307,7 @@ class Stores:
         self.packed.put(record, content, txn)
 
         def show() -> None:
+            reach("creation.packed")
             self.catalog.add(record)
             self.announce(record.name)
 
@@ -341,6 +346,7 @@ class Stores:
             store.table.take_back_claims()
         with self.db.begin_transaction(frees_room=True) if begin is None else begin() as txn:
             self._decide_removal(store.record, txn)
+        reach("deletion.recorded")
         if store.table is not None:
             followers = self.followers.get(store.table.settings.policy, set())
             followers.discard(store.name)
@@ -352,6 +358,7 @@ class Stores:
         if store.generations is not None:
             store.generations.mark_deleted()
         self._remove(store.record)
+        reach("deletion.moved")
         store.waiters.delete(store.name)
         self._wake(store.name)
         freeing = asyncio.create_task(self.free(store.record.uid))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors
 
 
@@ -63,6 +64,7 @@ class _FolderArchive:
             with open(fd, "wb", buffering=0) as file:
                 file.write(content)
                 os.fsync(file.fileno())
+            reach("archive.written")
             os.replace(unfinished, path)
         except BaseException:
             with suppress(FileNotFoundError):

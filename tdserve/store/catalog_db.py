@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import lmdb
 
 from tdserve.base.errors import CapacityError, ClosedError
+from tdserve.base.failpoints import reach
 from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
@@ -217,6 +218,7 @@ class CatalogDB:
                     txn.delete(key, db=self._tables[table])
                 else:
                     txn.put(key, value, db=self._tables[table])
+            reach("catalog.written")
         except BaseException:
             txn.abort()
             raise

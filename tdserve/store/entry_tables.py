@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from tdserve.base.failpoints import reach
 from tdserve.rules.kv.entry_changes import ABSENT, OVERHEAD_BYTES, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
@@ -181,12 +182,14 @@ class EntryTables:
             answer = apply(changes)
             changes.save_counters()
             txn.put(request, answer, db=self._answers)
+            reach("put.changed")
 
         if self._room is None:
             tables = (self._entries, self._ages, self._expiries, self._answers, self._counters)
             self._room = self.objects.open_room(tables)
         self._room.take(min(num_puts, MAX_ROOM_PUTS) + 1, asked_bytes, uses_reserve=not num_puts)
         self.objects.commit(change, asked_bytes=asked_bytes)
+        reach("put.committed")
         return answer
 
 

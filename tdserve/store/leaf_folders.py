@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 
 from tdserve.base.errors import CapacityError
+from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.format import Folder, plan
 from tdserve.structure.tree import Path, Spec
@@ -87,6 +88,7 @@ def _make_file(folder_fd: int, name: str, *, nbytes: int = 0, text: bytes = b"")
     try:
         if nbytes:  # a file of zero bytes stays: tensordict reads it as a tensor without elements
             os.posix_fallocate(fd, 0, nbytes)
+            reach("files.made")
         while text:
             text = text[os.write(fd, text) :]
     finally:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.base.failpoints import reach
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.store import value_copy, version_marks, watermark
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
@@ -154,6 +155,7 @@ def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
                 if block.offset + len(block.content) > os.fstat(fd).st_size:
                     raise InvalidRequestError(argument="block", reason=f"{path.name} ends before {block.offset}")
                 os.pwrite(fd, block.content, block.offset)
+                reach("move.written")
             finally:
                 os.close(fd)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path as FilePath
 
+from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import Folder, plan
 from tdserve.structure.tree import Path, Spec
@@ -122,6 +123,7 @@ def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
         for made, name in change.files:
             if (folder / made).exists():  # otherwise it was renamed before a crash
                 os.replace(folder / made, store / name)
+                reach("alteration.part-moved")
         for number, name in enumerate(change.texts):
             if (text := folder / _TEXTS / str(number)).exists():
                 os.replace(text, store / name)

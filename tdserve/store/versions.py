@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
+from tdserve.base.failpoints import reach
 from tdserve.store import version_mappings
 from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.version_format import (
@@ -169,6 +170,7 @@ class VersionFile:
     def seal(self) -> None:
         """Gives the filled file its final name, in one step. Control then makes the version visible."""
         with convert_os_errors(self.path):
+            reach("version.filled")
             os.replace(make_part_name(self.path), self.path)
             fcntl.flock(self._mapping.fd, fcntl.LOCK_UN)
 
@@ -212,6 +214,7 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
         # umask and user.
         os.fchmod(fd, os.stat(part.parent).st_mode & 0o666)
         os.posix_fallocate(fd, 0, nbytes)
+        reach("version.made")
         _write_header(fd, header, start)
         mapping = version_mappings.acquire(fd, writable=True, path=part)
         fcntl.flock(mapping.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

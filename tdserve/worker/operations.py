@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
+from tdserve.base.failpoints import reach
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
@@ -237,6 +238,7 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             to_indexable(leaf)[index] = to_indexable(content)
         else:
             leaf.copy_(content)
+        reach("overwrite.part-applied")
     return worker_pb2.Worked()
 
 
@@ -267,6 +269,7 @@ def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     context = lane.context
     with context.values_lock:
         put_values(context.stores.get(order.put_values.store), order.put_values)
+    reach("values.stored")
     return worker_pb2.Worked()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.failpoints import FAILPOINTS
 from tests.integration.guide_pages import python_of
 
 pytestmark = pytest.mark.integration
@@ -100,6 +102,18 @@ def test_guarantees_when_listed_then_each_names_tests_that_there_are() -> None:
     assert len(rows) >= 15
     for guarantee, *_, named in rows:
         files = re.findall(r"`(?:(tests/\S+)/)?(test_\w+)`", named)
-        assert files, guarantee
+        assert files or "`tests/" in named, guarantee
         for folder, name in files:
             assert (REPOSITORY / (folder or "tests/integration") / f"{name}.py").exists(), (guarantee, name)
+
+
+def test_guarantees_when_they_name_failpoints_or_simulated_stores_then_there_are_such() -> None:
+    models = "".join(path.read_text() for path in (REPOSITORY / "tests" / "simulation").glob("*models.py"))
+    kinds = set(re.findall(r'^    kind = "(\w+)"', models, re.MULTILINE))
+    table = GUARANTEES.read_text()
+    simulated = re.findall(r"simulation ((?:`\w+`(?:, )?)+)", table)
+    assert {name for names in simulated for name in re.findall(r"\w+", names)} == kinds
+    named = re.findall(r"failpoints ((?:`[\w.*-]+`(?:, )?)+)", table)
+    assert len(named) >= 8
+    for pattern in (name for names in named for name in re.findall(r"[\w.*-]+", names)):
+        assert fnmatch.filter(FAILPOINTS, pattern), pattern

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tdserve.base import failpoints
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
 from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE
@@ -132,6 +133,7 @@ def _live(run: Any, order: dict[str, Any], fds: Sequence[int], connection: socke
     try:
         os.environ.clear()
         os.environ.update(order["environ"])
+        failpoints.arm()  # of this environment
         os.chdir(order["folder"])
         os.umask(order["umask"])
         *moved_fds, life_fd = map(_move, fds)

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     TDServeError,
     WrongStateError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
@@ -232,6 +233,7 @@ class _Copying:
             with suppress(TDServeError):  # a session that is lost unseals it, too; what was released stays so
                 source(unseal=True)
             raise
+        reach("move.handed-over")
         target(show=True)
         return move
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.base.failpoints import reach
 from tdserve.client.moves.file_passes import FilePasses, FoundBlock
 from tdserve.client.moves.manifest import (
     ArchivedFile,
@@ -89,6 +90,7 @@ def write_checkpoint(
     with ThreadPoolExecutor(NUM_WRITERS, thread_name_prefix="tdserve-checkpoint") as threads:
         writer = _CheckpointWriter(client, archive, threads, deadline, on_progress, earlier, uid)
         made = replace(writer.run(list(names)), server_id=server_id)
+    reach("checkpoint.read")
     save(archive, made)
     return made
 

@@ -55,8 +55,9 @@ class Claims(Protocol):
     def listen(self) -> None:
         """Makes the writer report every extend, because a call waits for the table."""
 
-    def check_committed(self) -> None:
-        """Raises CapacityError if filled rows could not be made live at the last attempt."""
+    def check_committed(self, client_id: bytes, request: int) -> None:
+        """Raises CapacityError if rows that were filled could not be committed at the last attempt; if those of this
+        very extend are among them, TransferAbortedError: it may be retried."""
 
     def take_back(self) -> None:
         """Like :meth:`catch_up`, and ends the claim: only rows that are being filled still belong to the writer."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, WrongStateError
+from tdserve.base.failpoints import reach
 from tdserve.base.ids import REQUEST_BYTES
 from tdserve.rules.kv.entry_changes import check_num_keys, show_key
 from tdserve.rules.kv.keyed_state import KeyedState
@@ -118,7 +119,8 @@ class KeyedEntries:
         answered = self._answers.find_earlier(client_id, request)  # again: its content may have come in the meantime
         if answered is not None:
             return control_pb2.Done.FromString(answered)
-        recorded = list(state.recorded)
+        # The worker forgets these answers: they must be on the disk here, and not only owed.
+        recorded = [] if self._stores.db.owes else list(state.recorded)
         change.store.CopyFrom(store.make_ref(self._worker.known_specs))
         change.settings, change.now_s = store.record.settings, time.time()
         change.client_id, change.request = client_id, request
@@ -126,6 +128,7 @@ class KeyedEntries:
         if request in session.mailed_requests and session.worker is self._worker:
             change.mail_session = session.number
         worked = await self._worker.submit(worker_pb2.Order(change_entries=change))
+        reach("put.reported")
         for name in recorded:
             state.recorded.pop(name, None)
         if state.watches.notify(change.keys):

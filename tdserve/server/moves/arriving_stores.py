@@ -24,6 +24,7 @@ from tdserve.base.errors import (
     TDServeError,
     WrongStateError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
@@ -133,6 +134,7 @@ class ArrivingStores:
         await asyncio.to_thread(moved_files.sync_files, folder)
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)
+        reach("move.completed")
 
     async def show(self, name: str, move: str) -> None:
         """Makes a store visible that another server has released by this very move.
@@ -177,12 +179,14 @@ class ArrivingStores:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
             for draw in moved.draws:
                 save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
+        reach("move.recorded")
         if record.packed:
             moved_files.remove(stores.root.arriving_folder(move))
         else:
             stores.root.take_arrived(record.name, move)  # from now on, also after a restart
         stores.catalog.add(record)
         stores.announce(record.name)
+        reach("move.shown")
         stores.db.delete("arriving", move.encode())
 
 

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.messages.changed_blocks import clear_changed, count_changed_bytes, iter_changed
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
@@ -218,6 +219,7 @@ class Checkpoints:
         try:
             try:
                 await self._seal_all(by, sealed, deadline)
+                reach("checkpoint.resting")
                 # Of the same moment, since nothing was awaited after the last look:
                 idle = [self._find_idle(by, record.name) for record in self._list_records()]
                 packed = self._list_packed()
@@ -234,6 +236,7 @@ class Checkpoints:
                 for name in sealed:
                     self._sealing.end(name, by)
             paused_s = time.monotonic() - begun_s
+            reach("checkpoint.kept")
             for kept, values in zip(frozen, pinned, strict=True):
                 if values is not None:
                     uid = StoreRecord.from_bytes(kept.store.record).uid

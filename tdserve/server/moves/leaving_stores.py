@@ -14,6 +14,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
@@ -89,6 +90,7 @@ class LeavingStores:
         self._sealing.begin(store, seal)
         try:
             await self._sealing.wait_at_rest(store, seal, deadline)
+            reach("move.sealed")
             files = await self._lists.list_files(store, seal)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=describe_store(self._stores, store))
         except BaseException:
@@ -129,6 +131,7 @@ class LeavingStores:
         with stores.db.begin_transaction(frees_room=True) as txn:
             stores.forget_rules(store.record, txn)
             stores.packed.put(packed, None, txn)
+        reach("move.released")
         # In the same turn: the end of the session would let the store serve again.
         stores.seals.unseal(store.name)
         stores.opened.pop(store.name)

@@ -16,6 +16,7 @@ from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.failpoints import reach
 from tdserve.server.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
@@ -78,6 +79,7 @@ class AddedLeaves:
                 txn.put("stores", store.name.encode(), record.to_bytes())
                 txn.delete("packed", record.uid.encode())  # of another structure
                 txn.put("pending", restructured.key, restructured.to_bytes())
+            reach("leaves.recorded")
             self._stores.catalog.replace(record)
             # The write lock is held to the end: an overwrite on record is of the structure that a restart finds.
             await self._outlast(self._start(store, altered, restructured))
@@ -148,6 +150,7 @@ class AddedLeaves:
         if altered is not store:
             self._stores.opened.put(altered)
             store.is_outdated = True
+        reach("leaves.shown")
         self._stores.db.delete("pending", restructured.key)
         store.waiters.wake()
 

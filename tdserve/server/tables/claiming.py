@@ -11,6 +11,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import TDServeError
+from tdserve.base.failpoints import reach
 from tdserve.rules.replay.promises import num_promisable
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
@@ -99,10 +100,16 @@ class Claiming:
         except TDServeError as error:  # for example a full disk; the client extends without a claim
             _log.warning("rows of store %r cannot be claimed: %s", store.name, error)
             return None
-        record.save(self._stores.db)
+        try:
+            record.save(self._stores.db)
+        except TDServeError as error:  # no room in the catalog; the extend that asks is committed, and must not fail
+            _log.warning("rows of store %r cannot be claimed: %s", store.name, error)
+            file.unlink()
+            return None
         promised = table.ring.promise(num_allowed) if is_block else None
         claims = TableClaims(self._context, store, file, record, holder=holder, window=window, promised=promised)
         holder.claims[uid] = claims
+        reach("claim.granted")
         claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
         claim.structure, claim.is_sole = store.record.structure, not is_block
         claim.path = str(path.relative_to(self._stores.root.path))

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
@@ -68,7 +69,9 @@ def commit_rows(
     except BaseException:
         table.take_back(reservation.rows, arrival)
         raise
+    reach("commit.recorded")
     table.commit(reservation)
+    reach("commit.shown")
     store.waiters.wake()
     return done
 
@@ -132,12 +135,14 @@ async def commit_in_turns(
             table.forget_arriving()
             await call_in_turns(reversed(arrived), lambda each: table.take_back(*each))
             raise
+    reach("long-commit.recorded")
     table.num_coming = len(reservation)
     rest: Reservation | None = reservation
     while rest is not None:
         shown, rest = table.ring.split(rest, table.step_rows)
         table.num_coming -= len(shown)
         table.commit(shown)
+        reach("long-commit.part-shown")
         await asyncio.sleep(0)
     redo.forget(stores.db)
     last_references: list[Any] = [redo, rest, shown, arrived]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.failpoints import reach
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
@@ -57,13 +58,14 @@ class Extends:
 
         Raises:
             SpecMismatchError, CapacityError, DeadlineExceededError: Nothing was reserved.
+            TransferAbortedError: An earlier attempt has filled claimed rows, for whose commit there is no room yet.
             PeerLostError: The writer or its worker was lost; its rows are free again.
         """
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
         table = store.get_table()
         for claims in table.claims:
-            claims.check_committed()  # this may be a retry of an extend that they have not committed yet
+            claims.check_committed(session.client_id, request)
         if asked.content.fingerprint != store.spec.fingerprint:
             raise store.make_older_store_error()
         if any(column.file for column in find_columns(asked)):
@@ -78,9 +80,11 @@ class Extends:
             with self._stores.db.begin_transaction(is_decided=True) as txn:
                 txn.update("pending", store.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
         rows = RowsToFill(store, reservation, asked)
+        reach("extend.reserved")
         try:
             store.check_current()  # while it waited for room, leaves may have come
             found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
+            reach("extend.filled")
             if len(found) < len(rows.rule_leaves):
                 found = await self._rule_keys.read_columns(store, rows.rule_leaves, reservation.rows, session)
             if len(reservation) > PIECE_ROWS:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.base.failpoints import reach
 from tdserve.messages.long_lists import read_list
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, decode_column, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
@@ -56,6 +57,7 @@ class RowChanges:
                 return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
             self._stores.db.check_room()
             done = await self._apply(session, store, kind, asked)
+            reach("change.applied")
             store.check_present()
             done.counts.CopyFrom(make_counts(store))
             # Rows leave first, then the record is written: after a crash in between, consumed rows do not come back. So
@@ -65,6 +67,7 @@ class RowChanges:
                 self._stores.save_state(store, txn, store.get_table_state())
                 self._stores.unfinished_writes.note_left(store, txn)
                 erase_draws(store.record.uid, store.get_table(), txn)
+            reach("change.recorded")
         store.waiters.wake()
         return done
 

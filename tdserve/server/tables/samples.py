@@ -11,6 +11,7 @@ import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
+from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS, decode_rows
@@ -303,6 +304,7 @@ class Samples:
         self, store: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Has a sample sent. If that fails, what it used up is available again."""
+        reach("lease.drawn")
         store.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tdserve.base.errors import CapacityError, LocalProtocolError, RemoteProtocolError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import (
+    CapacityError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StoreNotFoundError,
+    TDServeError,
+    TransferAbortedError,
+)
+from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.replay.claim_pacing import MIN_EXTENDS
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
@@ -113,6 +121,7 @@ class TableClaims:
         self._state = _ClaimState.OPEN
         self._row_nbytes = store.spec.with_rows(1).nbytes
         self._is_catching_up = False  # a commit wakes others, who catch up too
+        self._is_abandoned = False
         self._failure: CapacityError | None = None
         self._last_request: int | None = None  # with an answer that the client may still ask for
         self.table.claims.append(self)
@@ -152,6 +161,7 @@ class TableClaims:
         if was_open and self._state is _ClaimState.ENDED:  # meanwhile: the client may have claimed more before
             return self.catch_up()
         self._end_promise()
+        self._free_unfilled()
         self._settle()
         return self._failure is None
 
@@ -160,10 +170,21 @@ class TableClaims:
         """Whether rows that were filled could not be committed at the last attempt."""
         return self._failure is not None
 
-    def check_committed(self) -> None:
-        """Raises CapacityError if rows that were filled could not be committed at the last attempt."""
-        if self._failure is not None:
-            raise self._failure
+    def check_committed(self, client_id: bytes, request: int) -> None:
+        """Checks that an extend may ask for rows.
+
+        Raises:
+            CapacityError: Rows that were filled could not be committed at the last attempt.
+            TransferAbortedError: The same; and an earlier attempt of this very extend has filled some of them, which
+                are committed as soon as there is room. It has not failed: its client may retry it.
+        """
+        if self._failure is None:
+            return
+        records = (self._file.record(number) for number in range(self._record.num_taken, self._file.num_written))
+        if any((each.client_id, each.request) == (client_id, request) for each in records):
+            reason = f"its rows wait for room in the catalog: {self._failure}"
+            raise TransferAbortedError(transfer=request, reason=reason)
+        raise self._failure
 
     def take_back(self) -> None:
         """Ends the claim: the writer keeps only the rows that it is filling."""
@@ -172,10 +193,11 @@ class TableClaims:
         self.catch_up()
 
     def abandon(self) -> None:
-        """Ends the claim of a writer that fills nothing more."""
+        """Ends the claim of a writer that fills nothing more. Rows that it has filled are committed first, and as long
+        as there is no room for that, it keeps all."""
+        self._is_abandoned = True
         self.take_back()
-        while self._pending:
-            self.table.abort(self._pending.pop())
+        self._free_unfilled()
         self._settle()
 
     def may_hold(self, client_id: bytes) -> bool:
@@ -220,6 +242,12 @@ class TableClaims:
             return
         self.promised, rows = NO_ROWS, self.promised
         self.table.ring.end_promise(rows)
+
+    def _free_unfilled(self) -> None:
+        """Frees what the writer has claimed and will not fill. After a failure it is not known what that is."""
+        if self._is_abandoned and self._failure is None:
+            while self._pending:
+                self.table.abort(self._pending.pop())
 
     def _settle(self) -> None:
         if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
@@ -282,6 +310,7 @@ class TableClaims:
         """
         if not extends:
             return
+        reach("claim.found")
         num_rows = sum(extend.num_rows for extend in extends)
         reservation = self._get_claimed(num_rows)
         num_allowed = self._record.num_allowed
@@ -299,6 +328,7 @@ class TableClaims:
             instead_of=self._writer.find_outdated(self._last_request),
             also=record.save,
         )
+        reach("claim.committed")
         content = self._writer.describe_content(num_rows * self._row_nbytes)
         self._traffic.count_received(self._writer.transport, content)
         self._last_request = extends[-1].request

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
     TDServeError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.alteration_folder import (
     RETRY_EVERY_S,
@@ -90,6 +91,7 @@ class Alterations:
                 path = str(made.folder.relative_to(self._stores.root.path))
                 target = StoreToFill(store.name, made.uid, made.make_ref, made.spool, path)
                 await session.mover.fill(request, target, asked.content)
+            reach("alteration.received")
             async with hold_alone(session, store, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
@@ -151,6 +153,7 @@ class Alterations:
         await asyncio.to_thread(restructuring.keep, store.folder, made.folder, restructured.files, new)
         try:
             await self._keep_values(session, store, made, restructured, asked.content)
+            reach("alteration.prepared")
             store.check_present()
         except TDServeError:
             await self._forget_values(store, made.folder.name)
@@ -167,6 +170,7 @@ class Alterations:
             txn.put("stores", store.name.encode(), record.to_bytes())
             txn.delete("packed", record.uid.encode())  # of another structure
             txn.put("pending", restructured.key, restructured.to_bytes())
+        reach("alteration.recorded")
         store.record, store.spec = record, new
         self._stores.catalog.replace(record)
         await self._finish_or_retry(store, restructured)
@@ -242,12 +246,14 @@ class Alterations:
             raise store.make_kind_error("tensordict")
         folder = store.folder / restructured.folder
         await asyncio.to_thread(restructuring.carry_out, store.folder, folder, restructured.files)
+        reach("alteration.moved")
         generations.move_structure(store.record.structure)
         if restructured.moved_values or restructured.cleared_values:
             await self._worker.order_until_done(
                 store, _make_move_order(restructured.moved_values, restructured.cleared_values)
             )
         await held.let_go(is_written=True)
+        reach("alteration.shown")
         self._stores.db.delete("pending", restructured.key)
         store.waiters.wake()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.failpoints import reach
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
@@ -57,6 +58,7 @@ class InPlace:
         overwrite = Overwrite(store.record.uid, client.lock_name, request, rows, keys)
         async with hold_rows(store, rows, keys, check) as held:
             overwrite.save(self._stores.db)
+        reach("in-place.recorded")
         has_values = False
         try:
             if asked.content.values or asked.content.spool_nbytes:
@@ -81,6 +83,7 @@ class InPlace:
         ) as txn:
             overwrite.commit(txn)
             txn.update("pending", store.lost.replace_written(rows, keys))
+        reach("in-place.answered")
         await held.let_go(is_written=True, then=lambda: self._stores.db.delete_later("pending", overwrite.key))
         store.waiters.wake()
         return done

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     StructureChangedError,
     TDServeError,
 )
+from tdserve.base.failpoints import reach
 from tdserve.messages.content import (
     check_inline,
     decode_paths,
@@ -142,9 +143,11 @@ class Writes:
                 await asyncio.to_thread(remove_spool, spool)
         await asyncio.to_thread(store.get_generation_values().fill, FILLED)  # touches its pages for the first time
         done = control_pb2.Done(version=store.content_version)
+        reach("filling.received")
         store.check_present()
         with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
             self._stores.publish_loaded(store, txn)
+        reach("filling.recorded")
         return done
 
     async def write(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
@@ -180,6 +183,7 @@ class Writes:
             if staging:
                 await session.worker.submit(_make_receive_order(session, request, store, asked, staging))
             self._traffic.count_received(session.transport, asked.content)
+            reach("overwrite.staged")
             async with self._hold_alone(session, store, asked):
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
@@ -190,6 +194,7 @@ class Writes:
                     done = control_pb2.Done(version=store.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + store.record.uid.encode(), journal.to_bytes())
+                    reach("overwrite.journalled")
                 await self._apply(store, journal, held)
                 if self._stores.db.owes:  # a restart may find the journal entry and apply it again
                     self._staging.keep(staging)
@@ -297,6 +302,7 @@ class Writes:
             body.content.ClearField("values")
             body.staging = journal.staging
             await self._worker.order_until_done(store, applying)
+            reach("overwrite.applied")
         except TDServeError as error:
             failure = error  # for example no room for values: the tensors are untouched
         rewritten = store.lost.replace_written(held.rows, decode_paths(journal.asked.keys)) if failure is None else {}
@@ -319,6 +325,7 @@ class Writes:
         with self._answers.begin_transaction(journal.client_id, journal.request, answer, is_decided=True) as txn:
             txn.delete("pending", JOURNAL + store.record.uid.encode())
             txn.update("pending", changes)
+        reach("overwrite.answered")
 
     def _make_storing_order(
         self, store: OpenedStore, asked: control_pb2.WriteRequest, *, spool: str = ""

@@ -6,6 +6,7 @@ import time
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, CorruptDataError
+from tdserve.base.failpoints import reach
 from tdserve.rules.weights import UnfinishedVersion, VersionRecord, check_metadata
 from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
@@ -67,6 +68,7 @@ class Publishing:
         try:
             drop(store, publishing.drops)
             await session.mover.put_version(request, store, publishing, spec, asked.content)
+            reach("publish.received")
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 self._give_up(session, request, store, publishing)  # a retry: it was committed over another session
@@ -82,6 +84,7 @@ class Publishing:
             if isinstance(error, (CorruptDataError, ClosedError)):
                 store.check_present()  # its deletion has removed the files
             raise
+        reach("publish.recorded")
         for version in kept - {record.version for record in versions.kept}:
             retire_unread(store, version)
         drop(store, drops)

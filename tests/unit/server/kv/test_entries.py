@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tensordict import TensorDict
 
+from tdserve.base import failpoints
 from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidSpecError,
@@ -96,6 +97,22 @@ def test_put_when_retried_then_answered_and_not_made_again(
     store.get_keyed().recorded.clear()  # as if control had died before it had recorded the answer
     assert serve(requests, run, sessions[2], 1, put=putting(store, b"a")).version == 1
     assert serve(requests, run, sessions[2], 2, put=putting(store, b"b")).version == 2
+
+
+def test_put_when_its_answer_finds_no_room_in_the_catalog_then_the_worker_keeps_it(
+    world: World, requests: Requests, run: Loop, store: OpenedStore
+) -> None:
+    hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
+    failpoints.arm("catalog.written=ENOSPC")
+    try:
+        assert serve(requests, run, world.session_of(hello, 1), 1, put=putting(store, b"a")).version == 1
+    finally:
+        failpoints.arm("")
+    assert world.db.owes
+    assert serve(requests, run, world.session(2), 1, put=putting(store, b"b")).version == 2
+    world.answers.forget_client(hello.client_id)  # as if control had died while it owed the answer
+    store.get_keyed().recorded.clear()
+    assert serve(requests, run, world.session_of(hello, 3), 1, put=putting(store, b"a")).version == 1
 
 
 def test_put_when_the_server_was_restarted_then_goes_on(

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tdserve.base import failpoints
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError
+from tdserve.base.errors import CapacityError, TransferAbortedError
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.order import Fifo
@@ -18,6 +19,7 @@ from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import table_claims
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.rule_keys import RuleKeys
+from tdserve.store.claim_file import FOLDER
 from tdserve.v1 import control_pb2
 from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish
 from tests.unit.server.local_peer import LocalPeer
@@ -226,8 +228,10 @@ def test_extend_when_filled_rows_cannot_be_committed_then_refused_until_they_are
     with monkeypatch.context() as patched:
         patched.setattr(table_claims, "commit_rows", full)
         store.catch_up()
-        with pytest.raises(CapacityError):
+        with pytest.raises(TransferAbortedError):  # it has not failed: its rows come as soon as there is room
             run(world.extends.extend(peer.session, 1, extending(store, rows(10, 3))))
+        with pytest.raises(CapacityError):
+            run(world.extends.extend(peer.session, 2, extending(store, rows(20, 3))))
     store.catch_up()
     assert decode_rows(last_answer(world, peer.session.client_id, 1).indices).tolist() == [0, 1, 2]
     world.answers.forget(peer.session.client_id, control_pb2.Answered(below=2))
@@ -316,6 +320,32 @@ def test_catch_up_when_the_catalog_is_full_then_tried_again_at_the_next_look(
         assert not peer.session.ended.is_set()
     writer.extend(3, 30, 2)
     assert live(store) == list(range(6))
+
+
+def test_abandon_when_the_catalog_is_full_then_what_was_filled_is_stored_once_there_is_room(
+    store: OpenedStore, writer: Claimant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.extend(1, 10)
+    writer.claim(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(table_claims, "commit_rows", full)
+        writer.tell(abandons=True)
+        assert num_reserved(store) == 3
+    assert live(store) == [0, 1, 2]
+    assert num_reserved(store) == 0
+
+
+def test_offer_when_the_catalog_has_no_room_for_its_record_then_none_and_no_file_stays(
+    world: World, claiming: Claiming, store: OpenedStore, peer: LocalPeer
+) -> None:
+    failpoints.arm("catalog.written=ENOSPC")
+    try:
+        assert claiming.offer(peer.session, store, wish(store)) is None
+    finally:
+        failpoints.arm("")
+    assert ClaimRecord.load(world.db, store.record.uid) == []
+    assert list((store.folder / FOLDER).iterdir()) == []
+    assert claiming.offer(peer.session, store, wish(store)) is not None
 
 
 def test_offer_when_groups_are_just_being_learnt_then_no_claim_outlives_that(
