@@ -98,8 +98,7 @@ class ControlProcess:
         self._db = CatalogDB(root.find_catalog())
         self._db.on_owed = self._settle_later
         self._process_watch = ProcessWatch(root.sessions_folder)
-        processes = worker_processes or WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
-        self._worker_processes = processes
+        self._worker_processes = worker_processes or WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number, make_worker) for number in range(config.num_workers)]
         sessions = self._sessions = Sessions(config, self._workers, root, self._make_mover, self.gate)
         watch, workers = self._process_watch, self._workers

@@ -42,7 +42,7 @@ class DeadValues:
         """
         try:
             store = self._stores.find(name)
-        except CorruptDataError:
+        except (CorruptDataError, CapacityError):  # the second: it was the files of the store that found no room
             return False
         if store is None or store.table is None or not store.spec.values:
             return False

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base import failpoints
 from tdserve.base.errors import (
+    CapacityError,
     DeadlineExceededError,
     RemoteProtocolError,
     StoreNotFoundError,
@@ -23,7 +27,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
-from tests.unit.server.world import Loop, World, content_of, outbox, outside
+from tests.unit.server.world import Loop, World, content_of, new_store, outbox, outside
 
 ROWS = TensorDict({"a": torch.arange(3.0)}, [3])
 
@@ -278,3 +282,21 @@ def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_bac
     session = run(scenario())
     assert queue.get_table().info()["num_leased"] == 1
     assert session.cancelled_requests == set()
+
+
+def test_request_when_the_files_of_its_store_find_no_room_then_answered_and_served_once_there_is(
+    world: World, run: Loop, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        if name == "files.made":
+            fault = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise fault
+
+    run(world.creation.create(new_store("x", ROWS)))  # its files are made when it is first used
+    session, asked = world.session(), control_pb2.ReadRequest(store="x", timeout_s=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "on_reach", refuse)
+        run(requests.serve(session, control_pb2.ClientMessage(request=1, read=asked)))
+    assert isinstance(outbox(session).error(), CapacityError)
+    run(requests.serve(session, control_pb2.ClientMessage(request=2, read=asked)))
+    assert outbox(session).done().accepted.HasField("spec")
