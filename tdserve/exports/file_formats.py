@@ -27,6 +27,9 @@ FORMATS_BY_ENDING = {
     "": MEMMAP,
 }
 
+MAX_WIDE_BYTES, MAX_WASTE = 64 << 20, 4
+"""Size of an array of texts beyond which it may be at most so many times as large as the texts."""
+
 PIECE_ROWS = 4096
 """Rows of a data set of HDF5 that are written at a time."""
 
@@ -83,6 +86,7 @@ def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
                 if not array.ndim:
                     made[()] = array
             elif _are_texts(value):
+                _check_no_nul(name, value, "HDF5")
                 file.create_dataset(name, data=value, dtype=h5py.string_dtype())
             else:
                 raise _make_error(name, value, "HDF5")
@@ -150,8 +154,25 @@ def _to_array(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return to_array(value)
     if _are_texts(value):
-        return np.array(value)
+        return _to_text_array(name, value)
     raise _make_error(name, value, "NumPy")
+
+
+def _to_text_array(name: str, value: str | list[str]) -> Any:
+    """Returns texts as NumPy has them: all as wide as the longest, and without trailing NULs."""
+    texts = [value] if isinstance(value, str) else value
+    _check_no_nul(name, texts, "NumPy")
+    wide, needed = 4 * len(texts) * max(map(len, texts), default=0), 4 * sum(map(len, texts))
+    if wide > MAX_WIDE_BYTES and wide > MAX_WASTE * needed:
+        reason = f"its longest text would make the array {wide} bytes; write .pt or a folder, or choose others by key"
+        raise NotSupportedError(feature=f"the key {name!r} in a file of NumPy", reason=reason)
+    return np.array(value)
+
+
+def _check_no_nul(name: str, value: str | list[str], what: str) -> None:
+    if any("\0" in text for text in ([value] if isinstance(value, str) else value)):
+        reason = "a text of it has a NUL; write .pt or a folder, or choose others by key (--key, keys=)"
+        raise NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=reason)
 
 
 def _own(value: Any) -> Any:

@@ -55,7 +55,7 @@ def import_store(
     written. An import that fails, or whose process is killed, leaves nothing.
 
     Args:
-        client: A client of the server.
+        client: A client of the server, or of several: the store is then where the hash of its name puts it.
         kind: Format: ``"npz"``, ``"hdf5"``, ``"hf"``, ``"minari"``, ``"safetensors"``, ``"pt"`` or
             ``"memmap"``.
         path: The file, folder or name of a data set.
@@ -75,7 +75,7 @@ def import_store(
         TransferAbortedError: The connection was lost.
         CapacityError: The server's disk is full.
     """
-    check_store_name(name)
+    client = client.get_home(check_store_name(name))
     if not replaces and name in client:
         remedy = (
             "replace it (replaces=True, import --replace, put --force), or choose another name; put appends to tables"

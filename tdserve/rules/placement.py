@@ -76,14 +76,18 @@ def choose_writer_shard(num_shards: int, *, writer: int, identity: bytes, rank: 
         identity: Distinguishes writers without a number.
         rank: Rank of the process, which decides for writers without a number; None: it has none.
     """
-    if not writer and rank is not None:
-        return rank % num_shards
-    return hash_to_shard(b"%d" % writer if writer else identity, num_shards)
+    number = writer or rank
+    return hash_to_shard(identity, num_shards) if number is None else number % num_shards
 
 
-def list_shards_to_try(shard: int, num_shards: int, on_loss: OnShardLoss) -> list[int]:
-    """Returns the shards that may take the rows of a writer, its own first."""
-    return [(shard + step) % num_shards for step in range(num_shards if on_loss == "redirect" else 1)]
+def list_shards_to_try(shard: int, num_shards: int, on_loss: OnShardLoss, *, salt: bytes = b"") -> list[int]:
+    """Returns the shards that may take the rows of a writer, its own first; the order of the others depends on
+    ``salt``, so that the writers of a lost shard go to different ones."""
+    if on_loss != "redirect" or num_shards == 1:
+        return [shard]
+    num_others = num_shards - 1
+    first = hash_to_shard(salt, num_others)
+    return [shard, *((shard + 1 + (first + step) % num_others) % num_shards for step in range(num_others))]
 
 
 def name_part(name: str, shard: int) -> str:

@@ -187,7 +187,9 @@ class ShardedTable(ShardedRows):
     def _write_once(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | None = None
-        for number in list_shards_to_try(shard, self.num_shards, on_loss):
+        # The rows of a key stay together, whoever writes them.
+        salt = b"" if self.placement.shard_by else self._identity[1]
+        for number in list_shards_to_try(shard, self.num_shards, on_loss, salt=salt):
             server = self.placement.servers[number]
             if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
                 address = members.describe_address(server)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, StoreMovedError, StoreNotFoundError, TDServeError
 from tdserve.base.failpoints import reach
 from tdserve.client.moves.file_passes import FilePasses, FoundBlock
 from tdserve.client.moves.manifest import (
@@ -143,7 +143,7 @@ class _CheckpointWriter:
             id=make_id(created_s, self.checkpoint),
             created_s=created_s,
             stores=sorted(stores, key=lambda store: store.name),
-            left_out=sorted({*names} - {store.name for store in stores}),
+            left_out=sorted(name for name in {*names} - {store.name for store in stores} if not self._has_moved(name)),
             paused_s=frozen.paused_s,
             written_nbytes=self.written_nbytes,
         )
@@ -165,6 +165,13 @@ class _CheckpointWriter:
                 self._take(name, blocks)
         except StoreNotFoundError:
             self.passes.pop(listed.uid, None)
+
+    def _has_moved(self, name: str) -> bool:
+        try:
+            self.client.catalog.find(name)
+        except StoreMovedError as error:
+            return error.server is not None
+        return False
 
     def _list_frozen(self, num_stores: int) -> Iterable[control_pb2.FrozenStore]:
         found: list[control_pb2.FrozenStore] = []

@@ -58,8 +58,8 @@ class ArchivedStore:
     name: str
     kind: str
     uid: str
-    on_record: str
-    files: list[ArchivedFile]
+    on_record: str = field(repr=False)
+    files: list[ArchivedFile] = field(repr=False)
 
     @property
     def moved(self) -> control_pb2.MovedStore:

@@ -98,3 +98,30 @@ def test_table_when_restored_without_its_policy_on_its_server_then_it_follows_th
     finally:
         client.delete(name)
         client.delete(policy)
+
+
+def test_stores_when_some_had_moved_before_then_they_come_back_with_the_others(
+    client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
+) -> None:
+    moved, shared = next_name(), next_name()
+    client.publish(moved, ROW)
+    client.create_replay(shared, ROW, 300, shards=2).extend(make_rows(0, 20))
+    try:
+        client.rebalance(moved, choose_other(client, moved))
+        free = next(number for number in range(3) if number not in client.replay(shared).placement.servers)
+        client.rebalance(f"{shared}#0", free)
+        made = client.checkpoint(tmp_path / "place")
+        assert sum(moved in [store.name for store in each.stores] for each in made) == 1
+        assert all(each.left_out == [] for each in made)
+        assert len(repr(made[0].stores)) < 500 * (1 + len(made[0].stores))
+        wanted = [moved, shared]
+        assert client.restore(tmp_path / "place", names=wanted, prefix="again-")
+        with tdserve.connect(",".join(server.address for server in others)) as restored:
+            restored.restore(tmp_path / "place", names=wanted)
+            for user, prefix in ((client, "again-"), (restored, "")):
+                assert [version.version for version in user.versions(prefix + moved)] == [1]
+                assert sorted(user.replay(prefix + shared)[:]["number"].tolist()) == list(range(20))
+    finally:
+        for name in (moved, shared, f"again-{moved}", f"again-{shared}"):
+            if name in client:
+                client.delete(name)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -14,6 +16,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import ConnectError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.cli.main import main
+from tdserve.imports import import_store
 from tdserve.rules.placement import choose_owner, choose_servers
 from tests.integration.cluster.names import name_owned_by, next_name, read_both
 from tests.processes import quiet_port
@@ -178,7 +181,7 @@ def test_client_when_given_to_another_process_then_works_there(address: str, met
 
 
 def test_commands_when_given_several_servers_then_of_all(
-    address: str, servers: list[tdserve.Server], capsys: pytest.CaptureFixture[str]
+    address: str, servers: list[tdserve.Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     name = next_name()
 
@@ -188,6 +191,11 @@ def test_commands_when_given_several_servers_then_of_all(
 
     with tdserve.connect(address) as client:
         client.create_replay(name, CONTENT[0], 90, shards="all").extend(CONTENT)
+        np.savez(tmp_path / "rows.npz", number=np.arange(5))
+        for copy in ("first", "second", "third"):
+            import_store(client, "npz", tmp_path / "rows.npz", f"{name}-{copy}")
+            assert client.from_remote_init(f"{name}-{copy}")["number"].tolist() == [0, 1, 2, 3, 4]
+            client.delete(f"{name}-{copy}")
         assert name in run("ls")[1].split()
         assert "number" in run("keys", name)[1]
         assert '"num_rows": 3' in run("info", name, "--json")[1]

@@ -57,3 +57,14 @@ def test_writer_when_a_key_is_no_name_of_a_file_then_refused(tmp_path: Path, kin
 def test_npz_when_numpy_lacks_the_dtype_then_float32(tmp_path: Path) -> None:
     WRITERS["npz"](tmp_path / "made.npz", {("a",): torch.ones(2, dtype=torch.bfloat16)}, 2)
     assert np.load(tmp_path / "made.npz")["a"].dtype == np.float32
+
+
+LONG = ["x" * 10**6, *99 * "y"]
+
+
+@pytest.mark.parametrize(("kind", "texts"), [("npz", ["a\0", "b"]), ("hdf5", ["a\0b", "c"]), ("npz", LONG)])
+def test_writer_when_texts_would_change_or_explode_then_refused_by_their_key(
+    tmp_path: Path, kind: str, texts: list[str]
+) -> None:
+    with pytest.raises(NotSupportedError, match="key 'text'"):
+        WRITERS[kind](tmp_path / "file", {("text",): texts}, len(texts))

@@ -10,8 +10,10 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.placement import (
     PlacementRecord,
     choose_owner,
+    choose_writer_shard,
     find_whole,
     hash_to_shard,
+    list_shards_to_try,
     name_part,
     name_splits,
     order_servers,
@@ -40,6 +42,21 @@ def test_owner_when_asked_in_any_process_then_always_the_same() -> None:
 def test_owner_when_no_store_can_have_the_name_then_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="store name"):
         choose_owner(name, 3)
+
+
+def test_writers_when_they_have_numbers_or_ranks_then_shards_have_as_many() -> None:
+    for given in ({"rank": None}, {"rank": 5}):
+        shards = [choose_writer_shard(3, writer=number, identity=b"", **given) for number in range(1, 13)]
+        assert Counter(shards) == {0: 4, 1: 4, 2: 4}
+    assert [choose_writer_shard(3, writer=0, identity=b"", rank=rank) for rank in range(4)] == [0, 1, 2, 0]
+
+
+def test_shards_when_one_is_lost_then_its_writers_go_to_all_others() -> None:
+    tried = [list_shards_to_try(1, 4, "redirect", salt=b"%d" % number) for number in range(300)]
+    assert all(each[0] == 1 and sorted(each) == [0, 1, 2, 3] for each in tried)
+    assert all(60 < Counter(each[1] for each in tried)[shard] < 140 for shard in (0, 2, 3))
+    assert list_shards_to_try(0, 1, "redirect") == [0]
+    assert list_shards_to_try(2, 4, "wait") == [2]
 
 
 def test_order_when_made_then_has_every_server_once() -> None:

@@ -44,7 +44,7 @@ class Writer:
     def listen(self) -> None:
         raise AssertionError("nobody waits")
 
-    def check_committed(self) -> None:
+    def check_committed(self, client_id: bytes, request: int) -> None:
         return
 
     def take_back(self) -> None:
