@@ -35,7 +35,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "grpc_health": ("control",),
     "grpc_reflection": ("control",),
     "torch.distributed": ("transport", "examples", "torchrun"),
-    **dict.fromkeys(("lmdb", "mmap", "fsspec"), ("store",)),
+    **dict.fromkeys(("lmdb", "mmap", "fsspec", "crc32c"), ("store",)),
     "msgpack": ("values",),
     **dict.fromkeys(("os.environ", "os.getenv", "os.putenv"), ("base",)),
     "gymnasium": ("examples", "sb3"),

@@ -12,6 +12,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.adopt import adopt
 from tdserve.cli.bench import bench
 from tdserve.cli.certs import certs
+from tdserve.cli.check_root import check
 from tdserve.cli.checkpoint import checkpoint
 from tdserve.cli.completion import completion
 from tdserve.cli.config_show import config
@@ -54,6 +55,7 @@ COMMANDS = (
     rm,
     checkpoint,
     restore,
+    check,
     rebalance,
     adopt,
     import_rows,

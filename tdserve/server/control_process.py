@@ -246,7 +246,7 @@ class ControlProcess:
         if self._services.requests.traces is not None:
             await asyncio.to_thread(self._services.requests.traces.close)
         if is_synced:
-            self._root.note_run(is_synced=True)
+            await asyncio.to_thread(self._root.note_orderly_end)
 
     async def serve_session(
         self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]

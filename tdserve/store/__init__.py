@@ -5,6 +5,8 @@ Layout (``<root>`` is the folder given to ``tdserve serve``)::
 
     <root>/tdserve.json  tdserve.lock  nonce             root.py         who owns the root; proof of one machine
     <root>/catalog/                                      catalog_db.py   LMDB, written by the control process only
+    <root>/synced/                                       sync_pass.py    a copy of the catalog as of the last sync, and
+                                                         file_sums.py    checksums of files as of the last orderly end
     <root>/sessions/<id>                                 root.py         a lock file per local session
     <root>/stores/<name>/rows/                           format.py       a plain tensordict memmap folder
     <root>/stores/<name>/extra/                          format.py       the tensor leaves that this format cannot carry

@@ -17,6 +17,7 @@ import lmdb
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.store.object_rows import KeyPath, clear, has_rows, make_name, read_all
+from tdserve.store.sealed import seal
 from tdserve.values.value_bundles import Unbundled
 from tdserve.values.value_columns import Buffer
 
@@ -83,7 +84,8 @@ class Bundles:
             if has_rows(cursor, name):
                 for tail in tails:
                     txn.delete(name + tail, db=self._values)
-        cursor.putmulti(list(zip(map(bundle.name.__add__, tails), bundles, strict=True)))
+        keys = list(map(bundle.name.__add__, tails))
+        cursor.putmulti(list(zip(keys, map(seal, keys, bundles), strict=True)))
 
     def _take_in(self, txn: lmdb.Transaction, bundle: Bundle, path: KeyPath, held: Bundle | None) -> None:
         if held is not None:
@@ -110,10 +112,11 @@ class Bundles:
     def take_apart(self, txn: lmdb.Transaction, bundle: Bundle) -> None:
         """Moves the values of a bundle to their paths' own names."""
         names = [make_name(path) for path in bundle.paths]
-        for tail, content in read_all(txn.cursor(db=self._values), bundle.name):
+        for tail, content in read_all(txn.cursor(db=self._values), bundle.name, self._folder):
             unbundled = self.unbundle(bundle, [content])
             for number, name in enumerate(names):
-                txn.put(name + tail, next(unbundled.iter_column(number)) or b"", overwrite=False, db=self._values)
+                record = seal(name + tail, next(unbundled.iter_column(number)) or b"")
+                txn.put(name + tail, record, overwrite=False, db=self._values)
         self._forget(txn, bundle)
 
     def _forget(self, txn: lmdb.Transaction, bundle: Bundle) -> None:

@@ -1,5 +1,7 @@
 """The catalog on disk: an LMDB environment with named tables of bytes. Written by the control process only.
 
+Every record is sealed (:mod:`tdserve.store.sealed`): a damaged one raises CorruptDataError where it is read.
+
 A commit is not synced: once :meth:`CatalogDB.begin_transaction` has left its block, its content survives ``kill -9`` of
 the process, but not a loss of power; :meth:`CatalogDB.sync` adds that. One commit costs about 5 microseconds, a sync
 some 200.
@@ -27,6 +29,7 @@ from tdserve.base.failpoints import reach
 from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
+from tdserve.store.sealed import seal, unseal
 
 Table = Literal["stores", "specs", "states", "packed", "requests", "pending", "draws", "arriving"]
 
@@ -96,12 +99,15 @@ class CatalogDB:
         on_owed: Called when decided changes found no room, so that :meth:`settle` is called later.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_CATALOG_BYTES) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, max_bytes: int = MAX_CATALOG_BYTES, is_read_only: bool = False
+    ) -> None:
         """Opens the catalog in folder ``path``, and creates it if it is missing.
 
         Args:
             path: ``Root.catalog_folder``.
             max_bytes: Size of the map.
+            is_read_only: Opens it only to be read: it must exist, and no byte of it changes.
 
         Raises:
             CorruptDataError: The files are not a catalog.
@@ -109,16 +115,19 @@ class CatalogDB:
         """
         self._folder = Path(path)
         self._max_bytes = max_bytes
-        environment = environments.acquire(self._folder, writable=True, max_bytes=max_bytes)
+        environment = environments.acquire(self._folder, writable=not is_read_only, max_bytes=max_bytes)
         self._environment: environments.Environment | None = environment
         self._owed: _Changes = {}
         self._is_full = False
         self.on_owed: Callable[[], None] = _do_nothing
         try:
             with lmdb_faults(self._folder, max_bytes=max_bytes):
-                self._tables: dict[str, Any] = {name: environment.env.open_db(name.encode()) for name in TABLES}
-                path, tables = self._folder / environments.DATA_FILE, self._tables.values()
-                self._room = CatalogRoom(path, environment.env, tables, max_bytes=max_bytes)
+                self._tables: dict[str, Any] = {
+                    name: environment.env.open_db(name.encode(), create=not is_read_only) for name in TABLES
+                }
+                if not is_read_only:
+                    path, tables = self._folder / environments.DATA_FILE, self._tables.values()
+                    self._room = CatalogRoom(path, environment.env, tables, max_bytes=max_bytes)
         except BaseException:
             environments.release(environment)
             raise
@@ -217,7 +226,7 @@ class CatalogDB:
                 if value is None:
                     txn.delete(key, db=self._tables[table])
                 else:
-                    txn.put(key, value, db=self._tables[table])
+                    txn.put(key, seal(key, value), db=self._tables[table])
             reach("catalog.written")
         except BaseException:
             txn.abort()
@@ -234,8 +243,8 @@ class CatalogDB:
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._open_env().begin(db=self._tables[table]) as txn,
         ):
-            value = txn.get(key)
-        return None if value is None else bytes(value)
+            record = txn.get(key)
+        return None if record is None else bytes(unseal(key, record, str(self._folder)))
 
     def scan(self, table: Table, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Returns every committed record whose key starts with ``prefix``, in key order, as of one moment."""
@@ -249,7 +258,7 @@ class CatalogDB:
                 for key, value in cursor.iternext():
                     if not key.startswith(prefix):
                         break
-                    found[bytes(key)] = bytes(value)
+                    found[bytes(key)] = bytes(unseal(key, value, str(self._folder)))
         if not self._owed:
             return list(found.items())  # type: ignore[arg-type]
         found |= {key: value for (owed, key), value in self._owed.items() if owed == table and key.startswith(prefix)}

@@ -1,10 +1,11 @@
 """The entries of a keyed store, in tables of its environment of values (``objects``); records are opaque bytes here.
 
 There are five tables, which other tools may read too; all numbers are big endian. ``entries`` has, by key, a header
-(version, expiry in milliseconds since the epoch or 0, place in the order of eviction or 0; eight bytes each) and the
-record behind it. ``ages`` has the keys in the order of eviction, by place. ``expiries`` has every key that will expire,
-behind its expiry. ``answers`` has the answers to changes that control may not have on record, by client and request.
-``counters`` has the counters of ``tdserve.rules.kv.entry_changes``, eight bytes each.
+(version, expiry in milliseconds since the epoch or 0, place in the order of eviction or 0; eight bytes each), the
+record behind it, and a checksum (``sealed``), as the last two tables have. ``ages`` has the keys in the order of
+eviction, by place. ``expiries`` has every key that will expire, behind its expiry. ``answers`` has the answers to
+changes that control may not have on record, by client and request. ``counters`` has the counters of
+``tdserve.rules.kv.entry_changes``, eight bytes each.
 
 A change and its answer are one transaction, and so is a read: it is of one moment, and no writer waits for it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +22,11 @@ from typing import Any, NamedTuple
 import lmdb
 
 from tdserve.base.failpoints import reach
-from tdserve.rules.kv.entry_changes import ABSENT, OVERHEAD_BYTES, Counters, Header
+from tdserve.rules.kv.entry_changes import ABSENT, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.objects import Count, Objects
+from tdserve.store.sealed import SEAL_BYTES, is_whole, seal, unseal
 from tdserve.store.use_marks import UseMarks
 from tdserve.values.value_columns import Buffer
 
@@ -96,10 +99,11 @@ class EntryTables:
                         versions.append(ABSENT)
                         records.append(b"")
                         continue
+                    content = unseal(key, content, self.objects.path)
                     version, expires_ms, _ = _HEADER.unpack_from(content)
                     is_there = not 0 < expires_ms <= now_ms
                     versions.append(version if is_there else ABSENT)
-                    records.append(bytes(content[OVERHEAD_BYTES:]) if is_there else b"")
+                    records.append(bytes(content[_HEADER.size :]) if is_there else b"")
         except lmdb.Error:
             with self.objects.convert_faults():
                 raise
@@ -174,14 +178,13 @@ class EntryTables:
                 txn.delete(done, db=self._answers)
             earlier = txn.get(request, db=self._answers)
             if earlier is not None:
-                answer = bytes(earlier)
+                answer = bytes(unseal(request, earlier, self.objects.path))
                 return
-            changes = EntryChanges(
-                txn, settings, (self._entries, self._ages, self._expiries, self._counters), self._marks
-            )
+            tables = (self._entries, self._ages, self._expiries, self._counters)
+            changes = EntryChanges(txn, settings, tables, self._marks, self.objects.path)
             answer = apply(changes)
             changes.save_counters()
-            txn.put(request, answer, db=self._answers)
+            txn.put(request, seal(request, answer), db=self._answers)
             reach("put.changed")
 
         if self._room is None:
@@ -206,8 +209,8 @@ def skip_versions(folder: Path, *, max_bytes: int) -> None:
         table = objects.open_table("counters")
 
         def skip(txn: Any) -> None:
-            version, age, nbytes = _HEADER.unpack(txn.get(_COUNTERS, _HEADER.pack(0, 0, 0), db=table))
-            txn.put(_COUNTERS, _HEADER.pack(version + STEP_AFTER_LOSS, age, nbytes), db=table)
+            before = _read_counters(txn, table, objects.path)
+            write_counters(txn, table, replace(before, last_version=before.last_version + STEP_AFTER_LOSS))
 
         objects.commit(skip, asked_bytes=0)
         objects.sync()
@@ -221,26 +224,25 @@ class EntryChanges:
         settings: Settings of the store.
         tables: Entries, ages, expiries and counters.
         marks: Marks of use; None without eviction.
+        path: Where they lie, for messages.
     """
 
     def __init__(
-        self, txn: Any, settings: KeyedSettings, tables: tuple[Any, Any, Any, Any], marks: UseMarks | None
+        self, txn: Any, settings: KeyedSettings, tables: tuple[Any, Any, Any, Any], marks: UseMarks | None, path: str
     ) -> None:
         self._txn = txn
         self._entries, self._ages, self._expiries, self._counters = tables
         self._marks = marks
         self._counts_bytes = bool(settings.max_bytes)
-        content = txn.get(_COUNTERS, db=self._counters)
-        self.counters = Counters() if content is None else Counters(*_HEADER.unpack(content))
+        self.counters = _read_counters(txn, self._counters, path)
 
     def save_counters(self) -> None:
         """Writes the counters; the last step of a change."""
-        counters = self.counters
-        content = _HEADER.pack(counters.last_version, counters.last_age, counters.nbytes)
-        self._txn.put(_COUNTERS, content, db=self._counters)
+        write_counters(self._txn, self._counters, self.counters)
 
     def find(self, key: bytes) -> Header | None:
-        """Returns the header of an entry, expired or not."""
+        """Returns the header of an entry, expired or not. It is not compared with the checksum: a damaged entry may be
+        replaced or removed."""
         content = self._txn.get(key, db=self._entries)
         if content is None:
             return None
@@ -253,14 +255,14 @@ class EntryChanges:
         pack = _HEADER.pack
         if not (age or expires_ms or self._counts_bytes):
             items = [
-                (key, pack(number, 0, 0) + record)
+                (key, seal(key, pack(number, 0, 0) + record))
                 for number, (key, record) in enumerate(zip(keys, records, strict=True), version)
             ]
             self._put_many(items, self._entries)
             return
         last = {key: number for number, key in enumerate(keys)}
         items = [
-            (key, pack(version + number, expires_ms, age + number if age else 0) + records[number])
+            (key, seal(key, pack(version + number, expires_ms, age + number if age else 0) + records[number]))
             for key, number in last.items()
         ]
         self._put_many(items, self._entries)
@@ -283,8 +285,11 @@ class EntryChanges:
 
     def renew(self, key: bytes, header: Header, age: int) -> None:
         """Gives an entry another place in the order of eviction."""
-        record = self._txn.get(key, db=self._entries)[OVERHEAD_BYTES:]
-        self._txn.put(key, _HEADER.pack(header.version, header.expires_ms, age) + record, db=self._entries)
+        record = self._txn.get(key, db=self._entries)
+        content = _HEADER.pack(header.version, header.expires_ms, age) + record[_HEADER.size :]
+        if is_whole(key, record):  # damage must stay visible
+            content = seal(key, content[:-SEAL_BYTES])
+        self._txn.put(key, content, db=self._entries)
         self._txn.delete(_NUMBER.pack(header.age), db=self._ages)
         self._txn.put(_NUMBER.pack(age), key, db=self._ages)
 
@@ -318,6 +323,23 @@ class EntryChanges:
 
     def _put_many(self, items: list[tuple[bytes, bytes]], table: Any) -> None:
         self._txn.cursor(db=table).putmulti(items)
+
+
+def _read_counters(txn: Any, table: Any, path: str) -> Counters:
+    record = txn.get(_COUNTERS, db=table)
+    return Counters() if record is None else Counters(*_HEADER.unpack(unseal(_COUNTERS, record, path)))
+
+
+def read_header(content: Any) -> tuple[int, int, int]:
+    """Returns version, expiry and place in the order of eviction of an entry."""
+    version, expires_ms, age = _HEADER.unpack_from(content)
+    return version, expires_ms, age
+
+
+def write_counters(txn: Any, table: Any, counters: Counters) -> None:
+    """Writes the counters of a store."""
+    content = _HEADER.pack(counters.last_version, counters.last_age, counters.nbytes)
+    txn.put(_COUNTERS, seal(_COUNTERS, content), db=table)
 
 
 def _iter_from(cursor: Any, begin: bytes) -> Iterator[tuple[bytes, Any]]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdserve.base.errors import LocalProtocolError
+from tdserve.store.sealed import unseal
 
 KeyPath = tuple[str, ...]
 
@@ -56,11 +57,13 @@ def clear(cursor: lmdb.Cursor, name: bytes, *, with_common: bool = False) -> Non
         more = cursor.delete()  # moves on to the next record; False after the last one
 
 
-def read_all(cursor: lmdb.Cursor, name: bytes) -> list[tuple[bytes, bytes]]:
-    """Returns all values under a name, each with the tail of its key."""
+def read_all(cursor: lmdb.Cursor, name: bytes, path: str) -> list[tuple[bytes, bytes]]:
+    """Returns all values under a name, each with the tail of its key. Raises CorruptDataError, which names ``path``, if
+    one is damaged."""
     found = []
     more = cursor.set_range(name + COMMON)
     while more and cursor.key()[:NAME_BYTES] == name:
-        found.append((bytes(cursor.key())[NAME_BYTES:], bytes(cursor.value())))
+        key = bytes(cursor.key())
+        found.append((key[NAME_BYTES:], bytes(unseal(key, cursor.value(), path))))
         more = cursor.next()
     return found

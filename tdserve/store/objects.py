@@ -2,8 +2,8 @@
 
 One process writes (a data worker); any process of the same machine and PID namespace may read. There are two tables,
 which other tools may read too. The keys of ``values`` have 16 bytes that name the path, then 8 bytes big-endian row + 1
-(0 is the value for all rows). ``paths`` maps each such 16 bytes to the path, as a JSON list of strings. Values of
-several paths may be stored together: see ``bundles``.
+(0 is the value for all rows); its records are sealed: they end with a checksum (``sealed``). ``paths`` maps each such
+16 bytes to the path, as a JSON list of strings. Values of several paths may be stored together: see ``bundles``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tdserve.store.object_rows import (
     make_tails,
     read_all,
 )
+from tdserve.store.sealed import seal, unseal, unseal_all
 from tdserve.values.value_bundles import Unbundled
 from tdserve.values.value_columns import Buffer, JoinedValues, ValueColumn, join
 
@@ -87,6 +88,9 @@ class Objects:
     """The open non-tensor values of one store.
 
     Threads: safe; writing transactions wait for one another.
+
+    Attributes:
+        path: The folder, for messages.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Objects:
             CapacityError, InvalidRequestError: The folder cannot be used.
         """
         self._folder = Path(folder)
+        self.path = str(folder)
         environment = environments.acquire(self._folder, writable=writable, max_bytes=max_bytes if writable else 0)
         self._environment: environments.Environment | None = environment
         # also without close: a reader in another thread must not lose the mapping meanwhile
@@ -181,12 +186,12 @@ class Objects:
             cursor = txn.cursor(db=self._values)
             for source, target in moves:
                 self._bundles.unbundle_path(txn, source, frozenset())
-                found = read_all(cursor, make_name(source))
+                found = read_all(cursor, make_name(source), self.path)
                 if found:
                     name = make_name(target)
                     self._bundles.unbundle_path(txn, target, frozenset())
                     clear(cursor, name, with_common=True)
-                    cursor.putmulti([(name + tail, value) for tail, value in found])
+                    cursor.putmulti([(key := name + tail, seal(key, value)) for tail, value in found])
                     txn.put(name, json.dumps(target).encode(), db=self._paths)
             found_below = self._list_paths_below(txn, cleared_below) if cleared_below else []
             going = frozenset((*cleared, *found_below))
@@ -237,7 +242,7 @@ class Objects:
             lmdb_faults(self._folder, max_bytes=self._max_bytes),
             self._open_env().begin(db=self._values, buffers=True) as txn,
         ):
-            reader = _ObjectReader(txn, self._bundles, wanted, joined, count)
+            reader = _ObjectReader(txn, self._bundles, wanted, joined, count, self.path)
             return [reader.read_column(path, rows) for path, rows in wanted]
 
     def free_bytes(self) -> int:
@@ -358,13 +363,13 @@ class Objects:
             if bundle is not None and rows is not None:
                 replaced.setdefault((bundle, id(rows)), set()).add(path)
             if rows is None:
-                txn.put(name + COMMON, values[0], db=self._values)
+                txn.put(name + COMMON, seal(name + COMMON, values[0]), db=self._values)
             elif bundle or path in cleared or has_rows(cursor, name) or not self._is_common(txn, name, values):
                 if id(rows) not in tails:
                     tails[id(rows)] = make_tails(rows)
                 keys = list(map(name.__add__, tails[id(rows)]))
                 each = list(values) * len(keys) if len(values) == 1 else values
-                cursor.putmulti(list(zip(keys, each, strict=True)))
+                cursor.putmulti(list(zip(keys, map(seal, keys, each), strict=True)))
             txn.put(name, json.dumps(path).encode(), overwrite=False, db=self._paths)
         for (bundle, rows_id), paths in replaced.items():
             if paths.issuperset(bundle.paths):
@@ -403,8 +408,11 @@ class Objects:
         )
 
     def _is_common(self, txn: lmdb.Transaction, name: bytes, values: Sequence[Buffer]) -> bool:
-        held = txn.get(name + COMMON, db=self._values)
-        return held is not None and all(value == held for value in values)
+        record = txn.get(name + COMMON, db=self._values)
+        if record is None:
+            return False
+        held = unseal(name + COMMON, record, self.path)
+        return all(value == held for value in values)
 
     def _open_env(self) -> lmdb.Environment:
         if self._environment is None:
@@ -430,8 +438,10 @@ class _ObjectReader:
         wanted: Sequence[tuple[KeyPath, Rows]],
         joined: Mapping[KeyPath, int],
         count: Count | None,
+        path: str,
     ) -> None:
         self._txn = txn
+        self._path = path
         self._cursor = txn.cursor()
         self._bundles = bundles
         self._wanted = wanted
@@ -448,11 +458,11 @@ class _ObjectReader:
         has_own = has_rows(self._cursor, name)
         if bundle is not None and not has_own and not self._in_bundles(bundle, rows).has_gaps:
             return FoundColumn(True, self._list_copies(bundle, rows)[bundle.paths.index(path)])
-        held: Any = txn.get(name + COMMON)
+        (held,) = self._get_all(name, [COMMON])
         common = None if held is None else bytes(held)
         found: Any = None if bundle is None else self._in_bundles(bundle, rows).iter_column(bundle.paths.index(path))
         if has_own:
-            own = map(txn.get, map(name.__add__, self._list_tails(rows)))
+            own = self._get_all(name, self._list_tails(rows))
             found = own if found is None else [b if a is None else a for a, b in zip(own, found, strict=True)]
         if found is None:
             return FoundColumn(False, [common])
@@ -469,10 +479,15 @@ class _ObjectReader:
             values += part
         return FoundColumn(True, values)
 
+    def _get_all(self, name: bytes, tails: Sequence[bytes]) -> list[Any]:
+        """Returns the values under a name, as views; None for those that are absent."""
+        keys = list(map(name.__add__, tails))
+        return unseal_all(keys, list(map(self._txn.get, keys)), self._path)
+
     def _in_bundles(self, bundle: Bundle, rows: Rows) -> Unbundled:
         unbundled = self._unbundled.get((bundle.name, id(rows)))
         if unbundled is None:
-            found = list(map(self._txn.get, map(bundle.name.__add__, self._list_tails(rows))))
+            found = self._get_all(bundle.name, self._list_tails(rows))
             self._count_sizes(found)
             unbundled = self._unbundled[bundle.name, id(rows)] = self._bundles.unbundle(bundle, found)
         return unbundled

@@ -11,15 +11,18 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
-from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError, TDServeError
 from tdserve.base.ids import check_store_name, make_uid
 from tdserve.base.machine import read_boot_id
+from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, free_bytes
+from tdserve.store.file_sums import record_sums
 from tdserve.store.files import sync_file
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the whole folder layout. Any other version is refused."""
 
 ORPHANS_TIMEOUT_S = 10.0
@@ -94,6 +97,40 @@ class Root:
             raise
         return acquired
 
+    @classmethod
+    def acquire_for_check(cls, path: str | os.PathLike[str]) -> Root:
+        """Takes an existing root, so that no server starts meanwhile; changes nothing of it.
+
+        Raises:
+            RootInUseError: A server has it.
+            CorruptDataError: It has another format version, or none.
+            InvalidRequestError: There is no root, or it cannot be opened.
+        """
+        root = Path(os.path.abspath(path))
+        if not any((root / name).exists() for name in (_FORMAT_FILE, _LOCK_FILE, "catalog")):
+            raise InvalidRequestError(
+                argument="root", reason=f"{root} is no root of a server: it has no {_FORMAT_FILE}"
+            )
+        with convert_os_errors(root):
+            lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            _lock_or_refuse(lock_fd, root)
+            version, server_id = _read_format(root / _FORMAT_FILE)
+            if version is not None:
+                _check_version(root / _FORMAT_FILE, version)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return cls(root, lock_fd=lock_fd, server_id=server_id, nonce="", holder={})
+
+    def check_format(self) -> None:
+        """Raises CorruptDataError if the file of the format is missing or damaged."""
+        _check_format(self.path, creates=False)
+
+    def repair_format(self) -> None:
+        """Writes the file of the format again, with the id of the server if it can still be read."""
+        _write_format(self.path / _FORMAT_FILE, self.server_id or make_uid())
+
     def is_in_place(self) -> bool:
         """Returns whether the folder is still at its path, and none has taken its place."""
         try:
@@ -112,12 +149,28 @@ class Root:
         """Returns whether the machine was restarted since a server ran here that did not end in an orderly way: any
         part of what it had written may be missing."""
         try:
-            last = json.loads((self.path / _RUN_FILE).read_bytes())
+            last = self._read_run()
             return not last["is_synced"] and last["boot_id"] != read_boot_id()
         except FileNotFoundError:
             return False
-        except (ValueError, TypeError, KeyError):  # an incomplete file is one of these parts
+        except (CorruptDataError, KeyError):  # an incomplete file is one of these parts
             return True
+
+    def has_ended_in_order(self) -> bool:
+        """Returns whether the last server here has synced everything at its end."""
+        try:
+            return bool(self._read_run()["is_synced"])
+        except (FileNotFoundError, CorruptDataError, KeyError):
+            return False
+
+    def check_run(self) -> None:
+        """Raises CorruptDataError if the record of the last run is there and damaged."""
+        with contextlib.suppress(FileNotFoundError):
+            self._read_run()
+
+    def _read_run(self) -> dict[str, Any]:
+        path = self.path / _RUN_FILE
+        return decode_checked(path.read_bytes(), str(path))
 
     def note_run(self, *, is_synced: bool) -> None:
         """Records on the disk in which boot of the machine a server runs.
@@ -125,7 +178,20 @@ class Root:
         Args:
             is_synced: Whether everything that it has written is on the disk, and nothing more will be written.
         """
-        content = json.dumps({"boot_id": read_boot_id(), "is_synced": is_synced}).encode()
+        self._write_run({"boot_id": read_boot_id(), "is_synced": is_synced})
+
+    def note_orderly_end(self) -> None:
+        """Records that all is on the disk and that nothing more will be written, with the checksums of files."""
+        with contextlib.suppress(TDServeError):  # `tdserve check` then has none to compare
+            record_sums(self.path)
+        self.note_run(is_synced=True)
+
+    def note_lost_power(self) -> None:
+        """Makes the next recovery take the state of the last sync, as after a loss of power."""
+        self._write_run({"boot_id": "", "is_synced": False})
+
+    def _write_run(self, fields: dict[str, Any]) -> None:
+        content = encode_checked(fields)
         with convert_os_errors(self.path):
             _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), is_synced=True)
             sync_file(self.path)
@@ -329,32 +395,43 @@ def _make_folder(root: Path) -> None:
         raise InvalidRequestError(argument="root", reason=reason) from fault
 
 
-def _check_format(root: Path) -> str:
+def _check_format(root: Path, *, creates: bool = True) -> str:
     """Returns the server id; writes it if the root is new."""
     path = root / _FORMAT_FILE
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         # a root without this file may have any format: opening it as new would hide its stores
-        if (root / "catalog").exists():
-            raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none") from None
+        if (root / "catalog").exists() or not creates:
+            raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none")
         server_id = make_uid()
         _write_format(path, server_id)
         return server_id
-    try:
-        found = json.loads(content)
-        version, server_id = found["format_version"], str(found["server_id"])
-    except (ValueError, TypeError, KeyError) as fault:
-        actual = repr(content[:80])
-        raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual) from fault
-    if version != FORMAT_VERSION:
-        age = ", written by a newer tdserve" if isinstance(version, int) and version > FORMAT_VERSION else ""
-        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
+    version, server_id = _read_format(path)
+    if version is None:
+        actual = repr(path.read_bytes()[:80])
+        raise CorruptDataError(path=str(path), expected="format_version and server_id", actual=actual)
+    _check_version(path, version)
+    decode_checked(path.read_bytes(), str(path))
     return server_id
 
 
+def _read_format(path: Path) -> tuple[Any, str]:
+    """Returns version and server id, as far as they can be read: None and ""."""
+    try:
+        found = json.loads(path.read_bytes())
+        return found["format_version"], str(found["server_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, ""
+
+
+def _check_version(path: Path, version: Any) -> None:
+    """Raises CorruptDataError if a root has another format version than this tdserve writes."""
+    if version is True or version != FORMAT_VERSION:
+        age = ", written by a newer tdserve" if type(version) is int and version > FORMAT_VERSION else ""
+        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
+
+
 def _write_format(path: Path, server_id: str) -> None:
-    _replace(path, json.dumps({"format_version": FORMAT_VERSION, "server_id": server_id}).encode())
+    _replace(path, encode_checked({"format_version": FORMAT_VERSION, "server_id": server_id}))
 
 
 def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:

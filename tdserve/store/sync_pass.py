@@ -19,6 +19,9 @@ from tdserve.store.files import sync_file
 from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore, sync_store
 
+FOLDER = "synced"
+"""Name of that folder in the root."""
+
 COPY_FILE = "catalog.mdb"
 """Name of the copy in the folder of synced files."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tdserve.base.errors import CorruptDataError
+from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.version_names import SUFFIX, make_values_name
@@ -29,7 +30,7 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
     Raises:
         CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
     """
-    before = _find_marks(folder, uid)
+    before = find_marks(folder, uid)
     noted = {}
     for number, record in records.items():
         known = before.get(str(number))
@@ -43,7 +44,7 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
         return
     fresh = folder / f"{FILE_NAME}.new"
     with convert_os_errors(fresh):
-        fresh.write_text(json.dumps({"uid": uid, "versions": noted}), encoding="ascii")
+        fresh.write_bytes(encode_checked({"uid": uid, "versions": noted}))
         sync_file(fresh)
         os.replace(fresh, folder / FILE_NAME)
     for each in (folder, folder.parent, folder.parent.parent):
@@ -55,7 +56,7 @@ def find_whole_versions(folder: Path, *, uid: str) -> dict[int, str]:
     after a loss of power."""
     return {
         int(number): record
-        for number, (record, checksum) in _find_marks(folder, uid).items()
+        for number, (record, checksum) in find_marks(folder, uid).items()
         if _compute_checksum(folder / f"{number}{SUFFIX}", syncs=False) == checksum
     }
 
@@ -65,7 +66,7 @@ def is_of_another(folder: Path, *, uid: str) -> bool:
     return bool(_read_marks(folder).get("uid", uid) != uid)
 
 
-def _find_marks(folder: Path, uid: str) -> dict[str, list[str]]:
+def find_marks(folder: Path, uid: str) -> dict[str, list[str]]:
     """Returns record and checksum of each version of this incarnation."""
     marks = _read_marks(folder)
     versions: dict[str, list[str]] = marks.get("versions", {}) if marks.get("uid") == uid else {}
@@ -74,10 +75,23 @@ def _find_marks(folder: Path, uid: str) -> dict[str, list[str]]:
 
 def _read_marks(folder: Path) -> dict[str, Any]:
     try:
-        marks: dict[str, Any] = json.loads((folder / FILE_NAME).read_bytes())
-    except (OSError, ValueError):
+        return decode_checked((folder / FILE_NAME).read_bytes(), str(folder / FILE_NAME))
+    except (OSError, CorruptDataError):
         return {}
-    return marks
+
+
+def check_marks(folder: Path) -> None:
+    """Raises CorruptDataError if the record is there and damaged."""
+    path = folder / FILE_NAME
+    if path.exists():
+        with convert_os_errors(path):
+            decode_checked(path.read_bytes(), str(path))
+
+
+def compute_checksum(path: Path) -> str:
+    """Returns the checksum of a version's file and its values; "" if there is no such file. Raises CorruptDataError."""
+    with convert_os_errors(path):
+        return _compute_checksum(path, syncs=False)
 
 
 def _compute_checksum(path: Path, *, syncs: bool) -> str:

@@ -45,6 +45,9 @@ _HEADER_BYTES = 4096
 _MAGIC = b"TDSSYN\x00\x01"
 _HEADER = struct.Struct("<8s32sq32s")
 _ENTRY = np.dtype([("generation", "<i8"), ("sum", "<u8")])
+_CHANGING = -1
+"""Generation of a record while it changes; no row has it."""
+
 _MAX_ROWS_AT_ONCE = 1 << 20
 _PIECE_BYTES = 1 << 22
 
@@ -91,7 +94,7 @@ class SyncedStore:
 
     def compute_digest(self) -> bytes:
         """Returns the digest of all that the checksums of its rows cover."""
-        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self._list_columns()]]
+        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self.list_columns()]]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
     def sum_rows(self, rows: NDArray[np.int64], values: ValueCopy | None) -> Sums:
@@ -101,9 +104,9 @@ class SyncedStore:
             CorruptDataError: A file is missing or truncated.
         """
         sums: Sums = np.zeros(len(rows), np.uint64)
-        for seed, (path, nbytes) in enumerate((*self._list_leaf_files(), *self._list_columns())):
+        for seed, (path, nbytes) in enumerate((*self._list_leaf_files(), *self.list_columns())):
             if nbytes and len(rows):
-                table = _map_table(path, self.num_rows, nbytes)
+                table = map_table(path, self.num_rows, nbytes)
                 for part, chosen in _iter_pieces(table, rows):
                     sums[part] += sum_rows(chosen, seed) * compute_factor(seed)
         if values is not None:
@@ -133,7 +136,8 @@ class SyncedStore:
     def _list_leaf_files(self) -> list[tuple[Path, int]]:
         return [(Path(self.folder, name), nbytes) for name, nbytes in self.leaves]
 
-    def _list_columns(self) -> list[tuple[Path, int]]:
+    def list_columns(self) -> list[tuple[Path, int]]:
+        """Returns the files of columns that the checksums cover, with their bytes per row."""
         found = []
         for name in SUMMED_COLUMNS:
             path = Path(self.folder, COLUMNS_FOLDER, f"{name}.memmap")
@@ -196,8 +200,9 @@ class Watermark:
 
     def put(self, rows: NDArray[np.int64], generations: NDArray[np.int64], sums: Sums | int) -> None:
         """Records rows as they are from now on; the caller syncs the file."""
-        self._entries["generation"][rows] = generations
+        self._entries["generation"][rows] = _CHANGING  # a reader that compares must not take one of them alone
         self._entries["sum"][rows] = sums
+        self._entries["generation"][rows] = generations
 
 
 def sync_store(store: SyncedStore) -> int:
@@ -265,7 +270,8 @@ def _list_files(folder: Folder, name: str, num_rows: int) -> list[tuple[str, int
     return found
 
 
-def _map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
+def map_table(path: Path, num_rows: int, nbytes: int) -> NDArray[np.uint8]:
+    """Maps a file by rows, to be read. Raises CorruptDataError if it is missing or truncated."""
     with convert_os_errors(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from tdserve.store.checked_json import encode_checked
 
 PAGE_BYTES = 4096
 
@@ -39,8 +40,7 @@ def compose(early: Path, late: Path, target: Path, reached: Choose) -> None:
     for name in ("catalog", "sessions", "stores"):
         (target / name).mkdir(exist_ok=True)
     run = target / "run.json"
-    record = json.loads(run.read_bytes())
-    run.write_text(json.dumps({**record, "boot_id": "of another start of the machine"}))
+    run.write_bytes(encode_checked({"boot_id": "of another start of the machine", "is_synced": False}))
 
 
 def _pages(path: Path) -> list[bytes] | None:

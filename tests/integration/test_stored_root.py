@@ -6,7 +6,6 @@ It lies in ``tests/stored_root``, and is made anew when the format moves: see ``
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.sameness import difference
-from tests.stored_root import make, stored
+from tests.stored_root import stored
+from tests.stored_root.unpacking import unpack_root
 
 pytestmark = pytest.mark.integration
 
@@ -25,19 +25,11 @@ NUM_LEFT = 3
 """Rows of the queue that were not taken."""
 
 
-def unpacked(root: Path) -> Path:
-    """Makes a copy of the stored root."""
-    with tarfile.open(make.TARGET) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)  # from 3.11.4 on
-        archive.extractall(root)
-    return root
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
     """A server of such a copy. No test of this module changes a store, except the last, which has a server of its
     own."""
-    with tdserve.Server(unpacked(tmp_path_factory.mktemp("stored")), port=0) as started:
+    with tdserve.Server(unpack_root(tmp_path_factory.mktemp("stored")), port=0) as started:
         yield started
 
 
@@ -63,9 +55,10 @@ def check_rows(found: Any, first: int, last: int) -> None:
 
 
 def test_root_when_stored_then_all_stores_are_listed_and_described(client: tdserve.Client) -> None:
-    assert client.stores() == ["no rows", "policy", "queue", "replay", "tensordict"]
+    found = {name: client.describe(name).kind for name in client.stores()}
+    kinds = {"entries": "keyed", "no rows": "tensordict", "policy": "weights", "queue": "replay", "replay": "replay"}
+    assert found == {**kinds, "small": "tensordict", "tensordict": "tensordict"}
     described = {name: client.describe(name) for name in client.stores()}
-    assert [each.kind for each in described.values()] == ["tensordict", "weights", "replay", "replay", "tensordict"]
     assert described["tensordict"].version == 2
     assert set(described["tensordict"].extra) == {"shape", "small"}
     assert not any(each.read_only or each.adopted for each in described.values())
@@ -78,6 +71,13 @@ def test_tensordict_when_stored_then_comes_back_as_it_went_in(client: tdserve.Cl
     assert torch.equal(some["small"].float(), stored.tensordict(16.0)["small"].float()[1:3])
     assert [text.tolist() for text in some["tokens"]] == [text.tolist() for text in list(stored.ragged(16.0))[1:3]]
     assert difference(TensorDict({"scalar": torch.tensor(2.5), "t": "x"}, []), client.load_memmap("no rows")) is None
+
+
+def test_entries_when_stored_then_are_there(client: tdserve.Client) -> None:
+    entries = client.kv("entries")
+    assert sorted(entries.keys()) == sorted(stored.ENTRIES)
+    assert difference(stored.row(2), entries["second"]) is None
+    assert difference(stored.small(), client.load_memmap("small")) is None
 
 
 def test_weights_when_stored_then_both_versions_are_there(client: tdserve.Client) -> None:
@@ -120,7 +120,7 @@ def test_folder_when_stored_then_opens_with_plain_tensordict(server: tdserve.Ser
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_root_when_written_then_everything_goes_on_also_after_a_restart(tmp_path: Path, transport: Any) -> None:
-    root = unpacked(tmp_path / "root")
+    root = unpack_root(tmp_path / "root")
     with tdserve.Server(root, port=0) as server, server.client(transport=transport, timeout_s=20.0) as client:
         replay = client.replay("replay")
         others = torch.tensor([row for row in range(stored.CAPACITY) if row not in stored.PRIORITIES])
@@ -137,7 +137,7 @@ def test_root_when_written_then_everything_goes_on_also_after_a_restart(tmp_path
         client.delete("no rows")
         client.init_remote(stored.tensordict(), "new")
     with tdserve.Server(root, port=0) as server, server.client(transport=transport, timeout_s=20.0) as client:
-        assert client.stores() == ["new", "policy", "queue", "replay", "tensordict"]
+        assert client.stores() == ["entries", "new", "policy", "queue", "replay", "small", "tensordict"]
         assert difference(stored.tensordict(32.0), client.load_memmap("tensordict")) is None
         assert difference(stored.weights(3), client.version("policy", 3).data) is None
         last = stored.NUM_INSERTED + 2

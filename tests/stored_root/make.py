@@ -43,6 +43,10 @@ def fill(client: tdserve.Client) -> None:
     replay.sample(2)
     replay.extend(stored.rows(stored.CAPACITY, stored.NUM_INSERTED))
     replay.update_priority(torch.tensor(list(stored.PRIORITIES)), torch.tensor(list(stored.PRIORITIES.values())))
+    entries = client.create_kv("entries", max_bytes=1 << 20, eviction="lru")
+    for key, number in stored.ENTRIES.items():
+        entries[key] = stored.row(number)
+    client.init_remote(stored.small(), "small")
     queue = client.create_queue("queue", like=stored.row(0), max_size=10)
     queue.extend(stored.rows(0, 4))
     with queue.take(1):

@@ -15,6 +15,9 @@ NUM_INSERTED = 11
 PRIORITIES = {3: 2.0, 4: 0.5}
 """Priorities of the updated rows, by number."""
 
+ENTRIES = {"first": 1, "second": 2}
+"""Keys of the keyed store, and the numbers of the rows that they have."""
+
 
 @tensorclass
 class Pose:
@@ -71,6 +74,11 @@ def row(number: int) -> TensorDict:
 def rows(first: int, last: int) -> Any:
     """Returns consecutive rows."""
     return torch.stack([row(number) for number in range(first, last)]).contiguous()
+
+
+def small() -> TensorDict:
+    """Returns a tensordict that nobody reads: the catalog has it."""
+    return TensorDict({"a": numbers(4)}, [4])
 
 
 def weights(version: int) -> TensorDict:

@@ -29,8 +29,8 @@ MAX_KEY_BYTES = 500
 MAX_KEYS = 16_384
 """Most keys of one call, whose message control's event loop handles at once, in a few milliseconds."""
 
-OVERHEAD_BYTES = 24
-"""What an entry counts for beside its key and its record: the size of its header."""
+OVERHEAD_BYTES = 28
+"""What an entry counts for beside its key and its record: the size of its header and its checksum."""
 
 MAX_EXPIRED_AT_ONCE = 64
 """Most expired entries that one change drops, unless it needs their room."""

@@ -28,6 +28,7 @@ COMMANDS = (
         "versions",
         "get",
         "put",
+        "check",
         "checkpoint",
         "restore",
         "rm",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,16 @@ from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.specs import Specs
 from tdserve.store import leaf_folders
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.checked_json import encode_checked
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
 from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SyncedStore
 from tdserve.structure.capture import capture
+
+KILLED = {"boot_id": "another", "is_synced": False}
+"""The record of a run that had no orderly end."""
 
 UID = "0123456789abcdef" * 2
 
@@ -46,7 +49,7 @@ def root(tmp_path: Path) -> Iterator[Root]:
         assert Pass(str(made.catalog_folder), str(made.synced_folder), [store]).run() == {}
         db.put("pending", b"journal:of something", b"that may be there in part")
         db.put("stores", b"later", b"not synced")
-    (made.path / "run.json").write_text(json.dumps({"boot_id": "another", "is_synced": False}))
+    (made.path / "run.json").write_bytes(encode_checked(KILLED))
     yield made
     made.release()
 
@@ -65,13 +68,12 @@ def _scan(root: Root) -> dict[bytes, bytes]:
 def test_recover_when_the_end_was_orderly_or_the_machine_runs_on_then_changes_nothing(
     root: Root, run: dict[str, object] | None
 ) -> None:
-    record = json.loads((root.path / "run.json").read_bytes())
     if run is None:
         (root.path / "run.json").unlink()
     elif "boot_id" in run:
         root.note_run(is_synced=False)
     else:
-        (root.path / "run.json").write_text(json.dumps({**record, **run}))
+        (root.path / "run.json").write_bytes(encode_checked({**KILLED, **run}))
     recover(root)
     assert b"later" in _scan(root)
     assert _generations(root) == [2, 2, 2, 2]

@@ -17,6 +17,7 @@ from tdserve.base.errors import CapacityError, CorruptDataError
 from tdserve.store import environments
 from tdserve.store.object_rows import KeyPath, make_name, make_tails
 from tdserve.store.objects import ObjectColumn, Objects
+from tdserve.store.sealed import seal
 from tdserve.values.value_bundles import encode_bundles
 from tdserve.values.value_columns import JoinedValues
 
@@ -206,11 +207,15 @@ def test_bundle_when_damaged_then_corrupt_data(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path), max_dbs=4) as env:
         values = env.open_db(b"values")
         with env.begin(write=True) as txn:
-            txn.put(make_name(tuple(PATHS)) + make_tails([1])[0], b"\0" * 13, db=values)
+            for row, content in ((1, b"\0" * 13), (2, b"\1" * 13)):
+                key = make_name(tuple(PATHS)) + make_tails([row])[0]
+                txn.put(key, seal(key, content) if row == 1 else content, db=values)
     with Objects(tmp_path) as objects:
-        assert len(read(objects, PATHS, [0, 2])) == 6
+        assert len(read(objects, PATHS, [0])) == 3
         with pytest.raises(CorruptDataError, match="bytes that are none"):
             objects.get_many([(PATHS[0], [0, 1])])
+        with pytest.raises(CorruptDataError, match=r"checksum .* tdserve check"):
+            objects.get_many([(PATHS[0], [0, 2])])
 
 
 def test_bundles_when_their_writer_is_killed_then_every_row_is_of_one_write(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.store.object_rows import COMMON, NAME_BYTES, clear, has_rows, make_name, make_tails, read_all
+from tdserve.store.sealed import seal
 
 
 def test_names_when_of_different_paths_then_differ_and_stay() -> None:
@@ -33,12 +34,13 @@ def test_cursor_when_names_follow_one_another_then_each_has_its_own_values(tmp_p
     with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
         cursor = txn.cursor()
         for name, row in ((names[0], 1), (names[2], 1), (names[2], 2)):
-            txn.put(name + make_tails([row])[0], str(row).encode())
-        txn.put(names[1] + COMMON, b"all")
+            key = name + make_tails([row])[0]
+            txn.put(key, seal(key, str(row).encode()))
+        txn.put(names[1] + COMMON, seal(names[1] + COMMON, b"all"))
         assert [has_rows(cursor, name) for name in names] == [True, False, True]
-        assert read_all(cursor, names[1]) == [(COMMON, b"all")]
+        assert read_all(cursor, names[1], "") == [(COMMON, b"all")]
         clear(cursor, names[1])
-        assert len(read_all(cursor, names[1])) == 1
+        assert len(read_all(cursor, names[1], "")) == 1
         clear(cursor, names[1], with_common=True)
         clear(cursor, names[0])
-        assert [len(read_all(cursor, name)) for name in names] == [0, 0, 2]
+        assert [len(read_all(cursor, name, "")) for name in names] == [0, 0, 2]

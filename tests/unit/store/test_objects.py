@@ -16,6 +16,7 @@ import pytest
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, LocalProtocolError, WrongStateError
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import COMMITS_PER_CHECK, ObjectColumn, Objects
+from tdserve.store.sealed import seal
 from tdserve.values.value_bundles import encode_bundles
 from tdserve.values.value_columns import JoinedValues
 
@@ -124,7 +125,8 @@ def test_environment_when_opened_by_another_tool_then_names_its_paths(tmp_path: 
     with lmdb.open(str(tmp_path), max_dbs=2) as env, env.begin() as txn:
         [(digest, path)] = list(txn.cursor(db=env.open_db(b"paths", txn=txn)))
         assert json.loads(path) == ["a", "b"]
-        assert txn.get(digest + (5).to_bytes(8, "big"), db=env.open_db(b"values", txn=txn)) == b"v"
+        key = digest + (5).to_bytes(8, "big")
+        assert txn.get(key, db=env.open_db(b"values", txn=txn)) == seal(key, b"v")
 
 
 def test_objects_when_folder_was_never_made_then_do_not_exist(tmp_path: Path) -> None:

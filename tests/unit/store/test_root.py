@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.checked_json import decode_checked
 from tdserve.store.root import Root
 
 HOLD = """
@@ -26,7 +26,8 @@ signal.pause()
 
 def test_root_when_new_then_has_its_files_and_folders(tmp_path: Path) -> None:
     root = Root.acquire(tmp_path / "a" / "b")
-    assert json.loads((root.path / "tdserve.json").read_text()) == {"format_version": 5, "server_id": root.server_id}
+    found = decode_checked((root.path / "tdserve.json").read_bytes(), "")
+    assert found == {"format_version": 6, "server_id": root.server_id}
     assert root.catalog_folder.is_dir()
     assert root.sessions_folder.is_dir()
     assert root.store_folder("x").parent.is_dir()
@@ -73,7 +74,8 @@ def test_root_when_held_in_this_process_then_the_later_address_is_named(tmp_path
     [
         '{"format_version": 2, "server_id": "x"}',
         '{"format_version": 3, "server_id": "x"}',
-        '{"format_version": 4, "server_id": "x"}',
+        '{"format_version": 5, "server_id": "x"}',
+        '{"format_version": 6, "server_id": "x", "checksum": "format_version"}',
         '{"format_version": true, "server_id": "x"}',
         "{",
         "[]",

@@ -1,0 +1,118 @@
+"""``tdserve check PATH``: compares all that a root, or a place of checkpoints, has with its checksums."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+from tdserve.cli.exit_codes import DAMAGED
+from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
+from tdserve.server.checking.findings import Finding, Progress
+from tdserve.server.checking.root_check import RootReport, check_root
+
+if TYPE_CHECKING:
+    from tdserve.client.moves.archive_check import ArchiveReport
+
+
+@click.command()
+@click.argument("path")
+@click.option("--repair", "repairs", is_flag=True, help="Repair what can be: damaged rows and versions are dropped.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def check(path: str, *, repairs: bool, as_json: bool) -> int:
+    """Compare everything in the root PATH with its checksums. No server may have it open.
+
+    PATH may also be a place of checkpoints, a folder or a URL of fsspec. Exit code 0: all is whole, or is repaired.
+    """
+    if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
+        return _check_checkpoints(path, as_json=as_json)
+    with _show_bar() as show:
+        report = check_root(Path(path), repairs=repairs, on_progress=show)
+    if as_json:
+        print_json(_describe(report))
+    else:
+        _print(path, report, repairs=repairs)
+    return DAMAGED if report.num_damaged else 0
+
+
+def _check_checkpoints(place: str, *, as_json: bool) -> int:
+    from tdserve.client.moves.archive_check import check_archive
+
+    with _show_bar() as show:
+
+        def show_blocks(report: ArchiveReport) -> None:
+            done, total = report.num_blocks, report.num_all
+            show(Progress(num_stores=total, num_checked=done, nbytes=report.nbytes, store="blocks"))
+
+        report = check_archive(place, on_progress=show_blocks)
+    if as_json:
+        print_json({"checkpoints": report.num_checkpoints, "nbytes": report.nbytes, "damaged": list(report.damaged)})
+    else:
+        for line in report.damaged:
+            click.echo(escape_unprintable(line))
+        click.echo(
+            f"{report.num_checkpoints} checkpoints, {report.num_blocks} blocks, {format_nbytes(report.nbytes)}: "
+            + (f"{len(report.damaged)} are damaged" if report.damaged else "all are whole")
+        )
+    return DAMAGED if report.damaged else 0
+
+
+@contextmanager
+def _show_bar() -> Iterator[Callable[[Progress], None]]:
+    """A block that shows a bar on stderr, where that is a terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[read]}"))
+    console = Console(file=sys.stderr)
+    with Bar(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("check", total=None, read="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                total=progress.num_stores,
+                completed=progress.num_checked,
+                description=escape_unprintable(progress.store)[:40],
+                read=format_nbytes(progress.nbytes),
+            )
+
+        yield show
+
+
+def _describe(report: RootReport) -> dict[str, object]:
+    progress = report.progress
+    return {
+        "findings": [finding.as_dict() for finding in report.findings],
+        "num_damaged": report.num_damaged,
+        "num_stores": progress.num_stores,
+        "nbytes": progress.nbytes,
+        "is_orderly": report.is_orderly,
+        "num_unsummed_rows": progress.num_unsummed_rows,
+        "num_unsummed_versions": progress.num_unsummed_versions,
+    }
+
+
+def _print(path: str, report: RootReport, *, repairs: bool) -> None:
+    for finding in report.findings:
+        kind = "damage" if finding.is_damage else "leftover"
+        click.echo(escape_unprintable(f"{'repaired' if finding.repaired else kind}: {finding.describe()}"))
+    progress = report.progress
+    click.echo(f"{progress.num_stores} stores, {format_nbytes(progress.nbytes)} read")
+    if not report.is_orderly:
+        click.echo(
+            f"the last server did not end in order: {progress.num_unsummed_rows} rows and "
+            f"{progress.num_unsummed_versions} versions, written since the last sync, could not be compared"
+        )
+    if report.num_damaged:
+        hint = "" if repairs or not any(map(_is_repairable, report.findings)) else "; --repair repairs what can be"
+        click.echo(f"{report.num_damaged} faults{hint}")
+    else:
+        click.echo("all is whole" if not any(each.repaired for each in report.findings) else "all is whole again")
+
+
+def _is_repairable(finding: Finding) -> bool:
+    return finding.repair is not None

@@ -1,0 +1,1 @@
+"""Checks a root that no server holds, and repairs what can be: ``tdserve check``."""

@@ -1,0 +1,55 @@
+"""Checks the catalog: each of its records, and that the stores' records lead to what they need."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from functools import partial
+from typing import cast
+
+from tdserve.base.errors import TDServeError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking.catalog_repairs import copy_catalog_whole, put_back_catalog, put_back_records
+from tdserve.server.checking.findings import Finding
+from tdserve.store.catalog_db import CatalogDB, Table
+from tdserve.store.environment_scan import scan_environment
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.root import Root
+
+
+def check_catalog(root: Root, changed: dict[str, str], whole: set[str]) -> tuple[list[Finding], bool]:
+    """Returns what is wrong with the catalog, and whether it can be read at all."""
+    path = root.catalog_folder / DATA_FILE
+    name = str(path.relative_to(root.path))
+    reason = changed.pop(name, "")
+    if not path.exists() and not any((root.path / "stores").glob("[!.]*")):
+        return [], False  # no server has come so far
+    if name in whole:
+        return [], True
+    scanned = scan_environment(path)
+    if scanned.failure:
+        repair = partial(put_back_catalog, root)
+        return [Finding(name, f"it cannot be read: {scanned.failure}", repair=repair)], False
+    by_table = defaultdict(list)
+    for each in scanned.damaged:
+        by_table[each.table].append(each.key)
+    findings = []
+    for table, keys in by_table.items():
+        shown = ", ".join(repr(key[:40].decode("utf-8", "backslashreplace")) for key in keys[:8])
+        repair = partial(put_back_records, root, cast(Table, table), keys)
+        findings.append(Finding(name, f"{len(keys)} damaged records of table {table!r}: {shown}", repair=repair))
+    if reason and not scanned.damaged:
+        reason = f"{reason}, in a page without records or in one that leads to others; every record is whole"
+        findings.append(Finding(name, reason, repair=partial(copy_catalog_whole, root)))
+    return findings, True
+
+
+def read_records(db: CatalogDB) -> list[StoreRecord]:
+    """Returns the records of all stores that are whole."""
+    found = []
+    for key in db.list_keys("stores"):
+        with suppress(TDServeError):
+            content = db.get("stores", key)
+            if content is not None:
+                found.append(StoreRecord.from_bytes(content))
+    return found

@@ -1,0 +1,137 @@
+"""Repairs of the catalog, from the copy that each sync makes of it, and of folders that it does not name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.power_loss import recover
+from tdserve.server.specs import make_keys
+from tdserve.store import environments
+from tdserve.store.catalog_db import CatalogDB, Table, Transaction
+from tdserve.store.environments import DATA_FILE, LOCK_FILE
+from tdserve.store.faults import convert_os_errors
+from tdserve.store.root import Root
+from tdserve.store.sync_pass import COPY_FILE
+
+_FROM_COPY = ("stores", "specs", "states", "packed")
+"""Tables whose records are taken from the copy; those of others are of requests and writers that have ended."""
+
+
+def put_back_catalog(root: Root) -> str:
+    """Replaces a catalog that cannot be read by its copy, as after a loss of power."""
+    if not (root.synced_folder / COPY_FILE).exists():
+        expected = "a copy of the catalog, as each sync makes one"
+        raise CorruptDataError(path=str(root.synced_folder / COPY_FILE), expected=expected, actual="none")
+    root.note_lost_power()
+    recover(root)
+    root.note_run(is_synced=True)
+    return "as of the last sync; what was written since is gone"
+
+
+def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> str:
+    """Takes damaged records from the copy; deletes those that it does not have."""
+    num_found = 0
+    with _CatalogCopy(root) as copy, CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
+        for key in filter(None, keys):
+            content = None
+            if copy is not None and table in _FROM_COPY:
+                with suppress(TDServeError):
+                    content = copy.get(table, key)
+            if content is None:
+                txn.delete(table, key)
+            else:
+                txn.put(table, key, content)
+                num_found += 1
+    return f"{num_found} records as of the last sync, {len(keys) - num_found} were deleted"
+
+
+def take_back(root: Root, name: str) -> str:
+    """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
+    folder = root.store_folder(name)
+    with _CatalogCopy(root) as copy:
+        content = None if copy is None else copy.get("stores", name.encode())
+        record = None if content is None else StoreRecord.from_bytes(content)
+        if copy is not None and record is not None and KINDS[record.kind].is_folder_of(folder, record):
+            with CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
+                _copy_record(copy, record, txn)
+            return "it is a store again, with settings and counts as of the last sync"
+    remedy = "move it out of the root, and serve its folder 'rows' again: tdserve adopt PATH NAME"
+    return f"it is {root.set_aside(name)} now; {remedy}"
+
+
+def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None:
+    wanted: list[tuple[Table, bytes]] = [("stores", record.name.encode()), ("states", record.uid.encode())]
+    wanted += [("specs", key) for key in make_keys(record.fingerprint, record.order) if key]
+    for table, key in wanted:
+        content = copy.get(table, key)
+        if content is not None:
+            txn.put(table, key, content)
+
+
+def copy_catalog_whole(root: Root) -> str:
+    """Copies the records of the catalog, all of which are whole, into new pages."""
+    path = root.catalog_folder / DATA_FILE
+    fresh = path.with_name(DATA_FILE + ".new")
+    environment = environments.acquire(root.catalog_folder, writable=False, max_bytes=0)
+    try:
+        with convert_os_errors(path):
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                environment.env.copyfd(fd, compact=True)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+    finally:
+        environments.release(environment)
+    os.replace(fresh, path)
+    return "its records were copied to new pages"
+
+
+def forget_catalog_copy(root: Root) -> str:
+    """Removes a damaged copy of the catalog."""
+    (root.synced_folder / COPY_FILE).unlink(missing_ok=True)
+    return "it was removed, and is made anew"
+
+
+def remove_folder(folder: Path) -> str:
+    """Removes a leftover."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return "it was removed"
+
+
+def remove_file(path: Path) -> str:
+    """Removes a leftover."""
+    if path.is_dir():
+        return remove_folder(path)
+    path.unlink(missing_ok=True)
+    return "it was removed"
+
+
+class _CatalogCopy:
+    """The copy of the last sync, in a folder of its own, since LMDB wants a lock file beside it."""
+
+    def __init__(self, root: Root) -> None:
+        self._path = root.synced_folder / COPY_FILE
+        self._folder = TemporaryDirectory(prefix="tdserve-check-")
+        self._db: CatalogDB | None = None
+
+    def __enter__(self) -> CatalogDB | None:
+        if not self._path.exists():
+            return None
+        shutil.copyfile(self._path, Path(self._folder.name, DATA_FILE))
+        Path(self._folder.name, LOCK_FILE).touch()
+        self._db = CatalogDB(self._folder.name, is_read_only=True)
+        return self._db
+
+    def __exit__(self, *_: object) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._folder.cleanup()

@@ -1,0 +1,117 @@
+"""What a check has found, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tdserve.base.errors import TDServeError
+from tdserve.server.specs import Specs
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.root import Root
+
+Repair = Callable[[], str]
+"""Repairs one finding, and returns what it has done. It raises TDServeError if it cannot."""
+
+MAX_SHOWN_ROWS = 16
+"""Most row numbers in the text of a finding; all of them are in its ``rows``."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a root.
+
+    Attributes:
+        path: The file, below the root.
+        reason: What is wrong with it.
+        store: The store that it belongs to; "" if to none.
+        rows: Numbers of the rows that are damaged, if it concerns some.
+        remedy: What to do, where it cannot be repaired.
+        is_damage: Whether content is lost or unverified; otherwise it is a leftover that costs only space.
+        repair: What ``--repair`` does; None if nothing can be done.
+        repaired: What it has done; "" before, and if it could not.
+    """
+
+    path: str
+    reason: str
+    store: str = ""
+    rows: Sequence[int] = ()
+    remedy: str = ""
+    is_damage: bool = True
+    repair: Repair | None = field(default=None, compare=False)
+    repaired: str = ""
+
+    def describe(self) -> str:
+        """Returns it as one line."""
+        of = f"store {self.store!r}: " if self.store else ""
+        shown = ", ".join(map(str, self.rows[:MAX_SHOWN_ROWS])) + (", ..." if len(self.rows) > MAX_SHOWN_ROWS else "")
+        rows = f" ({len(self.rows)} rows: {shown})" if self.rows else ""
+        end = f"; repaired: {self.repaired}" if self.repaired else f"; {self.remedy}" if self.remedy else ""
+        return f"{of}{self.path}: {self.reason}{rows}{end}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        names = ("store", "path", "reason", "remedy", "repaired", "is_damage")
+        return {**{name: getattr(self, name) for name in names}, "rows": list(map(int, self.rows))}
+
+
+@dataclass
+class Progress:
+    """How far a check is.
+
+    Attributes:
+        num_stores: All stores.
+        num_checked: Those that are done.
+        nbytes: Bytes that were read.
+        store: The store that is being read.
+        num_unsummed_rows, num_unsummed_versions: What was written since the last sync, and so has no checksum.
+    """
+
+    num_stores: int = 0
+    num_checked: int = 0
+    nbytes: int = 0
+    store: str = ""
+    num_unsummed_rows: int = 0
+    num_unsummed_versions: int = 0
+
+
+@dataclass
+class CheckedRoot:
+    """What every part of a check uses.
+
+    Attributes:
+        root: The root, which no server holds.
+        db: Its catalog, only to be read.
+        specs: Structures of the stores.
+        changed: Files whose content is another than at the last orderly end, by path below the root.
+        whole: Files that are exactly as they were then.
+        progress: How far it is.
+        show: Shows that.
+    """
+
+    root: Root
+    db: CatalogDB
+    specs: Specs
+    changed: dict[str, str]
+    whole: set[str]
+    progress: Progress
+    show: Callable[[Progress], None]
+
+    def add_bytes(self, nbytes: int) -> None:
+        """Counts bytes that were read, and shows them."""
+        self.progress.nbytes += nbytes
+        self.show(self.progress)
+
+    def get_name(self, path: Path) -> str:
+        """Returns the path of a file below the root."""
+        return str(path.relative_to(self.root.path))
+
+
+def try_repair(repair: Repair) -> tuple[str, str]:
+    """Returns what a repair has done, and why it could not; one of them is ""."""
+    try:
+        return repair(), ""
+    except TDServeError as error:
+        return "", str(error)

@@ -1,0 +1,245 @@
+"""Checks all files of a root that no server holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking.catalog_check import check_catalog, read_records
+from tdserve.server.checking.catalog_repairs import forget_catalog_copy, remove_file, remove_folder, take_back
+from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try_repair
+from tdserve.server.checking.row_check import check_rows
+from tdserve.server.checking.version_check import check_versions
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.specs import Specs
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.environment_scan import scan_environment
+from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
+from tdserve.store.root import Root
+from tdserve.store.sync_pass import COPY_FILE
+
+MAX_ROUNDS = 3
+"""Most times that a root is checked and repaired: a file that has its size again shows which of its rows are gone."""
+
+WRITTEN_SINCE = "written since the last sync"
+
+
+@dataclass(frozen=True)
+class RootReport:
+    """What a check has found.
+
+    Attributes:
+        findings: What is wrong, repaired or not.
+        progress: How much was read.
+        is_orderly: Whether the last server ended in order, so that every byte could be compared.
+    """
+
+    findings: tuple[Finding, ...]
+    progress: Progress
+    is_orderly: bool
+
+    @property
+    def num_damaged(self) -> int:
+        """Number of faults that are not repaired."""
+        return sum(each.is_damage and not each.repaired for each in self.findings)
+
+
+def check_root(
+    path: Path, *, repairs: bool = False, on_progress: Callable[[Progress], None] = lambda _: None
+) -> RootReport:
+    """Compares everything in a root with its checksums. No server may hold it.
+
+    Args:
+        path: The root.
+        repairs: Whether to repair what can be.
+        on_progress: Called after each part.
+
+    Raises:
+        RootInUseError, InvalidRequestError: There is no root, or a server has it.
+        CorruptDataError: It has another format version.
+        WrongStateError: The machine has lost its power since: a server has to start first. Nothing was changed.
+    """
+    root = Root.acquire_for_check(path)
+    try:
+        if root.has_lost_power() and not _is_run_damaged(root):
+            state = f"{root.path} was not recovered since the machine lost its power"
+            raise WrongStateError(state=state, event="checking it; start a server there once")
+        done: list[Finding] = []
+        for _ in range(MAX_ROUNDS):
+            report = _check(root, on_progress)
+            repaired = [_repair(each) for each in report.findings if each.repair is not None] if repairs else []
+            if not repaired:
+                break
+            done += [each for each in repaired if each.repaired]
+            _record_sums(root, report, repaired)
+            if not any(each.repaired for each in repaired):
+                break
+            report = _check(root, on_progress)
+        return replace(report, findings=(*done, *report.findings))
+    finally:
+        root.release()
+
+
+def _repair(finding: Finding) -> Finding:
+    assert finding.repair is not None  # noqa: S101 (the caller has chosen those that have one)
+    repaired, reason = try_repair(finding.repair)
+    return replace(finding, repaired=repaired, remedy=reason or finding.remedy)
+
+
+def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> None:
+    """Records the checksums of what was repaired; those of what is still damaged stay."""
+    if report.is_orderly:
+        whole = {each.path for each in repaired if each.repaired}
+        damaged = {each.path for each in report.findings if each.is_damage} - whole
+        record_sums(root.path, keeps=damaged, rereads=True)
+
+
+def _check(root: Root, show: Callable[[Progress], None]) -> RootReport:
+    """Checks a root once; changes nothing."""
+    is_orderly, is_run_damaged = root.has_ended_in_order(), _is_run_damaged(root)
+    progress, changed, whole = Progress(), dict[str, str](), set[str]()
+    findings = list[Finding]()
+    if is_orderly or is_run_damaged:
+        findings += _compare_sums(root, changed, whole)
+    if is_run_damaged:
+        is_orderly = not changed
+        findings.append(_describe_run(root, is_orderly=is_orderly))
+        changed, whole = (changed, whole) if is_orderly else ({}, set())
+    findings += _check_own_files(root, whole)
+    found, is_readable = check_catalog(root, changed, whole)
+    findings += found
+    if is_readable:
+        with CatalogDB(root.catalog_folder, is_read_only=True) as db:
+            checked = CheckedRoot(root, db, Specs(db, set), changed, whole, progress, show)
+            records = read_records(db)
+            progress.num_stores = len(records)
+            for record in records:
+                progress.store = record.name
+                findings += _check_store(checked, record)
+                progress.num_checked += 1
+                show(progress)
+            findings += _list_strangers(checked, {key.decode() for key in db.list_keys("stores")})
+            for name, reason in checked.changed.items():  # of no store that is known
+                findings.append(Finding(name, reason))
+    return RootReport(tuple(findings), progress, is_orderly)
+
+
+def _check_own_files(root: Root, whole: set[str]) -> Iterator[Finding]:
+    try:
+        root.check_format()
+    except TDServeError as error:
+        yield Finding("tdserve.json", str(error), repair=partial(_repair_format, root))
+    copy = root.synced_folder / COPY_FILE
+    if copy.exists() and str(copy.relative_to(root.path)) not in whole:
+        found = scan_environment(copy)
+        if found.failure or found.damaged:
+            reason = found.failure or f"{len(found.damaged)} damaged records"
+            name = str(copy.relative_to(root.path))
+            yield Finding(name, f"{reason}; it is a copy", repair=partial(forget_catalog_copy, root))
+
+
+def _is_run_damaged(root: Root) -> bool:
+    try:
+        root.check_run()
+    except TDServeError:
+        return True
+    return False
+
+
+def _describe_run(root: Root, *, is_orderly: bool) -> Finding:
+    """Returns the finding of a damaged record of the last run, which tells whether that ended in order."""
+    reason = "damaged: it does not tell whether the last server ended in order"
+    if not is_orderly:
+        return Finding("run.json", reason, remedy="the next server goes back to the last sync, and writes it anew")
+
+    def repair() -> str:
+        root.note_run(is_synced=True)
+        return "the last server ended in order: no file was written since"
+
+    return Finding("run.json", reason, repair=repair)
+
+
+def _repair_format(root: Root) -> str:
+    root.repair_format()
+    return "it was written again"
+
+
+def _compare_sums(root: Root, changed: dict[str, str], whole: set[str]) -> Iterator[Finding]:
+    """Adds the files to ``changed`` that are not as the last server has left them, and the others to ``whole``."""
+    path = root.synced_folder / SUMS_FILE
+    try:
+        sums = read_sums(root.path)
+        if not sums:
+            raise CorruptDataError(path=str(path), expected="checksums of the last orderly end", actual="none")
+    except TDServeError as error:
+        yield Finding(str(path.relative_to(root.path)), str(error), repair=partial(_record_again, root))
+        return
+    for name, known in sums.items():
+        file = root.path / name
+        if not file.is_file():
+            changed[name] = "the file is gone"
+        elif file.stat().st_size != known.nbytes:
+            changed[name] = f"{file.stat().st_size} bytes instead of {known.nbytes}"
+        elif (found := compute_file_checksum(file)) != known.checksum:
+            changed[name] = f"checksum {found:08x} instead of {known.checksum:08x}"
+        else:
+            whole.add(name)
+    copy = str((root.synced_folder / COPY_FILE).relative_to(root.path))
+    if copy in changed:
+        reason = f"{changed.pop(copy)}; it is a copy"
+        yield Finding(copy, reason, repair=partial(forget_catalog_copy, root))
+    changed.pop("tdserve.json", None)  # it has a checksum of its own
+
+
+def _record_again(root: Root) -> str:
+    record_sums(root.path, rereads=True)
+    return "it was made anew"
+
+
+def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
+    """Returns what is wrong with one store."""
+    folder = checked.root.store_folder(record.name)
+    if record.packed:
+        return []  # all of it is in the catalog
+    if record.loading:
+        reason = "its first content had not come"
+        return [Finding(checked.get_name(folder), reason, record.name, is_damage=False, remedy="a server removes it")]
+    if not folder.is_dir():
+        remedy = "restore it from a checkpoint, or delete it"
+        return [Finding(checked.get_name(folder), "its folder is gone", record.name, remedy=remedy)]
+    kind = KINDS[record.kind]
+    try:
+        if kind.has_versions:
+            return list(check_versions(checked, record))
+        spec = checked.specs.get(record.fingerprint, record.order)
+        return list(check_rows(checked, record, kind.make_stored_spec(record, spec)))
+    except TDServeError as error:
+        return [Finding(checked.get_name(folder), str(error), record.name, remedy="restore it from a checkpoint")]
+
+
+def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
+    """Yields folders that no store has: of a store whose record is lost, or that a crash has left."""
+    root = checked.root
+    for folder in sorted((root.path / "stores").iterdir()):
+        name = checked.get_name(folder)
+        of_it = [each for each in checked.changed if each.startswith(f"{name}/")]
+        if folder.name.startswith(".lost-"):
+            yield Finding(name, "files of no store, set aside before", is_damage=False, remedy="look at it, delete it")
+        elif folder.name.startswith("."):
+            repair = partial(remove_folder, folder)
+            yield Finding(name, "files of a store that was deleted", is_damage=False, repair=repair)
+        elif folder.name not in names:
+            for each in of_it:
+                checked.changed.pop(each)
+            yield Finding(name, "the catalog has no store of this name", repair=partial(take_back, root, folder.name))
+    for folder in (root.path / "checkpoints", root.path / "arriving"):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            reason = f"a leftover of {'a checkpoint' if folder.name == 'checkpoints' else 'a store that came'}"
+            if path.name.encode() not in checked.db.list_keys("arriving"):
+                yield Finding(checked.get_name(path), reason, is_damage=False, repair=partial(remove_folder, path))
+    for path in sorted(root.path.rglob("*.new")):
+        yield Finding(checked.get_name(path), "a leftover", is_damage=False, repair=partial(remove_file, path))

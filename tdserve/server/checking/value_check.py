@@ -1,0 +1,92 @@
+"""Checks the environments of LMDB: the catalog's records, values of rows, and entries of keyed stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking.findings import CheckedRoot, Finding
+from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
+from tdserve.store.entry_tables import TABLES
+from tdserve.store.environment_scan import DamagedRecord, scan_environment
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
+from tdserve.store.objects import Objects
+from tdserve.structure.tree import Spec
+
+WRITE_AGAIN = "write these values again, or restore a checkpoint"
+
+
+def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder: Path) -> Iterator[Finding]:
+    """Yields the damaged values of a store.
+
+    Args:
+        folder: Folder of its values, which need not exist.
+    """
+    name = checked.get_name(folder / DATA_FILE)
+    changed = checked.changed.pop(name, "")
+    if not Objects.exists(folder):
+        if changed:
+            yield Finding(name, changed, record.name, remedy=WRITE_AGAIN)
+        return
+    if name in checked.whole:
+        return
+    found = scan_environment(folder / DATA_FILE)
+    checked.add_bytes((folder / DATA_FILE).stat().st_size)
+    if found.failure:
+        yield Finding(name, found.failure, record.name, remedy="restore the store from a checkpoint, or delete it")
+    else:
+        yield from _list_entries(record, name, folder, [each for each in found.damaged if each.table in TABLES])
+        of_rows = [each for each in found.damaged if each.table not in TABLES]
+        yield from _list_rows(checked, record, stored, name, of_rows)
+    if changed and not (found.failure or found.damaged):
+        reason = f"{changed}, in a page without records or in one that leads to others; every record is whole"
+        yield Finding(name, reason, record.name, repair=partial(copy_whole, folder))
+
+
+def copy_whole(folder: Path) -> str:
+    """Copies the records of an environment, all of which are whole, into new pages."""
+    fresh = folder.with_name(folder.name + ".new")
+    with Objects(folder) as objects:
+        objects.copy(fresh)
+    (fresh / DATA_FILE).replace(folder / DATA_FILE)
+    fresh.rmdir()
+    return "its records were copied to new pages"
+
+
+def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequence[DamagedRecord]) -> Iterator[Finding]:
+    if damaged:
+        shown = ", ".join(f"{each.key[:40].decode('utf-8', 'replace')!r} of {each.table}" for each in damaged[:8])
+        more = ", ..." if len(damaged) > 8 else ""
+        reason = f"{len(damaged)} damaged records: {shown}{more}"
+        repair = partial(drop_entries, folder, record, damaged)
+        yield Finding(name, reason, record.name, repair=repair)
+
+
+def _list_rows(
+    checked: CheckedRoot, record: StoreRecord, stored: Spec, name: str, damaged: Sequence[DamagedRecord]
+) -> Iterator[Finding]:
+    per_row = max(prod(stored.batch_size[1:]), 1)
+    rows, others = set[int](), 0
+    for each in damaged:
+        element = int.from_bytes(each.key[NAME_BYTES:], "big") - 1 if len(each.key) == NAME_BYTES + 8 else -1
+        if each.table == "values" and each.key[NAME_BYTES:] != COMMON and 0 <= element < stored.num_rows * per_row:
+            rows.add(element // per_row)
+        else:
+            others += 1
+    if rows:
+        numbers = sorted(rows)
+
+        def repair() -> str:
+            drop_values(checked.root.store_folder(record.name), record, damaged)
+            return drop_rows(checked.root, record, numbers)
+
+        yield Finding(name, "damaged values", record.name, numbers, repair=repair)
+    if others:
+        names = {each.key[:NAME_BYTES] for each in damaged}
+        common = [path for path, _ in stored.values if make_name(path) in names]
+        of = f" of key {'.'.join(common[0])!r}" if common else ""
+        yield Finding(name, f"{others} damaged records{of}, which several rows use", record.name, remedy=WRITE_AGAIN)

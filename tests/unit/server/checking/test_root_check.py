@@ -1,0 +1,285 @@
+"""Damage of every file of a root that a server has left in order: see tests/stored_root for what it has."""
+
+from __future__ import annotations
+
+import random
+import tarfile
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, WrongStateError
+from tdserve.base.machine import read_boot_id
+from tdserve.server.checking.root_check import RootReport, check_root
+from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.checked_json import encode_checked
+from tdserve.store.file_sums import record_sums
+from tdserve.store.root import Root
+from tests.roots import make_quick_root
+from tests.stored_root.make import TARGET
+from tests.stored_root.unpacking import unpack_root
+
+NOT_COMPARED = ("used.memmap",)
+"""Marks of use, which are only hints."""
+
+UNUSED_ROWS = {"stores/queue/rows/x.memmap": 8, "stores/queue/rows/n/i.memmap": 8}
+"""Files of a queue with rows 1 to 3, and the bytes of a row in them: the others have no content."""
+
+MARKS = "of each row may be wrong"
+
+
+def list_files() -> list[str]:
+    """Returns the files of the stored root that have content."""
+    with tarfile.open(TARGET) as archive:
+        return sorted(
+            each.name for each in archive if each.isfile() and each.size and Path(each.name).name not in NOT_COMPARED
+        )
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A copy of the stored root."""
+    with make_quick_root() as folder:
+        yield unpack_root(folder / "root")
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def name_faults(report: RootReport) -> list[str]:
+    return [each.path for each in report.findings if each.is_damage and not each.repaired]
+
+
+def test_root_when_whole_then_nothing_is_found_and_nothing_changes(root: Path) -> None:
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "tdserve.lock"}
+    seen = []
+    report = check_root(root, on_progress=lambda progress: seen.append(progress.num_checked))
+    assert (report.findings, report.is_orderly) == ((), True)
+    assert report.progress.num_stores == report.progress.num_checked == seen[-1] == 7
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def list_groups() -> list[list[str]]:
+    """Returns files that can be damaged together, since each is looked at by itself: one of each store, or of the
+    root."""
+    of_store: dict[str, list[str]] = {}
+    for name in list_files():
+        of_store.setdefault("/".join(name.split("/")[:2]) if name.startswith("stores/") else name, []).append(name)
+    of_stores = [names for key, names in of_store.items() if key.startswith("stores/")]
+    single = [names for key, names in of_store.items() if not key.startswith("stores/")]
+    together = [[name for name in names if name] for names in zip_longest(*of_stores, fillvalue="")]
+    return [*single, *together]
+
+
+def find_unnoticed(root: Path, names: list[str], damage: Callable[[str], None]) -> list[str]:
+    """Returns the files whose damage was not reported, by store for what is reported by row."""
+    for name in names:
+        damage(name)
+    faults = name_faults(check_root(root))
+    return [name for name in names if not any(name.startswith(fault) for fault in faults)]
+
+
+@pytest.mark.parametrize("names", list_groups(), ids=lambda names: names[0])
+def test_files_when_a_bit_is_flipped_in_each_then_all_are_found(root: Path, names: list[str]) -> None:
+    def damage(name: str) -> None:
+        nbytes, choice = (root / name).stat().st_size, random.Random(name)
+        first = UNUSED_ROWS.get(name, 0)
+        flip(root / name, choice.randrange(first, 4 * first or nbytes), choice.randrange(8))
+
+    assert find_unnoticed(root, names, damage) == []
+
+
+@pytest.mark.parametrize("names", list_groups(), ids=lambda names: names[0])
+def test_files_when_cut_then_all_are_found(root: Path, names: list[str]) -> None:
+    def damage(name: str) -> None:
+        content = (root / name).read_bytes()
+        (root / name).write_bytes(content[: len(content) // 2])
+
+    assert find_unnoticed(root, names, damage) == []
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def swap_halves(path: Path) -> None:
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[half:] + content[:half])
+
+
+REPAIRED: dict[str, Callable[[Path], object]] = {
+    "catalog/data.mdb": remove,
+    "catalog/data.mdb whole": lambda path: flip(path, path.stat().st_size - 1),
+    "run.json": lambda path: flip(path, 20),
+    "tdserve.json": lambda path: flip(path, -3),
+    "synced/catalog.mdb": swap_halves,
+    "synced/sums.json": remove,
+    "stores/policy/versions/2.safetensors": lambda path: flip(path, -1),
+    "stores/policy/versions/synced.json": lambda path: flip(path, 9),
+    "stores/replay/rows/x.memmap": lambda path: flip(path, 17),
+    "stores/replay/rows/n/meta.json": remove,
+    "stores/replay/generation.memmap": swap_halves,
+    "stores/replay/synced.memmap": swap_halves,
+    "stores/replay/synced-values/data.mdb": swap_halves,
+    "stores/tensordict/rows/obs.memmap": remove,
+    "stores/tensordict/rows/next/done.memmap": lambda path: path.write_bytes(b"\1"),
+}
+"""Damage that is repaired without what it stands on."""
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_damage_when_repaired_then_the_root_is_whole(root: Path, name: str) -> None:
+    REPAIRED[name](root / name.partition(" ")[0])
+    report = check_root(root, repairs=True)
+    assert name_faults(report) == []
+    assert all(each.repaired for each in report.findings)
+    again = check_root(root)
+    assert again.findings == ()
+    assert again.progress.num_stores == 7
+
+
+def test_rows_when_damaged_then_reported_by_store_and_number(root: Path) -> None:
+    flip(root / "stores/replay/rows/x.memmap", 8 * 5)
+    flip(root / "stores/replay/rows/n/i.memmap", 8 * 2)
+    (finding,) = check_root(root).findings
+    assert (finding.store, list(finding.rows)) == ("replay", [2, 5])
+    (repaired,) = check_root(root, repairs=True).findings
+    assert repaired.repaired == "2 rows were dropped"
+    flip(root / "stores/tensordict/rows/obs.memmap", 12 * 3 + 1)
+    (finding,) = check_root(root, repairs=True).findings
+    assert (finding.store, list(finding.rows)) == ("tensordict", [3])
+    assert "until they are written again" in finding.repaired
+
+
+def test_version_when_no_older_one_is_whole_then_stays_and_the_remedy_is_named(root: Path) -> None:
+    flip(root / "stores/policy/versions/1.safetensors", -1)
+    (finding,) = check_root(root, repairs=True).findings
+    assert finding.repaired == ""
+    assert "publish again" in finding.remedy
+    flip(root / "stores/policy/versions/2.safetensors", -1)
+    assert len(name_faults(check_root(root, repairs=True))) == 2
+
+
+def test_store_when_the_catalog_has_lost_it_then_is_taken_back(root: Path) -> None:
+    for name in ("replay", "tensordict"):
+        edit_catalog(root, lambda txn, name=name: txn.delete("stores", name.encode()))
+    faults = check_root(root)
+    assert [each.path for each in faults.findings if "no store of this name" in each.reason] == [
+        "stores/replay",
+        "stores/tensordict",
+    ]
+    report = check_root(root, repairs=True)
+    assert name_faults(report) == []
+    assert {each.repaired.partition(",")[0] for each in report.findings if each.path.startswith("stores/")} == {
+        "it is a store again"
+    }
+    assert check_root(root).findings == ()
+
+
+def test_folder_when_it_was_never_a_store_then_is_set_aside_and_adoption_is_named(root: Path) -> None:
+    (root / "stores" / "strange" / "rows").mkdir(parents=True)
+    report = check_root(root, repairs=True)
+    assert any("tdserve adopt" in each.repaired for each in report.findings)
+    (left,) = check_root(root).findings
+    assert not left.is_damage
+    assert left.path.startswith("stores/.lost-strange-")
+
+
+def test_leftovers_when_found_then_are_no_damage_and_go(root: Path) -> None:
+    for name in ("stores/.deleted-x", "checkpoints/20260101", "arriving/move"):
+        (root / name).mkdir(parents=True)
+    (root / "synced/catalog.mdb.new").write_bytes(b"cut")
+    report = check_root(root)
+    assert (len(report.findings), report.num_damaged) == (4, 0)
+    assert len(check_root(root, repairs=True).findings) == 4
+    assert check_root(root).findings == ()
+
+
+def edit_catalog(root: Path, change: Callable[..., object]) -> None:
+    with CatalogDB(root / "catalog") as db, db.begin_transaction() as txn:
+        change(txn)
+    record_sums(root, rereads=True)
+
+
+def test_root_when_a_server_has_it_then_refused(root: Path) -> None:
+    held = Root.acquire(root)
+    with pytest.raises(RootInUseError):
+        check_root(root)
+    held.release()
+
+
+def test_root_when_of_a_newer_format_or_none_then_refused_and_unchanged(root: Path) -> None:
+    content = encode_checked({"format_version": 99, "server_id": "x"})
+    (root / "tdserve.json").write_bytes(content)
+    with pytest.raises(CorruptDataError, match=r"99.*newer"):
+        check_root(root, repairs=True)
+    assert (root / "tdserve.json").read_bytes() == content
+    with pytest.raises(InvalidRequestError, match="no root of a server"):
+        check_root(root / "stores")
+    assert not (root / "stores" / "tdserve.lock").exists()
+
+
+def test_root_when_the_power_was_lost_since_then_refused(root: Path) -> None:
+    (root / "run.json").write_bytes(encode_checked({"boot_id": "another", "is_synced": False}))
+    with pytest.raises(WrongStateError, match="start a server"):
+        check_root(root)
+
+
+@pytest.fixture
+def killed(root: Path) -> Path:
+    """The root as its server would have left it if it had been killed after a sync."""
+    (root / "run.json").write_bytes(encode_checked({"boot_id": read_boot_id(), "is_synced": False}))
+    return root
+
+
+def damage_record(path: Path, table: str, *, number: int = 0) -> bytes:
+    """Flips a bit of a record, and returns its key."""
+    with lmdb.open(str(path), subdir=False, lock=False, max_dbs=16) as env:
+        db = env.open_db(table.encode(), create=False)
+        with env.begin(write=True) as txn:
+            key, record = list(txn.cursor(db=db))[number]
+            txn.put(key, bytes([record[0] ^ 1]) + record[1:], db=db)
+            return bytes(key)
+
+
+def test_server_when_killed_then_rows_values_versions_and_records_are_compared(killed: Path) -> None:
+    assert name_faults(check_root(killed)) == []
+    damage_record(killed / "stores/replay/objects/data.mdb", "values", number=1)
+    damage_record(killed / "stores/entries/objects/data.mdb", "entries")
+    damage_record(killed / "catalog/data.mdb", "states")
+    flip(killed / "stores/queue/rows/x.memmap", 8)
+    flip(killed / "stores/policy/versions/2.safetensors", -1)
+    flip(killed / "stores/no rows/rows/scalar.memmap", 0)
+    names = {
+        "catalog/data.mdb",
+        "stores/entries/objects/data.mdb",
+        "stores/no rows",
+        "stores/policy/versions/2.safetensors",
+        "stores/queue",
+        "stores/replay/objects/data.mdb",
+    }
+    assert set(name_faults(check_root(killed))) == names
+    report = check_root(killed, repairs=True)
+    assert name_faults(report) == []
+    assert name_faults(check_root(killed)) == []
+
+
+@pytest.mark.parametrize("table", ["stores", "specs", "states", "packed", "requests"])
+def test_record_of_the_catalog_when_damaged_then_comes_from_the_copy(killed: Path, table: str) -> None:
+    with CatalogDB(killed / "catalog", is_read_only=True) as db:
+        before = dict(db.scan("stores"))
+    key = damage_record(killed / "catalog/data.mdb", table)
+    with CatalogDB(killed / "catalog", is_read_only=True) as db, pytest.raises(CorruptDataError, match="tdserve check"):
+        db.get(table, key)  # type: ignore[arg-type]
+    (finding,) = check_root(killed, repairs=True).findings
+    assert finding.repaired.startswith("0 records" if table == "requests" else "1 records")
+    with CatalogDB(killed / "catalog", is_read_only=True) as db:
+        assert dict(db.scan("stores")) == before
+    assert check_root(killed).findings == ()
