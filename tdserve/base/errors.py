@@ -42,6 +42,7 @@
     │   ├── RemoteProtocolError       INVALID_ARGUMENT     expected, received: the peer's bug
     │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
     ├── CorruptDataError              DATA_LOSS            path, expected, actual
+    │   └── DamagedRowError                            store, row, expected, actual
     ├── EndOfStreamError              OUT_OF_RANGE         name
     ├── RootInUseError                FAILED_PRECONDITION  root, holder
     ├── WriterFailedError             UNAVAILABLE          store, num_acknowledged, num_unknown, num_unsent, reason
@@ -202,6 +203,7 @@ class KeyExistsError(RequestError, KeyError):
     code = "ALREADY_EXISTS"
     template = "store {store!r} already has key {key!r}; leave out safe=True to replace it"
     defaults = {"store": "", "key": ""}
+
     __str__ = TDServeError._message  # KeyError would show the repr of the message
 
 
@@ -459,10 +461,7 @@ class ProtocolVersionError(ProtocolError):
     """Client and server speak different versions of the protocol."""
 
     code = "FAILED_PRECONDITION"
-    template = (
-        "the server at {address} speaks protocol version {actual}, this client version {expected}; install the same "
-        "version of tdserve at both ends"
-    )
+    template = "the server at {address} speaks protocol {actual}, this client {expected}; both need one tdserve version"
     defaults = {"address": "", "expected": 0, "actual": 0}
 
 
@@ -472,6 +471,13 @@ class CorruptDataError(TDServeError):
     code = "DATA_LOSS"
     template = "damaged data in {path}: expected {expected}, found {actual}"
     defaults = {"path": "", "expected": "", "actual": ""}
+
+
+class DamagedRowError(CorruptDataError):
+    """A row of a store with ``checksum=True`` is not what was written. Other rows can be read."""
+
+    template = "row {row} of store {store!r}: expected {expected}, found {actual}; write it again, or run tdserve check"
+    defaults = {"store": "", "row": 0, "expected": "", "actual": ""}
 
 
 class EndOfStreamError(TDServeError):
@@ -522,11 +528,7 @@ class ForkedClientError(ClosedError):
 
 def list_error_classes() -> dict[str, type[TDServeError]]:
     """Returns every class of this module by name, for decoding. Subclasses defined elsewhere do not cross the wire."""
-    found: dict[str, type[TDServeError]] = {}
-    todo = [TDServeError]
-    while todo:
-        cls = todo.pop()
-        if cls.__module__ == __name__:
-            found[cls.__name__] = cls
-        todo.extend(cls.__subclasses__())
-    return found
+    found = [TDServeError]
+    for each in found:  # it grows meanwhile
+        found.extend(each.__subclasses__())
+    return {each.__name__: each for each in found if each.__module__ == __name__}

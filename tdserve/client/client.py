@@ -211,6 +211,7 @@ class Client(TensorDictClient):
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         shards: Shards = 1,
         shard_by: Any = None,
         on_shard_loss: OnShardLoss = "redirect",
@@ -244,6 +245,9 @@ class Client(TensorDictClient):
             durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.
                 ``"process"``, the default: as soon as it survives the end of any process. What was written before the
                 server's last sync survives a power failure in any case.
+            checksum: True: readers compare each row with its checksum of the server's last sync, and raise
+                DamagedRowError instead of returning damaged content. Rows written since the last sync, such as within
+                the last 30 s, have none yet. It costs readers about 50 us, and a second per 2 GB; writers nothing.
             shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
                 also ``"all"``, and the others have no effect.
             exists_ok: True returns an existing replay of the same structure and settings. One that came from a
@@ -259,7 +263,7 @@ class Client(TensorDictClient):
         given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, capacity, settings, options, ragged)
         return ReplayHandle(self, description)
 
@@ -274,6 +278,7 @@ class Client(TensorDictClient):
         ragged: Declared = None,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         shards: Shards = 1,
         shard_by: Any = None,
         on_shard_loss: OnShardLoss = "redirect",
@@ -289,7 +294,7 @@ class Client(TensorDictClient):
             sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
             policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
-            max_object_bytes, durability, shards, shard_by, on_shard_loss: As in ``create_replay``.
+            max_object_bytes, durability, checksum, shards, shard_by, on_shard_loss: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
 
         Raises:
@@ -300,7 +305,7 @@ class Client(TensorDictClient):
         if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
             raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, max_size, settings, options, ragged)
         return QueueHandle(self, description)
 

@@ -31,6 +31,7 @@ from tdserve.store.entry_tables import EntryTables
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.objects import Objects
+from tdserve.store.row_comparison import RowComparison, is_compared
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.sources_sinks import view_rows
@@ -177,6 +178,25 @@ class MappedStore:
         if not tables:
             tables.update({each: view_rows(leaf) for each, leaf in self.leaves.items()})
         return tables[path]
+
+    @cached_property
+    def compares_rows(self) -> bool:
+        """Whether it was created with ``checksum=True``."""
+        return is_compared(self.folder)
+
+    @cached_property
+    def _comparison(self) -> RowComparison:
+        return RowComparison(self.spec, self.folder, self.generations, self.structure)
+
+    def compare_rows(self, rows: NDArray[np.int64]) -> None:
+        """Compares rows with their checksums of the last sync, if the store was created with ``checksum=True``.
+
+        Raises:
+            DamagedRowError: One is damaged.
+        """
+        if self.compares_rows:
+            tables = {path: self.get_table(path) for path in self.leaves}
+            self._comparison.compare(rows, tables, self.open_objects(writable=False) if self.spec.values else None)
 
     @property
     def value_address_bytes(self) -> int:

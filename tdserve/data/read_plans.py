@@ -74,6 +74,15 @@ class ReadPlan:
 
         return IndexedEnd(self.layout, get_leaf, trailer)
 
+    def compare_rows(self, store: MappedStore) -> None:
+        """Compares the selected rows as ``MappedStore.compare_rows`` does. Raises DamagedRowError."""
+        if not store.compares_rows:
+            return
+        numbers = np.arange(store.spec.num_rows + 1)
+        watched = numbers[self.watched]
+        is_whole = len(watched) == 1 and watched[0] == numbers[-1]
+        store.compare_rows(numbers[:-1] if is_whole else watched)
+
     def make_trailer(self, store: MappedStore, before: NDArray[np.int64]) -> Trailer:
         """Returns the status that ends the read: whether the watched generations are unchanged."""
         version = store.generations.content_version

@@ -28,7 +28,11 @@ def make_rows_source(
         layout: That of ``content.make_rows_layout``.
         found: The rows.
         added: The table's columns, by name.
+
+    Raises:
+        DamagedRowError: One is damaged, of a table with ``checksum=True``.
     """
+    store.compare_rows(found.rows)
 
     def trail() -> list[NDArray[Any]]:
         generations = found.read_again(store.row_generations, store.shared)

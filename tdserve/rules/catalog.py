@@ -67,6 +67,7 @@ class StoreRecord:
         added_leaves: Of a replay table: paths of the leaves that came after its creation. Rows that lack one have zero
             there.
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
+        checksum: Whether readers compare its rows with the checksums of the last sync.
         is_restored: Whether it came from a checkpoint, and nobody has asked for it by its settings since.
     """
 
@@ -91,6 +92,7 @@ class StoreRecord:
     durability: str = "process"
     added_leaves: tuple[tuple[str, ...], ...] = ()
     is_restored: bool = False
+    checksum: bool = False
 
     @property
     def shown_kind(self) -> str:
@@ -382,6 +384,8 @@ def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     if asked.durability not in ("", existing.durability):
         return f"its durability is {existing.durability!r}, asked is {asked.durability!r}"
+    if asked.checksum and not existing.checksum:
+        return "it was created without checksum=True"
     return None
 
 
@@ -437,7 +441,7 @@ def _is_count(value: Any) -> bool:
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"), _is_count),
-    **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only", "is_restored"), _is_flag),
+    **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only", "is_restored", "checksum"), _is_flag),
     "kind": KIND_NUMBERS.__contains__,
     "durability": frozenset(("", *DURABILITIES)).__contains__,
     "extra": lambda value: all(map(_is_text, value)),

@@ -47,6 +47,7 @@ def _describe_record(record: StoreRecord, spec: Spec, *, with_spec: bool) -> con
         max_object_bytes=record.max_object_bytes,
         structure=record.structure,
         durability=record.durability,
+        checksum=record.checksum,
         adopted=record.adopted,
         read_only=record.read_only,
     )

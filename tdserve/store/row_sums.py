@@ -43,6 +43,7 @@ def sum_rows(table: NDArray[np.uint8], seed: int) -> Sums:
     return sums
 
 
+@lru_cache(maxsize=4096)
 def compute_factor(*numbers: int) -> np.uint64:
     """Returns an odd number by which sums of one origin are multiplied before sums of different origins are added."""
     mixed = _mix(np.array([(number + 1) & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64))

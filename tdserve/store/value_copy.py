@@ -80,17 +80,7 @@ class ValueCopy:
         if not Objects.exists(self.folder):
             return
         with Objects(self.folder) as objects:
-            for seed, (path, num_each) in enumerate(leaves, _FIRST_SEED):
-                weights = np.array([compute_factor(seed, number) for number in range(num_each)], np.uint64)
-                step = max(1, _MAX_ELEMENTS_AT_ONCE // max(num_each, 1))
-                for first in range(0, len(rows), step):
-                    part = slice(first, first + step)
-                    elements = (rows[part, None] * num_each + np.arange(num_each)).reshape(-1)
-                    (found,) = objects.get_many([(path, elements)])
-                    each = np.array([0 if value is None else zlib.crc32(value) + 1 for value in found.values], "<u8")
-                    if not found.per_row:
-                        each = np.full(len(elements), each[0], np.uint64)
-                    sums[part] += (each.reshape(-1, num_each) * weights).sum(axis=1, dtype=np.uint64)
+            add_value_sums(objects, sums, rows, leaves)
 
     def restore(self) -> None:
         """Replaces the values by the copy, with epoch 0, after a loss of power; without a copy there are no values."""
@@ -121,3 +111,18 @@ class ValueCopy:
             (self.folder / _SOURCE_FILE).write_bytes(source)
         sync_file(self.folder)
         sync_file(self._store_folder)
+
+
+def add_value_sums(objects: Objects, sums: Sums, rows: NDArray[np.int64], leaves: Sequence[ValueLeafRows]) -> None:
+    """Adds the checksums of the rows' values, as an environment has them, to each row's."""
+    for seed, (path, num_each) in enumerate(leaves, _FIRST_SEED):
+        weights = np.array([compute_factor(seed, number) for number in range(num_each)], np.uint64)
+        step = max(1, _MAX_ELEMENTS_AT_ONCE // max(num_each, 1))
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            elements = (rows[part, None] * num_each + np.arange(num_each)).reshape(-1)
+            (found,) = objects.get_many([(path, elements)])
+            each = np.array([0 if value is None else zlib.crc32(value) + 1 for value in found.values], "<u8")
+            if not found.per_row:
+                each = np.full(len(elements), each[0], np.uint64)
+            sums[part] += (each.reshape(-1, num_each) * weights).sum(axis=1, dtype=np.uint64)

@@ -1145,7 +1145,7 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability", "is_hidden")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability", "checksum", "is_hidden")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -1158,6 +1158,7 @@ class CreateStoreRequest(_message.Message):
     SHARE_NON_TENSOR_FIELD_NUMBER: _ClassVar[int]
     REPLACES_EMPTY_UID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     IS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
@@ -1171,8 +1172,9 @@ class CreateStoreRequest(_message.Message):
     share_non_tensor: bool
     replaces_empty_uid: str
     durability: str
+    checksum: bool
     is_hidden: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ..., is_hidden: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ..., checksum: bool = ..., is_hidden: bool = ...) -> None: ...
 
 class EndFillingRequest(_message.Message):
     __slots__ = ("store", "identity", "gives_up")
@@ -1205,7 +1207,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting", "structure", "durability", "num_incomplete", "num_pinned")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting", "structure", "durability", "num_incomplete", "num_pinned", "checksum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -1239,6 +1241,7 @@ class StoreDescription(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     NUM_INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     NUM_PINNED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -1272,7 +1275,8 @@ class StoreDescription(_message.Message):
     durability: str
     num_incomplete: int
     num_pinned: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ..., structure: _Optional[int] = ..., durability: _Optional[str] = ..., num_incomplete: _Optional[int] = ..., num_pinned: _Optional[int] = ...) -> None: ...
+    checksum: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ..., structure: _Optional[int] = ..., durability: _Optional[str] = ..., num_incomplete: _Optional[int] = ..., num_pinned: _Optional[int] = ..., checksum: bool = ...) -> None: ...
 
 class Lags(_message.Message):
     __slots__ = ("min", "mean", "max")

@@ -195,6 +195,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         )
     context.stores.remember_readable(store)
     before = _wait_until_settled(store, plan.watched, context.transfer_timeout_s)
+    plan.compare_rows(store)
     source = plan.make_source(store, plan.make_trailer(store, before))
     with context.values_budget.begin_read() as count:
         values = read_values(store, [path for path, _ in plan.spec.values], plan.elements, count=count)

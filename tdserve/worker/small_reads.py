@@ -116,6 +116,7 @@ class SmallReads:
         if (before & 1).any():
             return None
         version = store.generations.content_version
+        plan.compare_rows(store)
         source = plan.make_source(store, plan.make_trailer(store, before))
         if expected and send is not None:
             send(make_tag(request), plan.layout.messages, source)

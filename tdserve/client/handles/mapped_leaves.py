@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
@@ -38,6 +40,12 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         store = session.mover.open_mapped(name, stored, accepted)
         if writable:
             store.check_writable()
+            if store.compares_rows:
+                reason = (
+                    "it was created with checksum=True, and such writes would look like damage; write by its handle"
+                )
+                raise NotSupportedError(feature=f"mapping store {name!r} writable", reason=reason)
+        store.compare_rows(np.arange(stored.num_rows))
         values: bytes | ReadBlock = accepted.values
         if stored.values and not values:
             values = read_block(store, [path for path, _ in stored.values], None)
@@ -66,7 +74,7 @@ def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) ->
     client.catalog.check_usable()
     mover = client.mover
     store = None if mover is None or client.pool.is_shared else mover.find_known(name, spec)
-    return None if store is None else _copy_leaf(store, path)
+    return None if store is None or store.compares_rows else _copy_leaf(store, path)
 
 
 def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:

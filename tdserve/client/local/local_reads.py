@@ -167,6 +167,7 @@ def copy_selection(
             values = read_block(store, [path for path, _ in plan.spec.values], plan.elements)
     except StoreNotFoundError:  # deleted just now: another store may have this name
         return None
+    plan.compare_rows(store)
     leaves = _copy_leaves(store, plan, pool, into)
     if not store.is_current or not np.array_equal(generations.values[plan.watched], before):
         return None

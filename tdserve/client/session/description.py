@@ -75,6 +75,7 @@ class StoreDescription:
         max_object_bytes: Room for its non-tensor values and ragged tensors.
         durability: What an acknowledged write survives: ``"process"``: the end of any process; ``"disk"``: also a power
             failure.
+        checksum: Whether readers compare its rows with the checksums of the last sync.
         policy: Name of the weights with which a replay's rows are made; "" for none. If there is one:
         newest_policy_version: The version from which lags are counted; 0 before the first.
         lag_min, lag_mean, lag_max: How many versions its rows are old; None while no row has a known version.
@@ -111,6 +112,7 @@ class StoreDescription:
     share_non_tensor: bool = False
     max_object_bytes: int = 0
     durability: str = "process"
+    checksum: bool = False
     policy: str = ""
     newest_policy_version: int = 0
     lag_min: int | None = None
@@ -216,6 +218,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         share_non_tensor=message.share_non_tensor,
         max_object_bytes=message.max_object_bytes,
         durability=message.durability,
+        checksum=message.checksum,
         structure=message.structure,
         policy=json.loads(message.settings).get("policy", "") if message.settings else "",
         newest_policy_version=message.newest_policy_version,
@@ -231,8 +234,8 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
 
 
 def check_storage(found: StoreDescription, asked: control_pb2.CreateStoreRequest) -> None:
-    """Raises StoreExistsError if an existing store has another durability, or room for values, than a request names."""
-    for name in ("durability", "max_object_bytes"):
+    """Raises StoreExistsError if an existing store has another durability, checksum or room than is asked."""
+    for name in ("durability", "max_object_bytes", "checksum"):
         wanted, actual = getattr(asked, name), getattr(found, name)
         if wanted and wanted != actual:
             raise StoreExistsError(name=asked.name, reason=f"its {name} is {actual!r}, asked is {wanted!r}")

@@ -18,12 +18,14 @@ class StoreOptions(NamedTuple):
         max_object_bytes: Room for non-tensor values and ragged tensors; None is the default.
         durability: What a write survives that was answered; None is the default.
         share_non_tensor: Whether non-tensor leaves are live.
+        checksum: Whether readers compare its rows with the checksums of the last sync.
     """
 
     exists_ok: bool
     max_object_bytes: int | None
     durability: Durability | None
     share_non_tensor: bool = False
+    checksum: bool = False
 
     def request(self, name: str, spec: Spec, kind: control_pb2.StoreKind) -> control_pb2.CreateStoreRequest:
         """Makes the request for a store. Raises InvalidRequestError for an invalid option."""
@@ -35,4 +37,5 @@ class StoreOptions(NamedTuple):
             share_non_tensor=self.share_non_tensor,
             max_object_bytes=check_max_object_bytes(self.max_object_bytes),
             durability=check_durability(self.durability),
+            checksum=self.checksum,
         )

@@ -49,6 +49,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
         settings=description.settings,
         max_object_bytes=description.max_object_bytes,
         durability=description.durability,
+        checksum=description.checksum,
         replaces_empty_uid=description.uid,
     )
     try:

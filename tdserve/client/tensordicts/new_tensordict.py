@@ -83,7 +83,7 @@ class NewStore:
         except StoreExistsError:
             if not self._options.exists_ok:
                 raise
-            if request.durability or request.max_object_bytes:
+            if request.durability or request.max_object_bytes or request.checksum:
                 check_storage(client.catalog.describe_existing(name, deadline), request)
             return replace_content(client, name, captured, self._td, deadline)
 

@@ -60,6 +60,7 @@ class TensorDictClient(SessionClient):
         share_non_tensor: bool = False,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
@@ -81,6 +82,7 @@ class TensorDictClient(SessionClient):
             durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.
                 ``"process"``, the default: as soon as it survives the end of any process. What was written before the
                 server's last sync survives a power failure in any case.
+            checksum: As in ``create_replay``; a read of any part of a row compares the whole row.
 
         Returns:
             The store's content version, or a future of it.
@@ -90,7 +92,7 @@ class TensorDictClient(SessionClient):
             NotSupportedError: A leaf cannot be stored; the error names its key. Nothing was created.
             CapacityError: The server's disk has no room. Nothing was created.
         """
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewStore(self, name, td, options, batch_size)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: new.fill(deadline), return_early)
@@ -190,6 +192,7 @@ class TensorDictClient(SessionClient):
         atomic: bool = False,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
         """Creates a store from a tensordict as ``init_remote`` does, and returns its handle, or a future of it.
@@ -205,7 +208,7 @@ class TensorDictClient(SessionClient):
             td = td.to_tensordict(timeout_s=timeout_s)
         if copy_existing is False and not isinstance(td, dict):
             check_no_files(td)
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewStore(self, name, td, options, batch_size)
         deadline = self.deadline(timeout_s)
 
@@ -234,6 +237,7 @@ class TensorDictClient(SessionClient):
         atomic: bool = False,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
         """Creates a store as ``memmap`` does, but returns the tensordict itself, locked, or a future of it.
@@ -262,6 +266,7 @@ class TensorDictClient(SessionClient):
                 exists_ok=exists_ok or existsok,
                 max_object_bytes=max_object_bytes,
                 durability=durability,
+                checksum=checksum,
                 timeout_s=timeout_s,
             )
             return self._shows.show(td, handle)
@@ -286,6 +291,7 @@ class TensorDictClient(SessionClient):
         archive: bool | None = None,
         max_object_bytes: int | None = None,
         durability: Durability | None = None,
+        checksum: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
         """Creates a store of zeros with the structure of ``like``; returns its handle, or a future of it.
@@ -298,14 +304,14 @@ class TensorDictClient(SessionClient):
             ragged: What differs from row to row, as in ``create_replay``; empty at first.
             shards: As in ``memmap``.
             exists_ok: True returns an existing store of the same structure.
-            share_non_tensor, max_object_bytes, durability: As in ``init_remote``.
+            share_non_tensor, max_object_bytes, durability, checksum: As in ``init_remote``.
 
         Raises:
             StoreExistsError, NotSupportedError, CapacityError: Nothing was created.
         """
         check_one_shard(shards)
         check_no_archive(archive, None)
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewZeros(self, name, like, options, batch_size, ragged)
         deadline = self.deadline(timeout_s)
         return self.perform(lambda: new.make(deadline), return_early)

@@ -9,6 +9,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.store.adopted import Adopted
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.leaf_folders import create
+from tdserve.store.row_comparison import mark_compared
 from tdserve.structure.tree import Path, Spec
 
 FILLED = 2
@@ -33,6 +34,8 @@ def make_files(
     else:
         adopted.link(folder)
         extra = []
+    if record.checksum:
+        mark_compared(folder)
     num_rows = spec.num_rows
     # One more than rows: the last is the store's own number, twice its content version.
     generations = Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1)

@@ -65,6 +65,7 @@ class StoreKind(ABC):
             num_rows=1,
             max_object_bytes=check_max_object_bytes(asked.max_object_bytes),
             durability=check_durability(asked.durability),
+            checksum=asked.checksum,
         )
 
     def make_stored_spec(self, record: StoreRecord, spec: Spec) -> Spec:

@@ -116,6 +116,7 @@ def test_protocol_book_when_it_lists_errors_then_classes_codes_and_fields_are_th
         errors.CapacityError,
         errors.ClosedError,
         errors.ConnectError,
+        errors.CorruptDataError,
         errors.DeadlineExceededError,
         errors.InvalidRequestError,
         errors.NotSupportedError,

@@ -1,0 +1,154 @@
+"""Stores with ``checksum=True``: a damaged row is an error wherever it is read, and never content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.base.errors import DamagedRowError, NotSupportedError, StoreExistsError
+
+pytestmark = pytest.mark.integration
+
+NUM_ROWS = 32
+DAMAGED = 5
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]:
+    """A server on the disk: a root in memory is never synced."""
+    with tdserve.Server(tmp_path_factory.mktemp("checksums") / "root", port=0) as started:
+        yield started
+
+
+@pytest.fixture(params=["gloo", "shm", "grpc"])
+def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
+    with server.client(transport=request.param, timeout_s=60.0) as connected:
+        yield connected
+        for name in connected.stores():
+            connected.delete(name)
+
+
+def make_rows(*, with_text: bool, start: int = 0) -> TensorDict:
+    numbers = torch.arange(start, start + NUM_ROWS)
+    rows = TensorDict({"x": numbers[:, None].expand(-1, 6).float(), "n": {"i": numbers}}, [NUM_ROWS])
+    if with_text:
+        rows["t"] = NonTensorStack(*(f"text {number}" for number in numbers.tolist()))
+    return rows
+
+
+def flip(server: tdserve.Server, path: str, at: int) -> None:
+    """Flips a bit of a file that the server and its clients have mapped, as a bad disk or memory would."""
+    with open(Path(server.config.root, "stores", path), "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def make_table(client: tdserve.Client, rows: TensorDict, **options: Any) -> Any:
+    """Makes a full table whose rows are synced before an extend is answered."""
+    table = client.create_replay("table", rows[0], NUM_ROWS, checksum=True, durability="disk", **options)
+    table.extend(rows)
+    return table
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+def test_table_when_a_row_is_damaged_then_every_read_of_it_fails_and_others_go_on(
+    server: tdserve.Server, client: tdserve.Client, with_text: bool
+) -> None:
+    rows = make_rows(with_text=with_text)
+    table = make_table(client, rows)
+    assert table.sample(64).batch_size == (64,)
+    assert (table[DAMAGED]["x"] == DAMAGED).all()
+    flip(server, "table/rows/x.memmap", 24 * DAMAGED + 2)
+    with pytest.raises(DamagedRowError, match=r"row 5 of store 'table'.*tdserve check") as caught:
+        table[DAMAGED]
+    assert (caught.value.store, caught.value.row) == ("table", DAMAGED)
+    with pytest.raises(DamagedRowError):
+        table.sample(1000)
+    others = [number for number in range(NUM_ROWS) if number != DAMAGED]
+    assert table[others]["n", "i"].tolist() == others
+    table.extend(make_rows(with_text=with_text, start=100))  # written again, all are whole
+    assert table.sample(64)["n", "i"].min() >= 100
+    assert (table[DAMAGED]["x"] == 100 + DAMAGED).all()
+
+
+def test_prioritized_table_when_a_row_is_damaged_then_samples_of_it_fail(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    table = make_table(client, make_rows(with_text=False), sampler=tdserve.Prioritized())
+    flip(server, "table/rows/n/i.memmap", 8 * DAMAGED)
+    with pytest.raises(DamagedRowError, match="row 5"):
+        table.sample(1000)
+
+
+@pytest.mark.parametrize("part", [..., slice(2, 9), [DAMAGED, 1], DAMAGED, "x"])
+def test_tensordict_when_a_row_is_damaged_then_every_read_of_it_fails(
+    server: tdserve.Server, client: tdserve.Client, part: Any
+) -> None:
+    client.init_remote(make_rows(with_text=True), "td", checksum=True, durability="disk")
+    store = client["td"]
+    store[0] = make_rows(with_text=True)[0]  # the files of a small store come with its first use, and this syncs them
+    assert store[...].batch_size == (NUM_ROWS,)
+    flip(server, "td/rows/n/i.memmap", 8 * DAMAGED + 1)
+    with pytest.raises(DamagedRowError, match="row 5 of store 'td'"):
+        store[part]
+    assert (store[DAMAGED + 1 :]["x"][:, 0] == torch.arange(DAMAGED + 1, NUM_ROWS)).all()
+    store[DAMAGED] = make_rows(with_text=True)[7]
+    assert store[DAMAGED]["n", "i"] == 7
+
+
+def test_rows_when_overwritten_in_part_or_given_leaves_then_are_compared_as_they_are_now(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    client.init_remote(make_rows(with_text=False), "td", checksum=True, durability="disk")
+    store = client["td"]
+    store.set_at_("x", torch.full((6,), 0.5), 3)
+    assert (store[3]["x"] == 0.5).all()
+    store["y"] = torch.ones(NUM_ROWS)
+    store.set_at_("y", torch.tensor(2.0), 4)  # the answer waits for a sync, which covers the new leaf
+    assert store[...]["y"].sum() == NUM_ROWS + 1
+    assert store[3]["n", "i"] == 3
+
+
+def test_mapping_when_of_a_store_with_checksums_then_compared_once_and_never_writable(server: tdserve.Server) -> None:
+    with server.client(transport="shm", timeout_s=60.0) as client:
+        client.init_remote(make_rows(with_text=False), "mapped", checksum=True, durability="disk")
+        store = client["mapped"]
+        store[0] = make_rows(with_text=False)[0]
+        assert store.map()["n", "i"].tolist() == list(range(NUM_ROWS))
+        with pytest.raises(NotSupportedError, match="checksum"):
+            store.map(writable=True)
+        flip(server, "mapped/rows/x.memmap", 24 * DAMAGED)
+        with pytest.raises(DamagedRowError):
+            store.map()
+
+
+def test_store_when_it_has_checksums_then_its_description_has_it_and_a_plain_one_is_another(
+    client: tdserve.Client,
+) -> None:
+    rows = make_rows(with_text=False)
+    make_table(client, rows)
+    assert client.describe("table").checksum
+    client.create_replay("plain", rows[0], NUM_ROWS)
+    assert not client.describe("plain").checksum
+    with pytest.raises(StoreExistsError, match="checksum"):
+        client.create_replay("plain", rows[0], NUM_ROWS, checksum=True, exists_ok=True)
+
+
+def test_checksums_when_the_server_starts_again_then_are_compared(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with tdserve.Server(root, port=0) as server, server.client(transport="gloo") as client:
+        make_table(client, make_rows(with_text=True))
+        client.init_remote(make_rows(with_text=False), "small", checksum=True)
+    with tdserve.Server(root, port=0) as server, server.client(transport="gloo") as client:
+        flip(server, "table/rows/x.memmap", 24 * DAMAGED)
+        with pytest.raises(DamagedRowError):
+            client.replay("table").sample(1000)
+        assert client["small"][3]["n", "i"] == 3
