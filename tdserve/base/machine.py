@@ -15,7 +15,10 @@ from typing import NamedTuple
 KEPT_BYTES = 64 * 1024 * 1024
 """Freed memory that a process of the server keeps at the end of its heap, in bytes."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+NUM_ARENAS = 2
+"""Heaps of a process that keeps freed memory and has many threads: what it keeps, it keeps in each."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3)."""
 
 _PR_SET_PDEATHSIG = 1
@@ -80,6 +83,20 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+
+
+def share_arenas() -> None:
+    """Lets the threads of this process share ``NUM_ARENAS`` heaps.
+
+    By default there may be eight for each processor, and with ``keep_freed_memory`` each may keep 64 MiB that the
+    others cannot use.
+
+    Call it before there are threads. A control process grew by 10 MiB with every few tables that were created and
+    deleted; it stays as it is with this (measured). Does nothing if the C library has no such setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, NUM_ARENAS)
 
 
 def use_small_pages(is_small: bool = True) -> None:

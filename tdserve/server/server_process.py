@@ -16,7 +16,7 @@ from tdserve.base.addresses import check_listenable, find_interface_address, joi
 from tdserve.base.config import ServerConfig, join_local_address
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.logs import pass_log_format, start_logging
-from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, use_small_pages
+from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, share_arenas, use_small_pages
 from tdserve.control.credentials import ServerCertificates
 from tdserve.control.servicer import ControlServer
 from tdserve.server.access.token_register import TokenRegister
@@ -59,6 +59,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
         find_interface_address(config.interface)
     _schedule_in_batches()
     keep_freed_memory()
+    share_arenas()
     use_small_pages()
     raise_descriptor_limit()
     _set_umask(config.umask)

@@ -138,3 +138,34 @@ def test_process_use_when_it_lives_then_its_memory_time_and_descriptors_and_none
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert 0 < read_process_use(child.pid).resident_bytes < 1 << 30
     assert read_process_use(child.pid) == (0, 0, 0.0, 0)
+
+
+HOLD_FREED = f"""
+import sys
+from threading import Event, Thread
+from tdserve.base.machine import keep_freed_memory, share_arenas
+keep_freed_memory()
+if "share" in sys.argv:
+    share_arenas()
+over, threads = Event(), []
+for _ in range(12):
+    freed = Event()
+    def work(freed=freed):
+        held = bytearray(12 * {1 << 20}); held[:] = b"1" * len(held); del held
+        freed.set(); over.wait()
+    threads.append(Thread(target=work)); threads[-1].start(); freed.wait()
+lines = open("/proc/self/smaps_rollup").read().splitlines()
+print(next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) // 1024)
+over.set()
+"""
+
+
+def test_freed_memory_when_threads_share_heaps_then_kept_once_and_not_by_each_thread() -> None:
+    kept = [
+        int(
+            subprocess.run([sys.executable, "-c", HOLD_FREED, *mode], capture_output=True, text=True, check=True).stdout
+        )
+        for mode in ([], ["share"])
+    ]
+    assert kept[1] < 80, kept  # MiB
+    assert kept[0] > kept[1] + 24, kept
