@@ -91,6 +91,11 @@ class SoakResult:
     back_s: list[float] = field(default_factory=list)
     num_rounds: int = 0
 
+    def get_last_memory(self, role: str) -> int:
+        """Returns the memory of a role after the last round; 0 if it was not there."""
+        series = self.series.get((role, "memory"))
+        return int(series[-1][2]) if series else 0
+
 
 class Soak:
     """Runs a soak. Threads: one.
@@ -286,10 +291,12 @@ class Soak:
         disk, num_files = measure_disk(self._server.root)
         note("root", "disk", disk)
         note("root", "files", num_files)
-        found = self._result.findings
+        result = self._result
         self._report(
-            f"{at_s / 60:.1f} of {self._options.minutes:g} min: {self._result.num_rounds} rounds, "
-            f"{self._result.kills.total()} kills, {len(found.faults)} faults, disk {disk >> 20} MiB"
+            f"{at_s / 60:.1f} of {self._options.minutes:g} min: {result.num_rounds} rounds, "
+            f"{result.kills.total()} kills, {len(result.findings.faults)} faults, disk {disk >> 20} MiB, "
+            f"control {result.get_last_memory('control') >> 20} MiB, "
+            f"workers {result.get_last_memory('worker') >> 20} MiB"
         )
 
 

@@ -68,6 +68,17 @@ def make_document(result: SoakResult, lines: list[Line]) -> dict[str, Any]:
         "faults": findings.faults,
         "latest_call_s": findings.latest_s,
         "back_s": {"median": median(back_s), "max": max(back_s), "count": len(back_s)} if back_s else None,
+        "series": [
+            {
+                "role": role,
+                "figure": figure,
+                "points": [
+                    {"kills": "clients" if is_calm else "all", "at_s": at_s, "value": value}
+                    for is_calm, at_s, value in series
+                ],
+            }
+            for (role, figure), series in sorted(result.series.items())
+        ],
         "slopes": [
             {
                 "kills": line.kills,

@@ -66,7 +66,7 @@ def test_group_when_a_member_came_by_loopback_then_the_others_reach_it_all_the_s
                 set_name = ("unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh")
                 command = ["ip", "netns", "exec", name, *set_name, sys.executable, "-c", MEMBER, f"{host}:7707"]
                 members.append(subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True))
-            assert [member.communicate(timeout=60.0)[0] for member in members] == ["[2.0, 2.0, 2.0]\n"] * 2
+            assert [member.communicate(timeout=100.0)[0] for member in members] == ["[2.0, 2.0, 2.0]\n"] * 2
         finally:
             for member in members:
                 member.kill()

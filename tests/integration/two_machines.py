@@ -58,10 +58,13 @@ def serving(namespaces: tuple[str, str], root: Path, host: str, *, port: int = 7
     command += ["--host", host, "--port", str(port), "--insecure"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == f"{READY_PREFIX}{host}:{port}\n"
-        yield process
-        process.terminate()
-        assert process.wait(30.0) == 0
+        try:
+            assert process.stdout.readline() == f"{READY_PREFIX}{host}:{port}\n"
+            yield process
+            process.terminate()
+            assert process.wait(30.0) == 0
+        finally:
+            process.kill()  # `ip netns exec` becomes the server
 
 
 @contextmanager
