@@ -78,7 +78,7 @@ def send_garbage(address: str | tuple[str, int], content: bytes) -> None:
         connection.recv(1 << 16)
 
 
-def test_ports_when_they_get_garbage_then_nobody_else_notices(server: LoggedServer, client: tdserve.Client) -> None:
+def test_ports_when_they_get_garbage_then_others_go_on(server: LoggedServer, client: tdserve.Client) -> None:
     pid = server.process.pid
     ports = {port for each in (pid, *all_below(pid), *workers_of(pid)) for port in listening_ports(each)}
     assert len(ports) >= 3  # of gRPC, of the observer, of gloo
@@ -88,7 +88,7 @@ def test_ports_when_they_get_garbage_then_nobody_else_notices(server: LoggedServ
             send_garbage(("127.0.0.1", port), content)
 
 
-def test_local_socket_when_it_gets_garbage_then_nobody_else_notices(
+def test_local_socket_when_it_gets_garbage_then_others_go_on(
     server: LoggedServer, client: tdserve.Client
 ) -> None:
     path, inputs = str(Path(str(client.stats()["root"]), SOCKET_NAME)), Inputs(9)
