@@ -76,6 +76,12 @@ def scan_environment(path: Path) -> ScannedEnvironment:
     return _run_apart(lambda: _scan(path))
 
 
+def count_used_bytes(folder: Path) -> int:
+    """Returns the bytes of an environment up to its last page that is, or was, in use; it may be open elsewhere."""
+    with lmdb.open(os.fspath(folder), readonly=True, lock=False, create=False, max_dbs=MAX_TABLES) as env:
+        return (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
+
+
 def _run_apart(scan: Callable[[], ScannedEnvironment]) -> ScannedEnvironment:
     """Returns what ``scan`` returns in a child, which a damaged page may end."""
     reading, writing = os.pipe()
