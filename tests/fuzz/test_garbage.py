@@ -88,9 +88,7 @@ def test_ports_when_they_get_garbage_then_others_go_on(server: LoggedServer, cli
             send_garbage(("127.0.0.1", port), content)
 
 
-def test_local_socket_when_it_gets_garbage_then_others_go_on(
-    server: LoggedServer, client: tdserve.Client
-) -> None:
+def test_local_socket_when_it_gets_garbage_then_others_go_on(server: LoggedServer, client: tdserve.Client) -> None:
     path, inputs = str(Path(str(client.stats()["root"]), SOCKET_NAME)), Inputs(9)
     frames = [struct.pack("<I", len(content)) + content for content in map(_serialise, make_requests())]
     for frame in frames:

@@ -1,0 +1,76 @@
+"""A root whose server was killed in the middle of writes: `tdserve check` finds no damage where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.base.errors import TDServeError
+from tdserve.server.checking.root_check import check_root
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.integration
+
+NUM_ROWS = 64
+
+
+def make_rows() -> TensorDict:
+    rows = TensorDict({"x": torch.rand(NUM_ROWS, 8)}, [NUM_ROWS])
+    rows["t"] = NonTensorStack(*(f"text {number}" for number in range(NUM_ROWS)))
+    return rows
+
+
+def write(client: tdserve.Client, stop: Event, counts: list[int]) -> None:
+    """Writes to every kind of store until the server is gone."""
+    rows, plain = make_rows(), make_rows().exclude("t")
+    synced = client.create_replay("synced", rows[0], 256, durability="disk", checksum=True, exists_ok=True)
+    table = client.create_replay("table", plain[0], 256, exists_ok=True)
+    client.init_remote(rows, "td", exists_ok=True)
+    entries = client.create_kv("kv", max_bytes=1 << 20, eviction="lru", exists_ok=True)
+    number = 0
+    try:
+        while not stop.is_set():
+            synced.extend(rows)
+            table.extend(plain)
+            client["td"].set_at_("x", torch.rand(8), number % NUM_ROWS)
+            entries.put([str(number % 100), "other"], torch.rand(2, 5))
+            client.publish("w", TensorDict({"w": torch.rand(100)}, []))
+            number += 1
+            counts[0] = number
+    except TDServeError:
+        return
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.once("shm")
+def test_root_when_its_server_was_killed_amid_writes_then_nothing_is_damaged(tmp_path: Path, transport: Any) -> None:
+    root = tmp_path / "root"
+    for round_number in range(2):
+        server = tdserve.Server(root, port=0).start()
+        stop, counts = Event(), [0]
+        client = server.client(transport=transport, timeout_s=2.0)
+        writer = Thread(target=write, args=(client, stop, counts))
+        writer.start()
+        wait_for(lambda: counts[0] >= 20, "writes")
+        os.kill(server.pid, signal.SIGKILL)
+        stop.set()
+        writer.join()
+        client.close()
+        server.shutdown()
+        report = check_root(root)
+        assert [each.describe() for each in report.findings if each.is_damage] == [], f"round {round_number}"
+        assert not report.is_orderly
+        assert report.progress.num_stores == 5
+    assert check_root(root, repairs=True).num_damaged == 0
+    with tdserve.Server(root, port=0) as server, server.client(transport=transport) as client:
+        assert client.replay("synced").sample(64).batch_size == (64,)
+    report = check_root(root)
+    assert (report.num_damaged, report.is_orderly) == (0, True)
