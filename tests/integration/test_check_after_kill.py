@@ -49,28 +49,34 @@ def write(client: tdserve.Client, stop: Event, counts: list[int]) -> None:
         return
 
 
+def kill_amid_writes(root: Path, transport: Any) -> None:
+    """Serves a root, and kills the control process while a client writes to it."""
+    with tdserve.Server(root, port=0) as server:
+        client = server.client(transport=transport, timeout_s=30.0)
+        stop, counts = Event(), [0]
+        writer = Thread(target=write, args=(client, stop, counts))
+        writer.start()
+        try:
+            wait_for(lambda: counts[0] >= 20, "writes", timeout_s=120.0)
+            os.kill(server.pid, signal.SIGKILL)
+        finally:
+            stop.set()
+            client.close()  # its calls under way end
+            writer.join()
+
+
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.once("shm")
 def test_root_when_its_server_was_killed_amid_writes_then_nothing_is_damaged(tmp_path: Path, transport: Any) -> None:
     root = tmp_path / "root"
     for round_number in range(2):
-        server = tdserve.Server(root, port=0).start()
-        stop, counts = Event(), [0]
-        client = server.client(transport=transport, timeout_s=2.0)
-        writer = Thread(target=write, args=(client, stop, counts))
-        writer.start()
-        wait_for(lambda: counts[0] >= 20, "writes")
-        os.kill(server.pid, signal.SIGKILL)
-        stop.set()
-        writer.join()
-        client.close()
-        server.shutdown()
+        kill_amid_writes(root, transport)
         report = check_root(root)
         assert [each.describe() for each in report.findings if each.is_damage] == [], f"round {round_number}"
         assert not report.is_orderly
         assert report.progress.num_stores == 5
     assert check_root(root, repairs=True).num_damaged == 0
-    with tdserve.Server(root, port=0) as server, server.client(transport=transport) as client:
+    with tdserve.Server(root, port=0) as server, server.client(transport=transport, timeout_s=30.0) as client:
         assert client.replay("synced").sample(64).batch_size == (64,)
     report = check_root(root)
     assert (report.num_damaged, report.is_orderly) == (0, True)
