@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
-from tensordict import TensorDictBase
 
 import tdserve
 from tdserve.soak.check import Findings
@@ -16,7 +14,7 @@ SAMPLE_ROWS = 1024
 NUM_SAMPLES = 60
 
 RAISED = 5.0
-"""Priority of some rows; that of the others is 1."""
+"""Priority that some rows of a prioritized table get: among these each is drawn as often."""
 
 
 def check_distribution(stores: RoundStores, findings: Findings) -> None:
@@ -24,13 +22,13 @@ def check_distribution(stores: RoundStores, findings: Findings) -> None:
     for name in TABLES:
         table = stores.client.replay(stores.name(name))
         raised = _raise_priorities(table, name) if table.settings.uses_priority else set()
-        alpha = getattr(table.settings.sampler, "alpha", 1.0)
-        weights = np.zeros(2 * NUM_CELLS)
-        for identity in identify_rows(name, table[:]):
-            weights[_choose_cell(identity, raised)] += RAISED**alpha if identity in raised else 1.0
-        counts = np.zeros(2 * NUM_CELLS, np.int64)
+        rows = raised or identify_rows(name, table[:])
+        weights = np.bincount([_choose_cell(identity) for identity in rows], minlength=NUM_CELLS)
+        counts = np.zeros(NUM_CELLS, np.int64)
         for _ in range(NUM_SAMPLES):
-            counts += _count_cells(name, table.sample(SAMPLE_ROWS), raised)
+            drawn = identify_rows(name, table.sample(SAMPLE_ROWS))
+            cells = [_choose_cell(identity) for identity in drawn if not raised or identity in raised]
+            counts += np.bincount(cells, minlength=NUM_CELLS)
         used = weights > 0
         found, limit = (
             chi_square.statistic(counts[used], weights[used] / weights.sum()),
@@ -50,11 +48,6 @@ def _raise_priorities(table: tdserve.ReplayHandle, name: str) -> set[tuple[int, 
     return raised
 
 
-def _choose_cell(identity: tuple[int, int], raised: set[tuple[int, int]]) -> int:
+def _choose_cell(identity: tuple[int, int]) -> int:
     writer, number = identity
-    return (31 * writer + number) % NUM_CELLS + (NUM_CELLS if identity in raised else 0)
-
-
-def _count_cells(name: str, rows: TensorDictBase, raised: set[tuple[int, int]]) -> NDArray[np.int64]:
-    cells = [_choose_cell(identity, raised) for identity in identify_rows(name, rows)]
-    return np.bincount(cells, minlength=2 * NUM_CELLS)
+    return (31 * writer + number) % NUM_CELLS

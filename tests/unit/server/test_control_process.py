@@ -44,13 +44,13 @@ class ReadyWorker(DataWorker):
 
 
 @contextmanager
-def restored(folder: Path, run: Loop) -> Iterator[ControlProcess]:
+def restored(folder: Path, run: Loop, **parts: Any) -> Iterator[ControlProcess]:
     """A control process that was not started."""
     config = ServerConfig(root=str(folder / "root"), grace_s=0.1)
     root = Root.acquire(config.root)
 
     async def make() -> ControlProcess:
-        return ControlProcess(config, root)
+        return ControlProcess(config, root, **parts)
 
     made = run(make())
     made.restore()
@@ -75,9 +75,8 @@ def serving(tmp_path: Path, run: Loop, monkeypatch: pytest.MonkeyPatch) -> Itera
         made.append(ReadyWorker(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(control_process, "DataWorker", make_worker)
     monkeypatch.setattr(control_process, "KEEP_ANSWERS_S", 0.0)
-    with restored(tmp_path, run) as process:
+    with restored(tmp_path, run, make_worker=make_worker) as process:
         run(process.start())
         yield Serving(process, made[0])
 
