@@ -202,6 +202,8 @@ class ShardedTable(ShardedRows):
                 members.note_silent(server)  # the next write goes elsewhere
                 raise
             except ConnectError as error:
+                if deadline.expired:  # it was tried for all this time, since something may have been sent
+                    raise
                 lost = members.note_unreached(server, error)
                 if lost not in self.placement.servers:  # the part has moved there
                     self.placement = self.placement.replace_server(number, lost)

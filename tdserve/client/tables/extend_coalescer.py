@@ -6,9 +6,11 @@ keeps its own future and its own row numbers; readers see them all at once.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -20,6 +22,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, ClosedError, RequestError, StructureChangedError, TDServeError
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.reach import reach_within
 from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -151,10 +154,13 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
         make_outgoing, make_body = self._make_recipe([part], claim_request, self._target)
         done = None
+        # Rows that were claimed may hold it already: then no other server of a cluster may get it too.
+        reach = nullcontext() if part.number is None else reach_within(math.inf)
         try:
-            done = write(
-                self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
-            )
+            with reach:
+                done = write(
+                    self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
+                )
         finally:
             if claim_request is not None:
                 self._claim_policy.take_answer(claim_request, done)
