@@ -44,6 +44,16 @@ def wait_for(look: Callable[[], _State | None], what: str, *, timeout_s: float =
         Event().wait(0.01)
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stops a process during the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def quiet_port() -> int:
     """Returns a TCP port of loopback that nobody uses and that the system assigns to nobody. A killed server can bind
     it again, whatever other tests do meanwhile."""

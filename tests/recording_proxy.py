@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread
+
+from tests.proxy_loop import run_proxy
 
 PIECE_BYTES = 1 << 16
 
@@ -50,24 +51,6 @@ class RecordingProxy:
 
 @contextmanager
 def recording(target: str) -> Iterator[RecordingProxy]:
-    """Runs a proxy for a block, on an event loop of its own thread."""
-    loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever, name="recording-proxy")
-    thread.start()
-    proxy = RecordingProxy(target)
-    server = asyncio.run_coroutine_threadsafe(proxy.listen(), loop).result(10.0)
-    try:
+    """Runs a proxy for a block."""
+    with run_proxy(RecordingProxy(target)) as proxy:
         yield proxy
-    finally:
-
-        async def end() -> None:
-            server.close()
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), loop).result(10.0)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

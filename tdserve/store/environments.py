@@ -62,6 +62,15 @@ class Environment:
     num_users: int = 1
     tables: dict[str, object] = field(default_factory=dict)
 
+    def write_copy(self, target: Path) -> None:
+        """Writes all records to a new file, without free pages, and syncs it. Raises OSError, lmdb.Error."""
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self.env.copyfd(fd, compact=True)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
 
 _lock = threading.Lock()
 _environments: dict[tuple[int, int], Environment] = {}

@@ -110,11 +110,6 @@ def _copy_catalog(folder: Path, target: Path) -> None:
     environment = environments.acquire(folder, writable=False, max_bytes=0)
     try:
         with lmdb_faults(target, max_bytes=environment.max_bytes):
-            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                environment.env.copyfd(fd, compact=True)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            environment.write_copy(target)
     finally:
         environments.release(environment)

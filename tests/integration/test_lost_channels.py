@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
-from tests.processes import wait_for
+from tests.processes import stopped, wait_for
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
@@ -55,16 +53,6 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 def name(request: pytest.FixtureRequest) -> str:
     """A name that only this test uses."""
     return f"s-{abs(hash(request.node.name))}"
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stops a process during the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def worker_of(client: tdserve.Client) -> int:

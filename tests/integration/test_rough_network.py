@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.processes import quiet_port, wait_for
+from tests.processes import quiet_port, stopped, wait_for
 from tests.roots import make_quick_root
 from tests.rough_proxy import RoughProxy, run_rough_proxy
 
@@ -153,16 +150,6 @@ def test_calls_of_others_when_one_client_reads_slowly_then_they_do_not_wait_for_
         assert not slow.done()
         proxy.back.bytes_per_s = 0
         assert slow.result(60.0).batch_size == (8,)
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stops a process during the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])

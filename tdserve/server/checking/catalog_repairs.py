@@ -83,12 +83,7 @@ def copy_catalog_whole(root: Root) -> str:
     environment = environments.acquire(root.catalog_folder, writable=False, max_bytes=0)
     try:
         with convert_os_errors(path):
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                environment.env.copyfd(fd, compact=True)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            environment.write_copy(fresh)
     finally:
         environments.release(environment)
     os.replace(fresh, path)
