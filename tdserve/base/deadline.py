@@ -62,6 +62,11 @@ class Deadline:
         return max(0.0, self.at_s - self.clock())
 
     @property
+    def begun_s(self) -> float | None:
+        """Reading of ``clock`` when it was made; ``None`` if it never comes."""
+        return None if self.at_s is None or self.timeout_s is None else self.at_s - self.timeout_s
+
+    @property
     def expired(self) -> bool:
         """Whether the time is up. A deadline that was 0 s away is expired from the start."""
         return self.at_s is not None and self.clock() >= self.at_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from itertools import chain, count, takewhile
-from typing import TYPE_CHECKING, Any
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -33,11 +33,8 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     PLACE/server-0 and so on. `tdserve restore` brings stores back. Run it every hour by cron, or a systemd timer.
     """
     if lists:
-        from tdserve.client.moves.server_checkpoints import find_server_place, list_checkpoints
-
-        of_servers = (list_checkpoints(find_server_place(place, server)) for server in count())
-        found = list_checkpoints(place) or list(chain.from_iterable(takewhile(bool, of_servers)))
-        inquiry.answer([describe_checkpoint(each) for each in found], lambda: _print_list(found))
+        found = _list_place(place)
+        inquiry.answer([each.describe() for each in found], lambda: _print_list(found))
         return
     progress, began_s = CheckpointLine("checkpoint"), time.monotonic()
     with inquiry.connect() as client:
@@ -45,9 +42,11 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
             made = client.checkpoint(place, keep=keep, on_progress=progress.show)
         finally:
             progress.end()
-    written = made if isinstance(made, list) else [made]
+    written = (
+        [MadeOf(server, each) for server, each in enumerate(made)] if isinstance(made, list) else [MadeOf(None, made)]
+    )
     took_s = time.monotonic() - began_s
-    inquiry.answer([describe_checkpoint(each) for each in written], lambda: _print_written(written, took_s))
+    inquiry.answer([each.describe() for each in written], lambda: _print_written(written, took_s))
 
 
 class CheckpointLine(ProgressLine):
@@ -63,27 +62,49 @@ class CheckpointLine(ProgressLine):
         self.write(compose, is_last=False)
 
 
-def describe_checkpoint(made: Checkpoint) -> dict[str, Any]:
-    """Returns what is shown of a checkpoint as JSON."""
-    shown = ("id", "created_s", "nbytes", "written_nbytes", "paused_s", "left_out")
-    return {**{name: getattr(made, name) for name in shown}, "stores": [store.name for store in made.stores]}
+class MadeOf(NamedTuple):
+    """A checkpoint, and the number of the server whose it is; None if it is not that of a cluster."""
+
+    server: int | None
+    made: Checkpoint
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what is shown of it as JSON."""
+        shown = ("id", "created_s", "nbytes", "written_nbytes", "paused_s", "left_out", "server_id")
+        facts = {name: getattr(self.made, name) for name in shown}
+        return {"server": self.server, **facts, "stores": [store.name for store in self.made.stores]}
 
 
-def _print_written(written: list[Checkpoint], took_s: float) -> None:
-    for made in written:
+def _list_place(place: str) -> list[MadeOf]:
+    """Returns the checkpoints of a place, those of a cluster server by server."""
+    from tdserve.client.moves.server_checkpoints import find_server_place, list_checkpoints
+
+    if own := list_checkpoints(place):
+        return [MadeOf(None, made) for made in own]
+    of_servers = takewhile(bool, (list_checkpoints(find_server_place(place, server)) for server in count()))
+    return [MadeOf(server, made) for server, of_server in enumerate(of_servers) for made in of_server]
+
+
+def _print_written(written: list[MadeOf], took_s: float) -> None:
+    for server, made in written:
+        of = "" if server is None else f"server {server}: "
         size = f"{format_nbytes(made.nbytes)}, {format_nbytes(made.written_nbytes)} of it new"
-        click.echo(f"{made.id}: {len(made.stores)} stores, {size}, {took_s:.1f} s, paused {made.paused_s * 1e3:.0f} ms")
+        paused = f"paused {made.paused_s * 1e3:.0f} ms"
+        click.echo(f"{of}{made.id}: {len(made.stores)} stores, {size}, {took_s:.1f} s, {paused}")
         print_lines(f"left out: {escape_unprintable(name)}" for name in made.left_out)
 
 
-def _print_list(found: list[Checkpoint]) -> None:
+def _print_list(found: list[MadeOf]) -> None:
+    is_of_cluster = any(each.server is not None for each in found)
     rows = [
         (
+            *([str(server)] if is_of_cluster else []),
             made.id,
             f"{datetime.fromtimestamp(made.created_s, timezone.utc):%Y-%m-%d %H:%M:%S}",
             str(len(made.stores)),
             format_nbytes(made.nbytes),
         )
-        for made in found
+        for server, made in found
     ]
-    print_table(("id", "UTC", "stores", "bytes"), rows, right=("stores", "bytes"))
+    names = (*(["server"] if is_of_cluster else []), "id", "UTC", "stores", "bytes")
+    print_table(names, rows, right=("server", "stores", "bytes"))

@@ -35,6 +35,7 @@ def get(
 
     \b
     .npz          a NumPy archive; nested keys with slashes
+    .npy          one array of NumPy; of several keys, --key chooses
     .safetensors  the same, tensors only
     .h5           HDF5; nested keys are groups
     .pt           tensors in dicts, for torch.load(weights_only=True)

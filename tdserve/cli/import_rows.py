@@ -15,7 +15,7 @@ from tdserve.cli.render import escape_unprintable, format_nbytes
 if TYPE_CHECKING:
     from tdserve.client.client import Client
 
-FORMATS = ("minari", "hf", "hdf5", "npz", "safetensors", "pt", "memmap")
+FORMATS = ("minari", "hf", "hdf5", "npz", "npy", "safetensors", "pt", "memmap")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
 
 CALL_TIMEOUT_S = 60.0
@@ -48,6 +48,7 @@ def import_rows(
 
     \b
     npz     a NumPy archive; arrays with a common first dimension are rows
+    npy     one array of NumPy, whose key is the name of the file
     hdf5    an HDF5 file; the same, and groups are nested keys
     hf      Hugging Face datasets: a folder of save_to_disk, a .parquet,
             .jsonl or .csv file, or a name on the Hub

@@ -33,9 +33,9 @@ def put(
 ) -> None:
     """Copy what is at PATH into the new store NAME, by the format that its name ends with.
 
-    That is .npz, .safetensors, .h5, .pt or a folder of TensorDict.memmap, as `tdserve get` writes them. Arrays that
-    share their first dimension are rows; others make one tensordict without rows. Nothing is unpickled. The store
-    appears when all of it is written.
+    That is .npz, .npy (its name is the key), .safetensors, .h5, .pt or a folder of TensorDict.memmap, as `tdserve get`
+    writes them. Arrays that share their first dimension are rows; others make one tensordict without rows. Nothing is
+    unpickled. The store appears when all of it is written.
 
     If NAME is a table or queue, the rows are appended to it, in pieces that writers' limits hold up as any others.
     They need all keys of the table; the first piece is checked before anything is written.

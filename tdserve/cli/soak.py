@@ -88,7 +88,8 @@ def _show(document: dict[str, Any], lines: list[Line]) -> None:
         ],
         right=("level", "per hour", "from", "to"),
     )
-    click.echo(f"{document['rounds']} rounds; kills: " + ", ".join(f"{n} {k}" for k, n in document["kills"].items()))
+    kills = ", ".join(f"{n} {k}" for k, n in document["kills"].items())
+    click.echo(f"{document['rounds']} rounds; kills: {kills or 'none'}")
     for name, count in document["counts"].items():
         click.echo(f"{name}: {count:,}")
     click.echo(f"latest end of a call after its deadline: {document['latest_call_s']:.2f} s")
@@ -97,4 +98,4 @@ def _show(document: dict[str, Any], lines: list[Line]) -> None:
         click.echo(f"answers after a restart: median {back['median']:.2f} s, at worst {back['max']:.2f} s")
     for fault in document["faults"][:20]:
         click.echo(f"fault: {fault}")
-    click.echo(document["verdict"])
+    click.echo(document["verdict"] + ("" if kills else "; nothing was killed"))

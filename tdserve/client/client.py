@@ -478,10 +478,10 @@ class Client(TensorDictClient):
 
         Args:
             newer_than: Waits for a version above this one; None: for any.
-            timeout_s: With 0 and nothing newer, None is returned.
+            timeout_s: With 0 and nothing newer, None is returned; a longer wait in vain raises DeadlineExceededError.
 
         Raises:
-            DeadlineExceededError: There was no such version in time.
+            DeadlineExceededError: There was no such version in time, and ``timeout_s`` is not 0.
             StoreNotFoundError: There is none of this name, with ``timeout_s=0`` and without ``newer_than``.
             WrongStateError: The store of this name is not one of weights.
         """

@@ -212,7 +212,7 @@ class ControlConnection:
     def explain_silence(self, waited_s: float) -> str:
         """Returns why there was no answer for so long, as far as this end can find out, and what to check. Takes up to
         0.4 s."""
-        waited = f"for {round(waited_s, 2):g} s"
+        waited = f"for {round(waited_s, 1 if waited_s >= 1 else 2):g} s"
         if self._why_unknown:
             return f"{self._why_unknown}, {waited}"
         try:

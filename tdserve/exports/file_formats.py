@@ -19,6 +19,7 @@ MEMMAP = "memmap"
 
 FORMATS_BY_ENDING = {
     ".npz": "npz",
+    ".npy": "npy",
     ".safetensors": "safetensors",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
@@ -29,6 +30,9 @@ FORMATS_BY_ENDING = {
 
 MAX_WIDE_BYTES, MAX_WASTE = 64 << 20, 4
 """Size of an array of texts beyond which it may be at most so many times as large as the texts."""
+
+MAX_NAMED = 8
+"""Most keys that an error lists."""
 
 PIECE_ROWS = 4096
 """Rows of a data set of HDF5 that are written at a time."""
@@ -55,6 +59,19 @@ def write_npz(path: Path, columns: Columns, num_rows: int | None) -> None:
     arrays = {name: _to_array(name, value) for name, value in _name(columns).items()}
     with open(path, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
+
+
+def write_npy(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes one array, without its key."""
+    if len(columns) != 1:
+        names = ", ".join("/".join(key) for key in list(columns)[:MAX_NAMED]) + (
+            ", ..." if len(columns) > MAX_NAMED else ""
+        )
+        reason = f"a .npy file has one array, not those of {names}; choose one by key (--key, keys=), or write .npz"
+        raise InvalidRequestError(argument="path", reason=reason)
+    ((key, value),) = columns.items()
+    with open(path, "wb") as file:
+        np.save(file, _to_array("/".join(key), value), allow_pickle=False)
 
 
 def write_safetensors(path: Path, columns: Columns, num_rows: int | None) -> None:
@@ -120,6 +137,7 @@ def write_memmap(path: Path, columns: Columns, num_rows: int | None) -> None:
 
 WRITERS: Mapping[str, Callable[[Path, Columns, int | None], None]] = {
     "npz": write_npz,
+    "npy": write_npy,
     "safetensors": write_safetensors,
     "hdf5": write_hdf5,
     "pt": write_torch,

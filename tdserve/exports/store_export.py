@@ -43,7 +43,8 @@ def export_store(
     Args:
         client: A client of the server, or of several.
         name: Name of the store.
-        path: ``.npz``, ``.safetensors``, ``.h5``, ``.pt``, or without an ending a folder of ``TensorDict.memmap``.
+        path: ``.npz``, ``.npy`` (one key), ``.safetensors``, ``.h5``, ``.pt``, or without an ending a folder of
+            ``TensorDict.memmap``.
         keys: Only these, with what is below them.
         version: Of weights; None: the newest.
         replaces: Whether a file that exists is replaced, or a folder that holds nothing but a tensordict.

@@ -10,7 +10,7 @@ from tdserve.imports.hdf5_columns import open_hdf5
 from tdserve.imports.hf_table import open_hf
 from tdserve.imports.import_source import ImportOptions, ImportSource
 from tdserve.imports.minari_episodes import open_minari
-from tdserve.imports.npz_columns import open_npz
+from tdserve.imports.npz_columns import open_npy, open_npz
 from tdserve.imports.tensor_files import open_memmap, open_safetensors, open_torch
 
 
@@ -28,6 +28,7 @@ class ImportFormat(NamedTuple):
 
 FORMATS = {
     "npz": ImportFormat(open_npz),
+    "npy": ImportFormat(open_npy),
     "hdf5": ImportFormat(open_hdf5),
     "hf": ImportFormat(open_hf, has_splits=True),
     "minari": ImportFormat(open_minari),

@@ -1,10 +1,12 @@
-"""NumPy archives (``np.savez``, ``np.savez_compressed``): each array is read as a stream, a piece at a time."""
+"""NumPy's files: of archives (``np.savez``, ``np.savez_compressed``) each array is read as a stream, a piece at a time;
+a single array (``np.save``) is mapped."""
 
 from __future__ import annotations
 
 import math
 import zipfile
 from functools import partial
+from pathlib import PurePath
 from typing import IO, Any
 
 import numpy as np
@@ -23,6 +25,9 @@ from tdserve.imports.import_source import (
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _SUFFIX = ".npy"
+
+_Header = tuple[tuple[int, ...], bool, "np.dtype[Any]"]
+"""Shape, whether it lies column by column, and dtype."""
 
 
 def open_npz(path: str, options: ImportOptions) -> ColumnSource:
@@ -48,12 +53,36 @@ def open_npz(path: str, options: ImportOptions) -> ColumnSource:
     return ColumnSource(path, columns, options, archive.close)
 
 
+def open_npy(path: str, options: ImportOptions) -> ColumnSource:
+    """Opens a file of one array, whose key is the name of the file without its ending.
+
+    Raises:
+        InvalidRequestError: It is no such file, or its array cannot be imported.
+    """
+    try:
+        with open(path, "rb") as file:
+            shape, is_transposed, dtype = _read_header(file)
+            offset = file.tell()
+        _check_dtype(path, "it", dtype)
+        array: NDArray[Any] = np.memmap(path, dtype, "r", offset, shape, "F" if is_transposed else "C")
+    except OSError as fault:
+        raise make_open_error(path, fault) from None
+    except (ValueError, KeyError, EOFError) as fault:
+        raise make_path_error(path, f"it is no array of np.save, or ends early: {fault}") from None
+
+    def read(start: int, stop: int) -> NDArray[Any]:
+        return np.array(array[start:stop])
+
+    key = (PurePath(path).stem,)
+    return ColumnSource(path, [SourceColumn(key, array.shape, array.nbytes, read, lambda: np.array(array))], options)
+
+
 def _describe_other(path: str) -> str:
     """Returns what a file is that is no archive."""
     with open(path, "rb") as file:
         is_array = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
     if is_array:
-        return "it is one array (.npy), not an archive of named ones; make one by np.savez(path, name=np.load(...))"
+        return "it is one array (.npy), not an archive of named ones: give its name that ending, or import it as npy"
     return "it is no archive of np.savez"
 
 
@@ -63,6 +92,17 @@ def _make_column(archive: zipfile.ZipFile, path: str, name: str) -> SourceColumn
     return SourceColumn(
         split_key(name.removesuffix(_SUFFIX)), array.shape, nbytes, array.read, partial(array.read, 0, -1)
     )
+
+
+def _read_header(stream: IO[bytes]) -> _Header:
+    read_header = _HEADERS[npy.read_magic(stream)]
+    return read_header(stream)
+
+
+def _check_dtype(path: str, name: str, dtype: np.dtype[Any], remedy: str = "") -> None:
+    if dtype.hasobject or dtype.names:
+        what = "structured values" if dtype.names else "Python objects, which would be unpickled"
+        raise make_path_error(path, f"{name} is an array of {what}{remedy}")
 
 
 class _StreamedArray:
@@ -86,14 +126,11 @@ class _StreamedArray:
         self._stream: IO[bytes] | None = None
         with archive.open(name) as stream:
             self.shape, self._is_transposed, self.dtype = self._read_header(stream)
-        if self.dtype.hasobject or self.dtype.names:
-            what = "structured values" if self.dtype.names else "Python objects, which would be unpickled"
-            raise make_path_error(path, f"{name} is an array of {what}; {CHOOSE_OTHERS}")
+        _check_dtype(path, name, self.dtype, f"; {CHOOSE_OTHERS}")
 
-    def _read_header(self, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    def _read_header(self, stream: IO[bytes]) -> _Header:
         try:
-            read_header = _HEADERS[npy.read_magic(stream)]
-            return read_header(stream)
+            return _read_header(stream)
         except (ValueError, KeyError, EOFError) as fault:
             raise make_path_error(self._path, f"{self._name} is not an array: {fault}") from None
 

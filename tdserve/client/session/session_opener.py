@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import Condition, Thread, current_thread
 
@@ -52,23 +53,24 @@ class Opening:
         """Whether there is a session, or the opening has failed."""
         return self._session is not None or self._error is not None
 
-    def wait(self, timeout_s: float, *, waited_s: float | None = None) -> Session:
+    def wait(self, timeout_s: float, *, begun_s: float | None = None) -> Session:
         """Returns the session.
 
         Args:
-            waited_s: How long the whole call waits, for its error; None: ``timeout_s``.
+            begun_s: When the whole call began, as of ``time.monotonic``, for its error; None: now.
 
         Raises:
             ConnectError: It was not open in time; the opening goes on.
             TDServeError: Why it cannot be opened.
         """
+        begun_s = time.monotonic() if begun_s is None else begun_s
         with self._changed:
             self._changed.wait_for(lambda: self.is_over, timeout_s)
             if self._session is not None:
                 return self._session
             if self._error is not None and not self._is_silence(self._error):
                 raise self._error
-        raise self._make_silence_error(timeout_s if waited_s is None else waited_s, self._error)
+        raise self._make_silence_error(time.monotonic() - begun_s, self._error)
 
     def join(self) -> None:
         """Waits for the thread to end, once nothing blocks it any more."""

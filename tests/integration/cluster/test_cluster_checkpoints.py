@@ -43,7 +43,8 @@ def test_stores_when_restored_to_other_servers_then_shared_ones_too(
         made = client.checkpoint(tmp_path / "place")
         assert len(made) == 3
         assert main(["checkpoint", str(tmp_path / "place"), "--list", "--json"]) == 0
-        assert [each["id"] for each in json.loads(capsys.readouterr().out)] == [each.id for each in made]
+        listed = json.loads(capsys.readouterr().out)
+        assert [(each["server"], each["id"]) for each in listed] == [(n, each.id) for n, each in enumerate(made)]
         with tdserve.connect(",".join(server.address for server in others)) as restored:
             assert isinstance(restored, tdserve.ClusterClient)
             restored.restore(tmp_path / "place", names=names)

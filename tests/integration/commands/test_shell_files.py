@@ -98,6 +98,42 @@ def test_files_when_read_by_their_own_libraries_then_as_stored(
     check_equal(TensorDict.load_memmap(tmp_path / "file"), content)
 
 
+def test_npy_when_one_key_is_chosen_then_written_and_read_by_the_name_of_the_file(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    content = make_content()
+    client.init_remote(content, "store")
+    path = str(tmp_path / "image.npy")
+    assert "choose one by key (--key" in shell.error(1, "get", "store", path)
+    shell.lines("get", "store", path, "--key", "obs/image")
+    assert np.array_equal(np.load(path), content["obs", "image"].numpy())
+    assert shell.json("put", path, "copy")["num_rows"] == NUM_ROWS
+    assert torch.equal(client["copy"][...]["image"], content["obs", "image"])
+    table = client.create_replay("images", like=TensorDict({"image": content["obs", "image"][0]}, []), capacity=1000)
+    assert shell.json("put", path, "images")["num_appended"] == len(table) == NUM_ROWS
+    assert torch.equal(table[:]["image"], content["obs", "image"])
+    columns = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    for name, array in (("columns", columns), ("empty", np.zeros((0, 3))), ("number", np.array(2.5))):
+        np.save(tmp_path / f"{name}.npy", array)
+        shell.lines("put", str(tmp_path / f"{name}.npy"), name)
+        assert np.array_equal(client[name][...][name].numpy(), array)
+
+
+def test_npy_when_it_is_pickled_or_cut_or_something_else_then_refused_in_one_line(shell: Shell, tmp_path: Path) -> None:
+    np.save(tmp_path / "pickled.npy", np.array([{}]), allow_pickle=True)
+    np.save(tmp_path / "cut.npy", np.zeros(1000))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:500])
+    (tmp_path / "text.npy").write_text("nothing of NumPy")
+    reasons = {
+        "pickled": "which would be unpickled",
+        "cut": "ends early",
+        "text": "no array of np.save",
+        "absent": "no such",
+    }
+    for name, reason in reasons.items():
+        assert reason in shell.error(1, "put", str(tmp_path / f"{name}.npy"), "store")
+
+
 def test_values_when_they_are_texts_then_kept_where_the_format_has_them(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

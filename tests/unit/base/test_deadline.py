@@ -69,6 +69,14 @@ def test_after_when_larger_than_any_float_then_never() -> None:
         Deadline.after(-(10**400))
 
 
+def test_begun_when_time_passes_then_that_of_the_making() -> None:
+    clock = _Clock()
+    made_s, deadline = clock.now_s, Deadline.after(1.5, clock)
+    clock.now_s += 2
+    assert deadline.begun_s == pytest.approx(made_s)
+    assert Deadline.never.begun_s is None
+
+
 def test_never_when_used_then_has_no_end() -> None:
     assert Deadline.never.remaining_s is None
     assert not Deadline.never.expired

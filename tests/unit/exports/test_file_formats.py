@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.exports.content_columns import Columns
 from tdserve.exports.file_formats import WRITERS, find_format
 
 
@@ -17,6 +18,7 @@ from tdserve.exports.file_formats import WRITERS, find_format
     [
         ("a.npz", "npz"),
         ("a.NPZ", "npz"),
+        ("a.npy", "npy"),
         ("a.safetensors", "safetensors"),
         ("a.h5", "hdf5"),
         ("a.hdf5", "hdf5"),
@@ -36,7 +38,7 @@ def test_format_when_it_is_a_folder_then_memmap_whatever_its_name(tmp_path: Path
 
 
 def test_format_when_there_is_none_then_lists_them(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"\.npz, \.safetensors, \.h5"):
+    with pytest.raises(InvalidRequestError, match=r"\.npz, \.npy, \.safetensors, \.h5"):
         find_format(tmp_path / "a.csv")
 
 
@@ -46,7 +48,7 @@ def test_writer_when_a_value_is_of_another_type_then_refused_by_its_key(tmp_path
         WRITERS[kind](tmp_path / "made", {("odd",): [1j, 2j]}, 2)
 
 
-@pytest.mark.parametrize("kind", sorted({*WRITERS} - {"pt"}))
+@pytest.mark.parametrize("kind", sorted({*WRITERS} - {"pt", "npy"}))
 @pytest.mark.parametrize("part", ["a/b", "..", ".", "", "a\0b"])
 def test_writer_when_a_key_is_no_name_of_a_file_then_refused(tmp_path: Path, kind: str, part: str) -> None:
     with pytest.raises(InvalidRequestError, match="invalid key"):
@@ -57,6 +59,13 @@ def test_writer_when_a_key_is_no_name_of_a_file_then_refused(tmp_path: Path, kin
 def test_npz_when_numpy_lacks_the_dtype_then_float32(tmp_path: Path) -> None:
     WRITERS["npz"](tmp_path / "made.npz", {("a",): torch.ones(2, dtype=torch.bfloat16)}, 2)
     assert np.load(tmp_path / "made.npz")["a"].dtype == np.float32
+
+
+def test_npy_when_there_are_several_keys_then_refused_by_their_names(tmp_path: Path) -> None:
+    columns: Columns = {("n", f"k{number}"): torch.zeros(2) for number in range(20)}
+    with pytest.raises(InvalidRequestError, match=r"n/k0, .*, n/k7, \.\.\.; choose one by key"):
+        WRITERS["npy"](tmp_path / "made.npy", columns, 2)
+    assert list(tmp_path.iterdir()) == []
 
 
 LONG = ["x" * 10**6, *99 * "y"]
