@@ -122,6 +122,11 @@ def _list_store(store: control_pb2.StoreFigures, label: str, kind: str) -> Itera
             yield "tdserve_store_samples_per_insert", (label,), described.samples / described.inserts
         yield "tdserve_store_leased_rows", (label,), described.num_leased
         yield "tdserve_store_reserved_rows", (label,), described.reserved_rows
+    if store.HasField("sample_age"):
+        yield "tdserve_store_sample_age_seconds", (label,), store.sample_age.mean_s
+        yield "tdserve_store_sample_age_rows", (label,), store.sample_age.mean_rows
+        if store.sample_age.HasField("mean_lag"):
+            yield "tdserve_store_sample_lag_versions", (label,), store.sample_age.mean_lag
     if store.priority_sum:
         yield "tdserve_store_priority_sum", (label,), store.priority_sum
     if store.is_queue:

@@ -92,7 +92,7 @@ class Observation:
                 version=read_package_version(),
                 observer=self._observer.address if self._observer is not None else "",
             )
-        await self._services.traffic.count_reads(self._workers)
+        await self._services.traffic.collect_counts(self._workers)
         self._services.claiming.catch_up()
         return control_pb2.GetStatsResponse(
             server_id=self._root.server_id,
@@ -124,7 +124,7 @@ class Observation:
         """
         services, sessions = self._services, self._list_sessions(grant)
         shown = sessions[-min(asked.max_sessions, MAX_ASKED) :] if asked.max_sessions else []
-        await services.traffic.count_reads(self._workers)
+        await services.traffic.collect_counts(self._workers)
         services.claiming.catch_up()
         kinds = await self._count_kinds(grant)
         response = control_pb2.ObserveResponse(
@@ -135,7 +135,7 @@ class Observation:
             num_sessions=len(sessions),
             sessions_by_transport=Counter(session.transport for session in sessions),
             kinds=(count_kind(kind, num) for kind, num in kinds.items()),
-            sessions=map(_observe_session, shown),
+            sessions=(_observe_session(session, self._started_s) for session in shown),
         )
         if grant.is_server_wide:
             self._add_server(response)
@@ -151,6 +151,7 @@ class Observation:
         response.transports.extend(services.traffic.list_stats())
         response.processes.extend(self._list_processes())
         response.calls.extend(_list_calls("control", services.requests.call_times))
+        response.calls.extend(_list_calls("worker", services.traffic.work_times))
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
         response.checkpoint_interval_s = self._checkpoint_interval_s
@@ -291,12 +292,15 @@ def _describe_session(session: ClientSession) -> control_pb2.SessionStats:
     )
 
 
-def _observe_session(session: ClientSession) -> control_pb2.SessionFigures:
+def _observe_session(session: ClientSession, started_s: float) -> control_pb2.SessionFigures:
     return control_pb2.SessionFigures(
         session=_describe_session(session),
         uptime_s=time.monotonic() - session.begun_s,
         num_requests=session.num_requests,
         num_errors=session.num_errors,
+        bytes_in=session.bytes_in,
+        bytes_out=session.bytes_out,
+        reported_s=max(session.reported_s - started_s, 0.0),
         num_under_way=len(session.requests),
         degraded=session.degraded,
     )

@@ -110,12 +110,16 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class ClientReport(_message.Message):
-    __slots__ = ("calls", "degraded")
+    __slots__ = ("calls", "degraded", "bytes_in", "bytes_out")
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
     calls: _containers.RepeatedCompositeFieldContainer[CallFigures]
     degraded: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...
+    bytes_in: int
+    bytes_out: int
+    def __init__(self, calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ...) -> None: ...
 
 class Answered(_message.Message):
     __slots__ = ("below", "but_for")
@@ -1542,7 +1546,7 @@ class ErrorCount(_message.Message):
     def __init__(self, code: _Optional[str] = ..., num_calls: _Optional[int] = ...) -> None: ...
 
 class StoreFigures(_message.Message):
-    __slots__ = ("description", "is_open", "priority_sum", "waits", "readers", "num_readers", "newest_age_s", "num_versions", "is_queue")
+    __slots__ = ("description", "is_open", "priority_sum", "waits", "readers", "num_readers", "newest_age_s", "num_versions", "is_queue", "sample_age")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     IS_OPEN_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_SUM_FIELD_NUMBER: _ClassVar[int]
@@ -1552,6 +1556,7 @@ class StoreFigures(_message.Message):
     NEWEST_AGE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     IS_QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_AGE_FIELD_NUMBER: _ClassVar[int]
     description: StoreDescription
     is_open: bool
     priority_sum: float
@@ -1561,7 +1566,24 @@ class StoreFigures(_message.Message):
     newest_age_s: float
     num_versions: int
     is_queue: bool
-    def __init__(self, description: _Optional[_Union[StoreDescription, _Mapping]] = ..., is_open: bool = ..., priority_sum: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[WaitFigures, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[ReaderFigures, _Mapping]]] = ..., num_readers: _Optional[int] = ..., newest_age_s: _Optional[float] = ..., num_versions: _Optional[int] = ..., is_queue: bool = ...) -> None: ...
+    sample_age: SampleAge
+    def __init__(self, description: _Optional[_Union[StoreDescription, _Mapping]] = ..., is_open: bool = ..., priority_sum: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[WaitFigures, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[ReaderFigures, _Mapping]]] = ..., num_readers: _Optional[int] = ..., newest_age_s: _Optional[float] = ..., num_versions: _Optional[int] = ..., is_queue: bool = ..., sample_age: _Optional[_Union[SampleAge, _Mapping]] = ...) -> None: ...
+
+class SampleAge(_message.Message):
+    __slots__ = ("mean_s", "max_s", "mean_rows", "max_rows", "mean_lag", "max_lag")
+    MEAN_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_LAG_FIELD_NUMBER: _ClassVar[int]
+    MAX_LAG_FIELD_NUMBER: _ClassVar[int]
+    mean_s: float
+    max_s: float
+    mean_rows: float
+    max_rows: int
+    mean_lag: float
+    max_lag: int
+    def __init__(self, mean_s: _Optional[float] = ..., max_s: _Optional[float] = ..., mean_rows: _Optional[float] = ..., max_rows: _Optional[int] = ..., mean_lag: _Optional[float] = ..., max_lag: _Optional[int] = ...) -> None: ...
 
 class WaitFigures(_message.Message):
     __slots__ = ("call", "num_waits", "sum_s", "num_waiting", "longest_s")
@@ -1596,13 +1618,14 @@ class ReaderFigures(_message.Message):
     def __init__(self, session: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[int] = ..., read_s: _Optional[float] = ..., lag: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class SessionFigures(_message.Message):
-    __slots__ = ("session", "uptime_s", "num_requests", "num_errors", "bytes_in", "bytes_out", "num_under_way", "degraded")
+    __slots__ = ("session", "uptime_s", "num_requests", "num_errors", "bytes_in", "bytes_out", "reported_s", "num_under_way", "degraded")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_ERRORS_FIELD_NUMBER: _ClassVar[int]
     BYTES_IN_FIELD_NUMBER: _ClassVar[int]
     BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_S_FIELD_NUMBER: _ClassVar[int]
     NUM_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     session: SessionStats
@@ -1611,6 +1634,7 @@ class SessionFigures(_message.Message):
     num_errors: int
     bytes_in: int
     bytes_out: int
+    reported_s: float
     num_under_way: int
     degraded: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session: _Optional[_Union[SessionStats, _Mapping]] = ..., uptime_s: _Optional[float] = ..., num_requests: _Optional[int] = ..., num_errors: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., num_under_way: _Optional[int] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, session: _Optional[_Union[SessionStats, _Mapping]] = ..., uptime_s: _Optional[float] = ..., num_requests: _Optional[int] = ..., num_errors: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reported_s: _Optional[float] = ..., num_under_way: _Optional[int] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "count_reads", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail", "trace")
+    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "take_counts", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail", "trace")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -31,7 +31,7 @@ class Order(_message.Message):
     DISCARD_FIELD_NUMBER: _ClassVar[int]
     PUT_VALUES_FIELD_NUMBER: _ClassVar[int]
     SEND_VOID_FIELD_NUMBER: _ClassVar[int]
-    COUNT_READS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     READ_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     READ_VALUES_FIELD_NUMBER: _ClassVar[int]
     MOVE_VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +64,7 @@ class Order(_message.Message):
     discard: Discard
     put_values: PutValues
     send_void: SendVoid
-    count_reads: CountReads
+    take_counts: TakeCounts
     read_columns: ReadColumns
     read_values: ReadValues
     move_values: MoveValues
@@ -78,7 +78,7 @@ class Order(_message.Message):
     open_claim: OpenClaim
     mail: bytes
     trace: _control_pb2.TraceContext
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., count_reads: _Optional[_Union[CountReads, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ..., trace: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., take_counts: _Optional[_Union[TakeCounts, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ..., trace: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "claimed", "session", "span")
@@ -139,7 +139,7 @@ class OpenClaim(_message.Message):
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., claim: _Optional[_Union[_control_pb2.Claim, _Mapping]] = ...) -> None: ...
 
 class Worked(_message.Message):
-    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "checksums", "columns", "answer", "is_mailed")
+    __slots__ = ("inline", "nbytes_moved", "values", "num_reads", "num_dropped", "num_sent", "nbytes_sent", "gpu", "why_no_gpu", "calls", "checksums", "columns", "answer", "is_mailed")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     NBYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Worked(_message.Message):
     NBYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     WHY_NO_GPU_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -162,11 +163,12 @@ class Worked(_message.Message):
     nbytes_sent: int
     gpu: str
     why_no_gpu: str
+    calls: _containers.RepeatedCompositeFieldContainer[_control_pb2.CallFigures]
     checksums: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     answer: bytes
     is_mailed: bool
-    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., answer: _Optional[bytes] = ..., is_mailed: bool = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_control_pb2.CallFigures, _Mapping]]] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., answer: _Optional[bytes] = ..., is_mailed: bool = ...) -> None: ...
 
 class ReadColumns(_message.Message):
     __slots__ = ("store", "rows", "keys", "measures")
@@ -190,7 +192,7 @@ class ReadValues(_message.Message):
     elements: bytes
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., elements: _Optional[bytes] = ...) -> None: ...
 
-class CountReads(_message.Message):
+class TakeCounts(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

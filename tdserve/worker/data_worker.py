@@ -30,6 +30,7 @@ from tdserve.worker.checksumming import Checksumming
 from tdserve.worker.descriptors import DescriptorWatch
 from tdserve.worker.handed_sockets import HandedSockets
 from tdserve.worker.lane import WorkerContext
+from tdserve.worker.observed_work import ObservedWork
 from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
 from tdserve.worker.worker_claims import WorkerClaims
@@ -59,11 +60,13 @@ class Worker:
     ) -> None:
         self._connection = connection
         self._handed_sockets = handed_sockets
-        stores = OpenStores(writes_values=number == VALUES_WORKER)
+        stores, observed = OpenStores(writes_values=number == VALUES_WORKER), ObservedWork()
         self._context = WorkerContext(
             stores=stores,
             worker_claims=WorkerClaims(stores, connection.report),
-            small_reads=SmallReads(stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(number)),
+            small_reads=SmallReads(
+                stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(number), observed=observed
+            ),
             pool=BufferPool(),
             report=connection.report,
             transfer_timeout_s=transfer_timeout_s,
@@ -72,6 +75,7 @@ class Worker:
             has_clients=self._has_clients,
             send_mail=self._send_mail,
             values_budget=ValuesBudget(memory_limit_bytes // READ_SHARE),
+            observed=observed,
         )
         self._sessions: dict[int, WorkerSession] = {}
         self._is_over = Event()
@@ -141,11 +145,12 @@ class Worker:
             self._learn_spec(order)
             self._checksumming.put(order)
             return
-        if order.HasField("count_reads"):
+        if order.HasField("take_counts"):
             counts = self._context.small_reads.take_counts()
             report = worker_pb2.Report(order=order.order)
             report.done.num_reads, report.done.nbytes_moved = counts.num_inline, counts.nbytes_inline
             report.done.num_sent, report.done.nbytes_sent = counts.num_sent, counts.nbytes_sent
+            report.done.calls.extend(self._context.observed.take_figures())
             self._connection.report(report)
             return
         self._learn_spec(order)

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.control.status import encode_failure
+from tdserve.control.status import encode_failure, get_code
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.data.values_budget import READ_SHARE, ValuesBudget
 from tdserve.messages.layout import Message
@@ -40,6 +40,7 @@ from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.descriptors import check_room
+from tdserve.worker.observed_work import ObservedWork
 from tdserve.worker.small_reads import SmallReads
 from tdserve.worker.spans import note_order
 from tdserve.worker.worker_claims import WorkerClaims
@@ -73,6 +74,7 @@ class WorkerContext:
         send_mail: Sends the client of a session a message; returns whether it did so. Only the reading thread may.
         values_lock: Held by the thread that stores non-tensor values.
         values_budget: Limits the values that are read and not sent yet.
+        observed: Counts what the worker does, by its time.
     """
 
     stores: OpenStores
@@ -87,6 +89,7 @@ class WorkerContext:
     send_mail: Callable[[int, bytes], bool] = lambda session, content: False
     values_lock: Lock = field(default_factory=Lock)
     values_budget: ValuesBudget = field(default_factory=partial(ValuesBudget, DEFAULT_MEMORY_LIMIT_BYTES // READ_SHARE))
+    observed: ObservedWork = field(default_factory=ObservedWork)
 
 
 class Lane:
@@ -233,6 +236,7 @@ class Lane:
         """Carries out an order now, and reports the result."""
         report = worker_pb2.Report(order=order.order, session=self.session)
         begun_ns = time.time_ns() if order.HasField("trace") else 0
+        begun_s = time.perf_counter()
         try:
             report.done.CopyFrom(self._perform(self, order))
         except TDServeError as error:
@@ -242,6 +246,8 @@ class Lane:
             self._fail(order, report, LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
         if begun_ns:
             note_order(order, report, begun_ns)
+        code = get_code(report.failure) if report.HasField("failure") else ""
+        self.context.observed.count(order.WhichOneof("body") or "", begun_s, code)
         self.context.report(report)
         self._used_s = time.monotonic()
 

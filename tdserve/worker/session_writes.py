@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from tdserve.rules.tags import make_tag
 from tdserve.store.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 from tdserve.worker.lane import Lane
+from tdserve.worker.observed_work import ObservedWork
 from tdserve.worker.worker_claims import WorkerClaim, WorkerClaims
 
 MAX_CLAIMED_BYTES = 256 * 1024
@@ -40,11 +42,13 @@ class SessionWrites:
     Args:
         client_id: Id of the session's client.
         claims: The worker's.
+        observed: Counts the extends that are stored here, by their time.
     """
 
-    def __init__(self, client_id: bytes, claims: WorkerClaims) -> None:
+    def __init__(self, client_id: bytes, claims: WorkerClaims, observed: ObservedWork) -> None:
         self._client_id = client_id
         self._claims = claims
+        self._observed = observed
         self._last_forwarded = 0
 
     def handle(self, mail: bytes, lane: Lane) -> Handled:
@@ -64,7 +68,7 @@ class SessionWrites:
             return Handled(failed.SerializeToString(), _make_report(message))
 
     def _extend(self, mail: bytes, message: control_pb2.ClientMessage, lane: Lane) -> Handled:
-        asked = message.extend
+        asked, begun_s = message.extend, time.perf_counter()
         is_next = self._last_forwarded < (asked.follows or message.request)
         claim = self._claims.find(asked) if is_next else None
         sizes = () if claim is None else claim.get_layout(asked.num_rows).message_nbytes
@@ -73,6 +77,7 @@ class SessionWrites:
         if rows is None:
             self._last_forwarded = max(self._last_forwarded, message.request)
             return _forward(mail, message, asked.content, content)
+        self._observed.count("extend", begun_s)
         done = control_pb2.Done(indices=encode_rows(rows))
         answer = control_pb2.ServerMessage(request=message.request, done=done)
         return Handled(answer.SerializeToString(), _make_report(message))

@@ -7,6 +7,7 @@ exists, and its generations whether a row moved. Nor does a sample in which ever
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -28,6 +29,7 @@ from tdserve.transport.appended import BytesEnd
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
+from tdserve.worker.observed_work import ObservedWork
 
 MAX_SENT_BYTES = 256 * 1024
 """Largest content that the thread that reads mail sends: gathering it takes some 50 microseconds."""
@@ -59,10 +61,19 @@ class SmallReads:
         stores: The worker's.
         inline_bytes: Content up to this size travels inside an answer.
         place: The worker's place among the readers that draw rows by themselves; by default it draws none.
+        observed: Counts the answers, by their time.
     """
 
-    def __init__(self, stores: OpenStores, *, inline_bytes: int, place: int = NO_READER) -> None:
+    def __init__(
+        self,
+        stores: OpenStores,
+        *,
+        inline_bytes: int,
+        place: int = NO_READER,
+        observed: ObservedWork | None = None,
+    ) -> None:
         self._stores = stores
+        self._observed = ObservedWork() if observed is None else observed
         self._own_reads = OwnReads(place)
         self._inline_bytes = inline_bytes
         self._lock = Lock()
@@ -82,22 +93,31 @@ class SmallReads:
             send: Sends content at once; None if that is not possible now.
             channel_number: Number of the channel on which ``send`` sends.
         """
+        begun_s = time.perf_counter()
         try:
             message = control_pb2.ClientMessage.FromString(content)
-            kind = message.WhichOneof("body")
-            if kind == "get":
-                return self._answer_get(message.request, message.get)
-            asked = message.sample if kind == "sample" else message.read if kind == "read" else None
-            store = None if asked is None else self._stores.find_readable(asked.store)
-            if asked is None or store is None or not _is_meant(asked, store):
-                return None
-            if asked.message_nbytes and message.channel != channel_number:
-                return None
-            if store.is_table:
-                return self._answer_rows(message.request, asked, store, send, channel_number)
-            return self._answer(message.request, message.read, store, send)
+            answer = self._answer_message(message, send, channel_number)
         except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
             return None
+        if answer is not None:
+            self._observed.count(message.WhichOneof("body") or "", begun_s)
+        return answer
+
+    def _answer_message(
+        self, message: control_pb2.ClientMessage, send: Send | None, channel_number: int
+    ) -> bytes | None:
+        kind = message.WhichOneof("body")
+        if kind == "get":
+            return self._answer_get(message.request, message.get)
+        asked = message.sample if kind == "sample" else message.read if kind == "read" else None
+        store = None if asked is None else self._stores.find_readable(asked.store)
+        if asked is None or store is None or not _is_meant(asked, store):
+            return None
+        if asked.message_nbytes and message.channel != channel_number:
+            return None
+        if store.is_table:
+            return self._answer_rows(message.request, asked, store, send, channel_number)
+        return self._answer(message.request, message.read, store, send)
 
     def _answer(
         self, request: int, asked: control_pb2.ReadRequest, store: MappedStore, send: Send | None

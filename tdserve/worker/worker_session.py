@@ -174,7 +174,9 @@ class WorkerSession:
             # At once, ahead of content: the client may need an answer before it takes content.
             self.send_mail(order.mail)
         elif kind == "open_session" and order.open_session.is_mail:
-            self._writes = SessionWrites(order.open_session.client_id, self.context.worker_claims)
+            self._writes = SessionWrites(
+                order.open_session.client_id, self.context.worker_claims, self.context.observed
+            )
             self._is_traced = order.open_session.is_traced
             self._grant = _read_grant(order.open_session)
             self.mailbox.open(order)

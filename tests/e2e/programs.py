@@ -118,3 +118,48 @@ import pathlib
 stats = [path.read_text() for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
 print(sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats))
 """
+
+USE_ALL = f"""{_CONNECT}
+import contextlib, time
+row = TensorDict({{"n": torch.tensor(0)}}, [])
+table = client.create_replay("priorities", like=row, capacity=100, sampler=tdserve.Prioritized())
+table.extend(row.expand(10))
+table.sample(4)
+followers = client.create_replay("followers", like=row, capacity=100, policy="policy")
+followers.extend(row.expand(10))
+followers.sample(4)
+with contextlib.suppress(tdserve.StoreExistsError):
+    client.create_replay("followers", like=row, capacity=100)
+with contextlib.suppress(tdserve.DeadlineExceededError):
+    client.create_replay("empty", like=row, capacity=100).sample(4, timeout_s=1.0)
+queue = client.create_queue("jobs", like=row, max_size=100)
+queue.extend(row.expand(20))
+with queue.take(4):
+    print("all are used", flush=True)
+    while True:
+        time.sleep(0.5)
+        table.sample(4)
+        with contextlib.suppress(tdserve.StoreNotFoundError):
+            client["nothing"]
+"""
+"""Whatever the demo has not, and so what panels of the dashboard would lack; holds a lease until it is killed."""
+
+QUERY = """
+import json, urllib.parse, urllib.request
+for query in json.loads({queries!r}):
+    url = "http://prometheus:9090/api/v1/query?query=" + urllib.parse.quote(query)
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found = json.load(answer)
+    assert found["status"] == "success", found
+    print(len(found["data"]["result"]))
+"""
+"""Prints how many series each of ``queries``, as JSON, has."""
+
+PAGE = """
+import os, pathlib, urllib.request
+token = pathlib.Path(os.environ["TDSERVE_TOKEN_FILE"]).read_text().strip()
+request = urllib.request.Request("http://server:7708{path}", headers={{"Authorization": "Bearer " + token}})
+with urllib.request.urlopen(request, timeout=30) as answer:
+    print(answer.read().decode())
+"""
+"""Prints the page at ``path`` of the observer."""

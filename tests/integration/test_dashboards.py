@@ -20,14 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensordict import TensorDict
 
 import tdserve
+from tests.dashboards import DASHBOARD, DEPLOY, list_alerts, list_queries, load_panels
 from tests.processes import START_TIMEOUT_S, quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-DASHBOARD = DEPLOY / "grafana/dashboards/tdserve.json"
 ROW = TensorDict({"x": torch.zeros(4)}, [])
-VARIABLES = {"$__rate_interval": "1m", "$__range": "5m", "$instance": ".*", "$store": ".*"}
 SELDOM = {"tdserve_store_degraded_sessions"}
 """What only a cluster with a lost server has."""
 
@@ -44,6 +42,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         empty = client.create_replay("empty", ROW, 100)
         client.create_queue("queue", ROW, 100).extend(ROW.expand(2))
         client.publish("weights", ROW)
+        followers = client.create_replay("followers", ROW, 100, policy="weights")
+        followers.extend(ROW.expand(10))
+        followers.sample(4)
         with server.client(transport="gloo") as reader:
             reader.latest("weights")
             shown = f"http://{client.stats()['observer']}"
@@ -56,26 +57,6 @@ def wait_in_vain(empty: tdserve.ReplayHandle, url: str) -> bool:
     with pytest.raises(tdserve.DeadlineExceededError):
         empty.sample(4, timeout_s=0.01)
     return "tdserve_store_waiting_calls" in scrape(url)
-
-
-def load_panels() -> list[dict[str, Any]]:
-    """Returns the panels of the dashboard that show something."""
-    panels: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return [panel for panel in panels if panel["type"] != "row"]
-
-
-def list_queries() -> list[str]:
-    """Returns all queries of the dashboard, with values for its variables."""
-    queries = [target["expr"] for panel in load_panels() for target in panel["targets"]]
-    for name, value in VARIABLES.items():
-        queries = [query.replace(name, value) for query in queries]
-    return queries
-
-
-def list_alerts() -> list[str]:
-    """Returns the expressions of all alerts."""
-    text = re.sub(r">-\n +(.*)\n +(.*)", r"\1 \2", (DEPLOY / "alerts.yml").read_text())
-    return re.findall(r"^ +expr: (.*)$", text, flags=re.MULTILINE)
 
 
 def scrape(url: str) -> dict[str, set[str]]:

@@ -231,6 +231,104 @@ def test_calls_when_a_client_makes_some_then_what_it_has_observed_is_shown(
         assert found[series.format("create_store")] == 1
 
 
+def test_work_when_workers_move_content_then_shown_by_order_and_call(fresh_server: FreshServer) -> None:
+    server = fresh_server(metrics_port=0)
+    url = find_url(server)
+    with server.client(transport="gloo") as client:
+        table = client.create_replay("t", ROW, 100)
+        for _ in range(20):
+            table.extend(ROW.expand(5))  # the first by an order, later ones into rows that the worker has claimed
+            table.sample(4)  # the worker answers these without control
+        slow = client.create_replay("slow", ROW, 100, sampler=tdserve.Prioritized())
+        slow.extend(ROW.expand(5))
+        for _ in range(10):
+            slow.sample(4)
+    found = wait_for(lambda: look_for_work(url, "send_rows"), "a scrape of the work")
+    series = "tdserve_request_duration_seconds_{}[('call', '{}'), ('side', 'worker')]"
+    assert found[series.format("count", "send_rows")] >= 10
+    assert found[series.format("count", "receive_rows")] >= 2
+    assert 0 < found[series.format("count", "sample")] <= 20
+    assert 0 < found[series.format("count", "extend")] < 20
+    for call in ("send_rows", "sample", "extend"):
+        assert 0 < found[series.format("sum", call)] < 60
+        assert found[f"tdserve_requests_total[('call', '{call}'), ('code', 'OK'), ('side', 'worker')]"] > 0
+
+
+def look_for_work(url: str, call: str) -> dict[str, float] | None:
+    """Returns a scrape that has an order of data workers; None if none has."""
+    found = scrape(url)
+    return found if f"tdserve_request_duration_seconds_count[('call', '{call}'), ('side', 'worker')]" in found else None
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_ages_when_rows_are_sampled_then_shown_whoever_draws_them(fresh_server: FreshServer, transport: Any) -> None:
+    server = fresh_server(metrics_port=0)
+    url = find_url(server)
+    with server.client(transport=transport) as client:
+        client.publish("policy", ROW)
+        plain = client.create_replay("plain", ROW, 1000)  # workers and local clients draw by themselves
+        fresh = client.create_replay("fresh", ROW, 1000, sampler=tdserve.Lifo(), policy="policy")
+        queue = client.create_queue("queue", ROW, max_size=100)
+        plain.extend(ROW.expand(10))
+        fresh.extend(ROW.expand(10), policy_version=1)
+        queue.extend(ROW.expand(10))
+        client.publish("policy", ROW)
+        fresh.extend(ROW.expand(2), policy_version=2)
+        plain.extend(ROW.expand(90))
+        assert not any("sample_age" in series for series in scrape(url))
+        for _ in range(5):
+            plain.sample(32)
+        fresh.sample(2)
+        with queue.take(4):
+            pass
+
+        def look() -> dict[str, float] | None:
+            found = scrape(url)
+            return found if sum("sample_age_rows" in series for series in found) == 3 else None
+
+        found = wait_for(look, "a scrape of the ages")
+    assert 35 < found["tdserve_store_sample_age_rows[('store', 'plain')]"] < 65  # of 0 to 99
+    assert found["tdserve_store_sample_age_rows[('store', 'fresh')]"] == 0.5
+    assert found["tdserve_store_sample_lag_versions[('store', 'fresh')]"] == 0
+    assert found["tdserve_store_sample_age_rows[('store', 'queue')]"] == 7.5
+    assert all(
+        0 <= found[f"tdserve_store_sample_age_seconds[('store', '{name}')]"] < 120 for name in ("plain", "queue")
+    )
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_session_when_content_moves_then_its_bytes_whichever_way_they_go(
+    fresh_server: FreshServer, transport: Any
+) -> None:
+    server = fresh_server()
+    rows = TensorDict({"x": torch.zeros(100, 1000)}, [100])
+    with server.client(transport=transport) as client, server.client() as other:
+        table = client.create_replay("t", rows[0], 1000)
+        for _ in range(5):  # the last ones into claimed rows
+            table.extend(rows)
+        client.init_remote(rows, "store")
+        client.publish("policy", rows)
+        moved = rows["x"].nbytes
+        for _ in range(3):
+            table.sample(100)  # the last ones without control
+        client.from_remote_init("store")
+        assert client.latest("policy") is not None
+
+        num_looks = 0
+
+        def look() -> list[int] | None:
+            nonlocal num_looks
+            num_looks += 1
+            table.sample(1)  # reports if it is time
+            sessions = other.catalog.observe(max_sessions=10).sessions
+            found = [max(getattr(each, name) for each in sessions) for name in ("bytes_in", "bytes_out")]
+            return found if found[1] >= 5 * moved else None
+
+        bytes_in, bytes_out = wait_for(look, "a report of the bytes", timeout_s=30)
+    assert 7 * moved <= bytes_in < 7.1 * moved
+    assert 5 * moved <= bytes_out < 5.1 * moved + num_looks * (rows[0]["x"].nbytes + 100)
+
+
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_client_when_it_closes_then_its_last_calls_are_counted(fresh_server: FreshServer, transport: Any) -> None:
     server = fresh_server()

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from html import unescape
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 import pytest
@@ -17,10 +19,13 @@ from tensordict import NonTensorData, TensorDict
 
 import tdserve
 from tests.integration.test_observer import fetch, find_status, find_url
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
 EVIL = "<img src=x onerror=document.title='pwned'>"
+
+NUM_SESSIONS = 200
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -101,17 +106,29 @@ def test_sessions_when_shown_then_each_client_and_the_readers_of_weights(url: st
     assert "Version 1, published" in read_text(f"{url}/weights")
 
 
+PAGES = ("/", "/live.json", "/stores", "/stores?page=50", "/stores?filter=4999", "/store?name=store-00042", "/sessions")
+
+
 @pytest.mark.full
-def test_stores_when_there_are_5000_then_a_page_within_300_ms(tmp_path: Path) -> None:
-    with tdserve.Server(tmp_path / "root", metrics_port=0) as server, server.client() as client:
+def test_pages_when_there_are_5000_stores_and_200_sessions_then_each_within_300_ms(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        server = opened.enter_context(tdserve.Server(tmp_path / "root", metrics_port=0))
+        clients = [
+            opened.enter_context(server.client(transport="gloo" if number % 4 == 0 else "shm"))
+            for number in range(NUM_SESSIONS)
+        ]
         for number in range(5_000):
-            client.init_remote(TensorDict({"x": torch.zeros(())}, []), f"store-{number:05}")
-        url = find_url(server)
-        for page in ("/", "/stores", "/stores?page=50", "/stores?filter=4999", "/sessions"):
-            fetch(f"{url}{page}")
+            content = TensorDict({"x": torch.zeros(()), "y": torch.arange(8.0)}, [])
+            clients[number % NUM_SESSIONS].init_remote(content, f"store-{number:05}")
+        url, took_s = find_url(server), dict[str, list[float]]()
+        assert f"{NUM_SESSIONS} open" in read_text(f"{url}/sessions")
+        for page in (*PAGES, "/metrics") * 5:
+            shown_s = time.monotonic()
+            wait_for(lambda: time.monotonic() - shown_s > 1.1, "figures that are too old to be shown again")  # noqa: B023
             begun_s = time.monotonic()
             fetch(f"{url}{page}")
-            assert time.monotonic() - begun_s < 0.3
+            took_s.setdefault(page, []).append(time.monotonic() - begun_s)
+        assert {page: median(each) for page, each in took_s.items() if median(each) >= 0.3} == {}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")

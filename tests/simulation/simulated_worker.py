@@ -211,7 +211,9 @@ class SimulatedWorker(DataWorker):
         elif kind == "mail":
             self.send_to_client(order.session, order.mail)
         elif kind == "open_session":
-            process.writes[order.session] = SessionWrites(order.open_session.client_id, context.worker_claims)
+            process.writes[order.session] = SessionWrites(
+                order.open_session.client_id, context.worker_claims, context.observed
+            )
         elif kind == "close_session":
             process.writes.pop(order.session, None)
         elif kind not in ("rendezvous", "close_channel", "checksum_version"):

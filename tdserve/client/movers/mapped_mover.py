@@ -127,6 +127,7 @@ class MappedMover(ClientMover):
     ) -> Content:
         copied = copy_rows(store, wanted.stored, found, added=added, values=accepted.values, pool=self._client.pool)
         spec = on_cpu(wanted.stored.with_rows(len(found.rows)))
+        self._session.observed_calls.count_content(bytes_out=spec.nbytes)
         spec, decoded, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
         return Content(spec, copied.received.get_leaves(), decoded, 0, accepted, copied.received, fault)
 
@@ -179,6 +180,7 @@ class MappedMover(ClientMover):
         found = copy_selection(store, selection, keys, accepted, pool=self._client.pool, into=places)
         if found is None:
             return None
+        self._session.observed_calls.count_content(bytes_out=found.spec.nbytes)
         trusts = self._client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
         spec, decoded_values = decode_values(found.spec, found.values, allow_pickle=trusts)
         content = Content(spec, found.leaves, decoded_values, found.version).with_spec(store.spec)

@@ -24,6 +24,7 @@ class ObservedCalls:
     def __init__(self) -> None:
         self._lock = Lock()
         self._times = CallTimes()
+        self._bytes_in = self._bytes_out = 0
         self._degraded: set[str] = set()
         self._has_changed = False
         self._due_s = time.perf_counter() + FIRST_REPORT_S
@@ -41,6 +42,12 @@ class ObservedCalls:
             self._times.count(call, now_s - begun_s, code)
         return now_s >= self._due_s
 
+    def count_content(self, *, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        """Counts content to the server, and from it, whichever way it goes."""
+        with self._lock:
+            self._bytes_in += bytes_in
+            self._bytes_out += bytes_out
+
     def note_degraded(self, store: str, is_degraded: bool) -> None:
         """Notes whether parts of a cluster's store are out of reach."""
         with self._lock:
@@ -54,11 +61,12 @@ class ObservedCalls:
         with self._lock:
             times, self._times = self._times, CallTimes()
             has_changed, self._has_changed = self._has_changed, False
+            bytes_in, bytes_out, self._bytes_in, self._bytes_out = self._bytes_in, self._bytes_out, 0, 0
             self._due_s = time.perf_counter() + REPORT_S
             degraded = sorted(self._degraded)[:MAX_DEGRADED]
-        if not times and not has_changed:
+        if not (times or has_changed or bytes_in or bytes_out):
             return None
-        report = control_pb2.ClientReport(degraded=degraded)
+        report = control_pb2.ClientReport(degraded=degraded, bytes_in=bytes_in, bytes_out=bytes_out)
         for tally in times:
             calls = report.calls.add(call=tally.call, buckets=tally.buckets, sum_s=tally.sum_s)
             calls.errors.extend(control_pb2.ErrorCount(code=code, num_calls=num) for code, num in tally.errors.items())

@@ -114,7 +114,7 @@ class Session:
         self.known_specs: dict[bytes, Spec] = {}
         self.connect_timeout_s = self.max_connect_s = CONNECT_TIMEOUT_S
         self.requests = requests
-        self._observed_calls = observed_calls or ObservedCalls()
+        self.observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self._give_up)
         self._open = OpenRequests(greeting)
@@ -228,12 +228,12 @@ class Session:
 
     def count_call(self, call: str, begun_s: float, code: str = "") -> None:
         """Counts a call that ends now, and reports if that is due; arguments as of ``ObservedCalls.count``."""
-        if self._observed_calls.count(call, begun_s, code):
+        if self.observed_calls.count(call, begun_s, code):
             self.report_calls()
 
     def report_calls(self) -> bool:
         """Reports the calls that were counted since the last report; returns whether there were any."""
-        if (report := self._observed_calls.take_report()) is not None:
+        if (report := self.observed_calls.take_report()) is not None:
             self.notify(control_pb2.ClientMessage(client_report=report))
         return report is not None
 

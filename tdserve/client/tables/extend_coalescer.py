@@ -177,6 +177,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         found = self._claim_policy.extend(captured)
         if isinstance(found, torch.Tensor):
             self._client.count_call("extend", begun_s, store=self._target.store, num_rows=len(found))
+            self._client.observed_calls.count_content(bytes_in=sum(each.spec.nbytes for each in captured))
         return found
 
     def _claim(self, part: ExtendPart) -> bool:

@@ -104,4 +104,5 @@ def finish_posted(
     if received.is_void:
         pending.wait(compute_answer_timeout_s(deadline), "a read that found nothing to grant")
         return None
+    session.observed_calls.count_content(bytes_out=sum(layout.message_nbytes))
     return Content(spec, received.get_leaves(), {}, received.version, received=received)

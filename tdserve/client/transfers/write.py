@@ -159,6 +159,7 @@ class _Sent:
         outgoing = self._outgoing
         if find_call_traces() is not None and (call := get_traced_call()) is not None:
             call.note_content(outgoing.content_nbytes)
+        self._session.observed_calls.count_content(bytes_in=outgoing.content_nbytes)
         return self._session.send(
             request,
             on_answer=on_answer,

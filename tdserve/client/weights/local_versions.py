@@ -68,6 +68,7 @@ def map_version(
             leaves = _convert_leaves(client, file, sent, destination)
         found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
+        client.observed_calls.count_content(bytes_out=spec.nbytes)
         if destination is not None:
             is_direct = sent is spec and destination.find_places(write_layout(spec, is_packed=True)) is not None
             destination.finish(content, was_direct=is_direct)

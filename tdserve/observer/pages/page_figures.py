@@ -19,7 +19,10 @@ from tdserve.v1 import control_pb2
 MIN_RATE_S = 0.5
 """Least time between two counts whose difference makes a rate."""
 
-MAX_COUNTED = 20_000
+MAX_REPORT_AGE_S = 12.0
+"""A client that has reported for no longer than this, two of its reports' pauses, has moved nothing since."""
+
+MAX_COUNTED = 40_000
 """Stores and sessions whose counts are remembered."""
 
 
@@ -32,6 +35,8 @@ class ShownRates:
     def compute(self, key: object, counts: Sequence[float], now_s: float) -> Sequence[float] | None:
         """Returns the changes of some counts per second since they were given before; None if they were not."""
         before_s, before, rates = self._counted.pop(key, (now_s, counts, None))
+        if now_s < before_s:  # of an earlier run of the server
+            before_s, before, rates = now_s, counts, None
         if now_s - before_s >= MIN_RATE_S:
             pairs = zip(counts, before, strict=True)
             rates = [max(count - earlier, 0.0) / (now_s - before_s) for count, earlier in pairs]
@@ -107,10 +112,21 @@ def _describe_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": escape_unprintable(str(rule.get("kind", ""))), "fields": fields}
 
 
-def describe_session(each: control_pb2.SessionFigures, rates: ShownRates, now_s: float) -> dict[str, Any]:
-    """Returns a line of the list of sessions."""
-    counts = each.num_requests, each.bytes_in, each.bytes_out
-    return {"figures": each, "rate": rates.compute(("session", each.session.session), counts, now_s)}
+def describe_session(
+    each: control_pb2.SessionFigures, rates: ShownRates, now_s: float, *, uptime_s: float
+) -> dict[str, Any]:
+    """Returns a line of the list of sessions. Clients report their content from time to time: its rate is that between
+    two reports. ``uptime_s`` is the server's."""
+    number = each.session.session
+    content = None
+    if each.reported_s:
+        content = rates.compute(("content", number), (each.bytes_in, each.bytes_out), each.reported_s)
+    is_over = uptime_s - each.reported_s > MAX_REPORT_AGE_S
+    return {
+        "figures": each,
+        "rate": rates.compute(("session", number), (each.num_requests,), now_s),
+        "content_rate": (0.0, 0.0) if content is not None and is_over else content,
+    }
 
 
 def describe_process(each: control_pb2.ProcessFigures, figures: control_pb2.ObserveResponse) -> dict[str, Any]:

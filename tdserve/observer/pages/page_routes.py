@@ -186,7 +186,8 @@ class Pages:
         if snapshot.figures is None:
             return self._fail(snapshot.reason)
         now_s = snapshot.taken_s
-        sessions = [describe_session(each, self._rates, now_s) for each in snapshot.figures.sessions]
+        uptime_s = snapshot.figures.uptime_s
+        sessions = [describe_session(each, self._rates, now_s, uptime_s=uptime_s) for each in snapshot.figures.sessions]
         return self._render(
             "sessions.html",
             page="sessions",

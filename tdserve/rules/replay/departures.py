@@ -9,15 +9,15 @@ import numpy as np
 from tdserve.messages.row_numbers import PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay import promises
+from tdserve.rules.replay.aging_table import AgingTable
 from tdserve.rules.replay.conditions import OWN
 from tdserve.rules.replay.staleness import UNKNOWN
-from tdserve.rules.replay.table_state import TableState
 
 
-class Departures(TableState):
+class Departures(AgingTable):
     """A table of which rows are discarded, spent, or kept for readers.
 
-    Arguments and errors as of :class:`TableState`.
+    Arguments and errors as of ``TableState``.
     """
 
     def make_way(self, num_rows: int) -> None:

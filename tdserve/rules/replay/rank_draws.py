@@ -22,12 +22,12 @@ class RankDraw:
         draw: The draw, which the table keeps.
 
     Attributes:
-        draw: As above.
+        plan, draw: As above.
     """
 
     def __init__(self, table: Table, plan: SamplePlan, draw: KeptDraw) -> None:
         self._table = table
-        self._plan = plan
+        self.plan = plan
         self.draw = draw
 
     @classmethod
@@ -58,7 +58,7 @@ class RankDraw:
     def undo(self) -> None:
         """Undoes the draw: what it used up is available again, and the step may be drawn."""
         self._table.draws.withdraw(self.draw, self._table)
-        self._table.undo(self._plan)
+        self._table.undo(self.plan)
 
 
 def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:

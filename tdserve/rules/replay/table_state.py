@@ -18,6 +18,7 @@ from tdserve.rules.replay.kept_draws import KeptDraws
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
+from tdserve.rules.replay.row_ages import RowAges
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
@@ -55,6 +56,7 @@ class TableState:
         claims: Claims of the writers that take rows by themselves.
         draws: Draws for data-parallel readers.
         shared: Numbers that all processes share.
+        ages: When rows have come, and the rows of the newest sample.
 
     Raises:
         InvalidRequestError: The capacity is below 1, or the settings would never let any row through.
@@ -129,6 +131,7 @@ class TableState:
         self._is_drawing = False  # different rows for one sample, in several turns: no other sample gets such meanwhile
         self.num_coming = 0
         self.num_spared = 0  # rows that were too old, and were kept, when the last were discarded
+        self.ages = RowAges(self.shared.num_drawn)
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         self._samples = int(state.get("samples", 0))  # those that readers draw by themselves are in ``shared``

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,9 @@ class TableKind(StoreKind):
     """Replay tables and queues; see :class:`StoreKind`."""
 
     name = "replay"
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng()
 
     def make_record(self, asked: control_pb2.CreateStoreRequest, spec: Spec, stores: KindStores) -> StoreRecord:
         capacity = asked.capacity
@@ -114,6 +118,7 @@ class TableKind(StoreKind):
             store.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
             store.known_groups.update(store.group_keys)
             left = iter(stores.unfinished_writes.restore(store, reserved))
+            table.ages.note_rows(0, time.monotonic())
             restore_draws(stores.db, record.uid, table)
             store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return store
@@ -148,6 +153,9 @@ class TableKind(StoreKind):
         figures.is_queue = table.settings.is_queue
         if table.settings.sampler.uses_priority:
             figures.priority_sum = table.selectors.get(PLAIN).mass
+        age = table.measure_sample_age(time.monotonic(), rng=self._rng)
+        if age is not None:
+            figures.sample_age.MergeFrom(control_pb2.SampleAge(**age._asdict()))
 
     def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
         description.num_rows = 0

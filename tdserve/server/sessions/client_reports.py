@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from tdserve.base.call_times import NUM_BUCKETS, CallTimes
@@ -17,6 +18,9 @@ MAX_COUNT = 10**9
 
 MAX_SUM_S = 1e9
 
+MAX_BYTES = 1 << 42
+"""Most bytes between two reports of one client."""
+
 MAX_DEGRADED = 100
 
 UNKNOWN_CODE = "UNKNOWN"
@@ -30,6 +34,9 @@ class ReportingSession(Protocol):
     """What is used of a session; see the attributes of ``ClientSession``."""
 
     degraded: tuple[str, ...]
+    bytes_in: int
+    bytes_out: int
+    reported_s: float
 
 
 class ClientReports:
@@ -45,6 +52,9 @@ class ClientReports:
 
     def add(self, session: ReportingSession, report: control_pb2.ClientReport) -> None:
         """Adds a report; leaves out what cannot be true."""
+        session.bytes_in += min(report.bytes_in, MAX_BYTES)
+        session.bytes_out += min(report.bytes_out, MAX_BYTES)
+        session.reported_s = time.monotonic()
         session.degraded = tuple(name for name in report.degraded[:MAX_DEGRADED] if _is_store_name(name))
         for calls in report.calls[:MAX_CALLS]:
             buckets = list(calls.buckets)

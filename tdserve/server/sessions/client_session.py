@@ -87,6 +87,8 @@ class ClientSession:
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
         begun_s: When it began, as of ``time.monotonic``.
         degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
+        bytes_in, bytes_out: Content to the server and from it, as the client reports it.
+        reported_s: When it has last reported, as of ``time.monotonic``; 0.0 before.
         num_requests, num_errors: Requests that have ended, and those of them that have failed.
         spans: Spans of traced requests under way, of which their orders are part.
         known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
@@ -134,6 +136,7 @@ class ClientSession:
         self.begun_s = time.monotonic()
         self.num_requests = self.num_errors = 0
         self.degraded: tuple[str, ...] = ()
+        self.bytes_in, self.bytes_out, self.reported_s = 0, 0, 0.0
         self._num_refusing = 0
         self._num_entries = 0
         self._unsent = UnsentMessages()

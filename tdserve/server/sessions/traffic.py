@@ -1,4 +1,4 @@
-"""Reads carried out by workers, and the counts of all transfers by transport."""
+"""Reads carried out by workers, the counts of all transfers by transport, and the times of the workers' work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tdserve.base.call_times import CallTimes
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions.client_session import ClientSession
@@ -34,10 +35,14 @@ class Traffic:
 
     Args:
         held: Counts the memory of answers, and of nothing else.
+
+    Attributes:
+        work_times: What the data workers have done, by kind of order or request.
     """
 
     def __init__(self, held: AdmissionBudget) -> None:
         self._held = held
+        self.work_times = CallTimes()
         self._counts: dict[str, _Count] = defaultdict(_Count)
 
     async def read(
@@ -114,16 +119,16 @@ class Traffic:
         count.bytes_relayed += nbytes
         count.transfers_relayed += 1
 
-    async def count_reads(self, workers: Sequence[DataWorker]) -> None:
-        """Collects the workers' counts of the reads that they answered without this process. A late answer is counted
-        when it arrives."""
-        orders = [worker.submit(worker_pb2.Order(count_reads=worker_pb2.CountReads())) for worker in workers]
+    async def collect_counts(self, workers: Sequence[DataWorker]) -> None:
+        """Collects what the workers have counted: the reads that they answered without this process, and the times of
+        their work. A late answer is counted when it arrives."""
+        orders = [worker.submit(worker_pb2.Order(take_counts=worker_pb2.TakeCounts())) for worker in workers]
         for order in orders:
-            order.add_done_callback(self._count_reads)  # late answers too: the worker's counts restart at 0
+            order.add_done_callback(self._add_counts)  # late answers too: the worker's counts restart at 0
         if orders:
             await asyncio.wait(orders, timeout=COUNT_TIMEOUT_S)
 
-    def _count_reads(self, order: asyncio.Future[worker_pb2.Worked]) -> None:
+    def _add_counts(self, order: asyncio.Future[worker_pb2.Worked]) -> None:
         if not order.cancelled() and order.exception() is None:
             found = order.result()
             inline = self._counts[INLINE]
@@ -133,6 +138,9 @@ class Traffic:
                 sent = self._counts[AT_ONCE_TRANSPORT]
                 sent.transfers_out += found.num_sent
                 sent.bytes_out += found.nbytes_sent
+            for calls in found.calls:
+                errors = {error.code: error.num_calls for error in calls.errors}
+                self.work_times.add(calls.call, list(calls.buckets), calls.sum_s, errors)
 
     def count_received(self, transport: str, content: control_pb2.Content) -> None:
         """Counts a transfer to the server."""

@@ -4,6 +4,7 @@ very many rows."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ def commit_rows(
     generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(store.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
+    table.note_arrival(len(reservation), time.monotonic())
     try:
         client_id, request, done = last
         with answers.begin_transaction(
@@ -123,6 +125,7 @@ async def commit_in_turns(
                 part = slice(start, start + step_rows)
                 arrived.append((reservation.rows[part], settle().select_part(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
+                table.note_arrival(len(arrived[-1][0]), time.monotonic())
                 await asyncio.sleep(0)
             redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nobody changes what it reads
             store.check_present()

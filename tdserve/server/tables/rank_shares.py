@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +125,7 @@ class RankShares:
             made.undo()
             raise
         made.settle()
+        table.note_sample(made.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up, and other ranks for it
         return made.draw
 

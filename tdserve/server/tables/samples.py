@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -305,6 +306,7 @@ class Samples:
     ) -> control_pb2.Done | None:
         """Has a sample sent. If that fails, what it used up is available again."""
         reach("lease.drawn")
+        store.get_table().note_sample(drawn.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()

@@ -120,6 +120,9 @@ def add_table(figures: control_pb2.ObserveResponse, name: str) -> control_pb2.St
     store.description.name, store.description.kind = name, control_pb2.STORE_KIND_REPLAY
     store.description.num_rows, store.description.capacity, store.description.nbytes = 8, 16, 4096
     store.description.inserts, store.description.samples = 10, 40
+    store.sample_age.mean_s, store.sample_age.max_s = 2.5, 30.0
+    store.sample_age.mean_rows, store.sample_age.max_rows = 1_500.0, 4_000
+    store.sample_age.mean_lag, store.sample_age.max_lag = 1.5, 3
     store.waits.add(call="sample", num_waits=2, sum_s=0.25, num_waiting=1, longest_s=3.0)
     return store
 

@@ -102,6 +102,9 @@ def test_values_when_exposed_then_as_the_server_has_counted(full: Any) -> None:
     assert get(text, "tdserve_transport_bytes_total", transport="gloo", direction="out") == 6
     assert get(text, "tdserve_store_samples_per_insert", store="queue") == 4
     assert get(text, "tdserve_store_queue_depth_rows", store="queue") == 5
+    assert get(text, "tdserve_store_sample_age_seconds", store="queue") == 2.5
+    assert get(text, "tdserve_store_sample_age_rows", store="queue") == 1_500
+    assert get(text, "tdserve_store_sample_lag_versions", store="queue") == 1.5
     assert get(text, "tdserve_store_longest_wait_seconds", store="queue", call="sample") == 3
     assert get(text, "tdserve_reader_lag_versions", store="policy", reader="here:77:5") == 2
     assert get(text, "tdserve_store_rows", store=OTHER, kind=OTHER) == 44

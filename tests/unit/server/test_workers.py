@@ -70,7 +70,7 @@ def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_com
     async def scenario() -> tuple[int, int]:
         await worker.ready.wait()
         before = worker.pid
-        await worker.submit(worker_pb2.Order(count_reads=worker_pb2.CountReads()))
+        await worker.submit(worker_pb2.Order(take_counts=worker_pb2.TakeCounts()))
         pending = worker.submit(discarding())
         os.kill(before, signal.SIGSTOP)
         with pytest.raises(PeerLostError, match="data worker 0"):

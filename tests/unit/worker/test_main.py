@@ -68,7 +68,7 @@ def test_worker_when_its_gpu_is_missing_then_reports_the_reason_and_works_on(dev
     done = control.report().done
     assert done.gpu == ""
     assert bool(done.why_no_gpu) == bool(device)
-    control.send(worker_pb2.Order(order=5, count_reads=worker_pb2.CountReads()))
+    control.send(worker_pb2.Order(order=5, take_counts=worker_pb2.TakeCounts()))
     assert control.report().HasField("done")
     control.socket.close()
     control.handover.close()
@@ -106,7 +106,7 @@ def test_count_of_reads_when_asked_then_of_those_that_control_did_not_see(
 ) -> None:
     control.send(reading(1, store))
     assert control.report().HasField("done")
-    control.send(worker_pb2.Order(order=2, count_reads=worker_pb2.CountReads()))
+    control.send(worker_pb2.Order(order=2, take_counts=worker_pb2.TakeCounts()))
     report = control.report()
     assert (report.order, report.done.num_reads, report.done.nbytes_moved) == (2, 0, 0)
 

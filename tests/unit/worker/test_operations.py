@@ -65,7 +65,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
         "drop_store",
         "forget_specs",
         "mail",
-        "count_reads",
+        "take_counts",
         "checksum_version",
         "open_claim",
     }

@@ -51,3 +51,13 @@ def test_report_when_a_store_is_degraded_then_due_at_once_and_again_when_it_is_w
     report = calls.take_report()
     assert report is not None
     assert len(report.degraded) == MAX_DEGRADED
+
+
+def test_report_when_content_has_moved_then_its_bytes_since_the_last_one() -> None:
+    calls = ObservedCalls()
+    calls.count_content(bytes_in=5)
+    calls.count_content(bytes_in=1, bytes_out=7)
+    report = calls.take_report()
+    assert report is not None
+    assert (report.bytes_in, report.bytes_out, len(report.calls)) == (6, 7, 0)
+    assert calls.take_report() is None

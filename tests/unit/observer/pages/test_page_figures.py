@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
 
 from tdserve.base.call_times import BOUNDS_S, NUM_BUCKETS
-from tdserve.observer.pages.page_figures import ShownRates, find_bound, list_tree
+from tdserve.observer.pages.page_figures import ShownRates, describe_session, find_bound, list_tree
 from tdserve.structure.capture import capture
+from tdserve.v1 import control_pb2
 
 
 def test_rates_when_counts_were_shown_before_then_their_changes_per_second() -> None:
@@ -30,6 +33,29 @@ def test_rates_when_a_count_began_again_then_none_below_zero() -> None:
     rates = ShownRates()
     rates.compute("a", (50,), 100.0)
     assert rates.compute("a", (3,), 102.0) == [0.0]
+
+
+def test_rates_when_the_clock_began_again_then_as_if_shown_first() -> None:
+    rates = ShownRates()
+    rates.compute("a", (50,), 100.0)
+    assert rates.compute("a", (3,), 2.0) is None
+    assert rates.compute("a", (5,), 4.0) == [1.0]
+
+
+def describe(rates: ShownRates, bytes_in: int, reported_s: float, uptime_s: float) -> Any:
+    """Returns the rate of the content of a session that has reported so much."""
+    figures = control_pb2.SessionFigures(bytes_in=bytes_in, reported_s=reported_s)
+    return describe_session(figures, rates, uptime_s, uptime_s=uptime_s)["content_rate"]
+
+
+def test_session_when_it_reports_now_and_then_then_the_rate_between_two_reports_and_none_after_a_pause() -> None:
+    rates = ShownRates()
+    assert describe(rates, 0, 0.0, 50.0) is None
+    assert describe(rates, 100, 51.0, 51.5) is None
+    assert describe(rates, 600, 56.0, 56.5) == [100.0, 0.0]
+    for uptime_s in (57.5, 60.0, 66.0):  # no report has come since
+        assert describe(rates, 600, 56.0, uptime_s) == [100.0, 0.0]
+    assert describe(rates, 600, 56.0, 70.0) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("share", "bound"), [(0.5, BOUNDS_S[1]), (0.9, BOUNDS_S[3]), (0.99, None)])

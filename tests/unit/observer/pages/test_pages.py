@@ -214,6 +214,16 @@ def test_static_files_when_asked_then_typed_and_kept_for_an_hour() -> None:
         assert answer.headers["cache-control"] == "private, max-age=3600"
 
 
+def test_store_when_rows_were_sampled_then_their_age_in_all_units() -> None:
+    figures = make_figures(1)
+    figures.stores[0].description.spec.CopyFrom(encode(capture(TensorDict({"x": torch.zeros(2)}, [])).spec))
+    shown = " ".join(find_text(read_page(RecordedServer(figures), "/store?name=table-00000")).split())
+    assert "Time since it was written 2.5 s 30 s Rows written since 1,500 4,000" in shown
+    assert "Versions of the policy since 1.5 3" in shown
+    figures.stores[0].ClearField("sample_age")
+    assert "newest sample" not in find_text(read_page(RecordedServer(figures), "/store?name=table-00000"))
+
+
 def test_store_when_its_name_is_evil_then_its_page_shows_it_as_text(evil: RecordedServer) -> None:
     for name in EVIL:
         page = read_page(evil, f"/store?name={quote(name)}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tdserve.base.call_times import NUM_BUCKETS
-from tdserve.server.sessions.client_reports import MAX_COUNT, MAX_DEGRADED, UNKNOWN_CODE, ClientReports
+from tdserve.server.sessions.client_reports import MAX_BYTES, MAX_COUNT, MAX_DEGRADED, UNKNOWN_CODE, ClientReports
 from tdserve.v1 import control_pb2
 
 
@@ -16,6 +16,8 @@ class Reporter:
     """A session as a report sees it."""
 
     degraded: tuple[str, ...] = ()
+    bytes_in = bytes_out = 0
+    reported_s = 0.0
 
 
 def make_report(call: str = "sample", num_buckets: int = NUM_BUCKETS, count: int = 1, sum_s: float = 0.5) -> Any:
@@ -35,6 +37,16 @@ def test_reports_when_several_come_then_added_up() -> None:
     (tally,) = reports.call_times
     assert (tally.call, tally.buckets[0], tally.sum_s) == ("sample", 5, 1.0)
     assert tally.errors == {"NOT_FOUND": 1, UNKNOWN_CODE: 1}
+
+
+def test_reports_when_content_was_moved_then_added_up_by_session_up_to_a_limit() -> None:
+    reports, session, other = ClientReports(), Reporter(), Reporter()
+    reports.add(session, control_pb2.ClientReport(bytes_in=5, bytes_out=7))
+    reports.add(session, control_pb2.ClientReport(bytes_in=5))
+    assert (session.bytes_in, session.bytes_out, other.bytes_in) == (10, 7, 0)
+    assert session.reported_s > 0
+    reports.add(other, control_pb2.ClientReport(bytes_out=2**64 - 1))
+    assert other.bytes_out == MAX_BYTES
 
 
 @pytest.mark.parametrize(

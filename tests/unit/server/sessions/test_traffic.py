@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.call_times import NUM_BUCKETS
 from tdserve.messages.content import read_layout
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions import traffic as traffic_module
@@ -28,15 +29,15 @@ def test_stats_when_content_moves_then_counted_by_transport_and_direction() -> N
     assert (inline.transport, inline.bytes_in, inline.transfers_in, inline.bytes_out) == ("inline", 7, 1, 0)
 
 
-def test_count_reads_when_a_worker_is_not_there_then_left_out(world: World, run: Loop) -> None:
+def test_collect_counts_when_a_worker_is_not_there_then_left_out(world: World, run: Loop) -> None:
     traffic = Traffic(AdmissionBudget(1 << 30))
 
     async def scenario() -> None:
         absent = DataWorker(
             1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
         )
-        await traffic.count_reads([])
-        await traffic.count_reads([absent, world.worker])
+        await traffic.collect_counts([])
+        await traffic.collect_counts([absent, world.worker])
 
     run(scenario())
     (inline,) = traffic.list_stats()
@@ -56,20 +57,26 @@ class Slow(DataWorker):
         return self.answer
 
 
-def test_count_reads_when_a_worker_answers_late_then_counted_then(run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_counts_when_a_worker_answers_late_then_counted_then(
+    run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traffic_module, "COUNT_TIMEOUT_S", 0.0)
     traffic = Traffic(AdmissionBudget(1 << 30))
 
     async def scenario() -> None:
         worker = Slow()
-        await traffic.count_reads([worker])
+        await traffic.collect_counts([worker])
         assert traffic.list_stats() == []
-        worker.answer.set_result(worker_pb2.Worked(num_reads=3, nbytes_moved=40))
+        calls = control_pb2.CallFigures(call="send_rows", buckets=[2, *[0] * (NUM_BUCKETS - 1)], sum_s=0.25)
+        calls.errors.add(code="ABORTED", num_calls=1)
+        worker.answer.set_result(worker_pb2.Worked(num_reads=3, nbytes_moved=40, calls=[calls]))
         await asyncio.sleep(0)
 
     run(scenario())
     (inline,) = traffic.list_stats()
     assert (inline.transport, inline.transfers_out, inline.bytes_out) == ("inline", 3, 40)
+    (work,) = traffic.work_times
+    assert (work.call, work.buckets[0], work.sum_s, work.errors) == ("send_rows", 2, 0.25, {"ABORTED": 1})
 
 
 def test_read_when_content_is_small_then_in_the_answer_and_counted(world: World, run: Loop) -> None:

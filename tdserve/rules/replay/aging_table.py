@@ -1,0 +1,48 @@
+"""How old the rows of a table's newest sample were: what is noted of arrivals and samples, and measured on demand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.plans import SamplePlan
+from tdserve.rules.replay.row_ages import DrawnRows, SampleAge
+from tdserve.rules.replay.table_state import TableState
+
+_PROBED_ROWS = 256
+"""Rows that stand for those that readers have drawn by themselves."""
+
+
+class AgingTable(TableState):
+    """A table whose sampled rows have ages.
+
+    Arguments and errors as of :class:`TableState`.
+    """
+
+    def note_arrival(self, num_rows: int, now_s: float) -> None:
+        """Notes that the rows which have arrived last have done so now, as of ``RowAges.note_rows``."""
+        self.ages.note_rows(self._last_sequence - num_rows + 1, now_s)
+
+    def note_sample(self, plan: SamplePlan, now_s: float) -> None:
+        """Notes that a sample was drawn now."""
+        staleness = self.selectors.staleness
+        newest = 0 if staleness is None else staleness.newest
+        versions = plan.columns.get(POLICY_VERSION_KEY)
+        self.ages.note_sample(DrawnRows(now_s, plan.sequence, self._last_sequence, versions, newest))
+
+    def measure_sample_age(self, now_s: float, *, rng: np.random.Generator) -> SampleAge | None:
+        """Returns the ages of the rows of the newest sample; None if there was none.
+
+        Which rows readers have drawn by themselves is not known, but each live row was equally likely: if they have
+        drawn any since the last call, others are drawn in their place.
+        """
+        num_drawn = self.shared.num_drawn
+        if num_drawn != self.ages.num_drawn:
+            self.ages.num_drawn = num_drawn
+            selector = self.selectors.get(PLAIN)
+            drawn = selector.draw(_PROBED_ROWS, rng=rng) if self.settings.sampler.draws_any_row and selector else None
+            if drawn is not None:
+                sequence = self.columns.sequence[drawn.rows]
+                self.ages.note_sample(DrawnRows(now_s, sequence, self._last_sequence))
+        return self.ages.measure()
