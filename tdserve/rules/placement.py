@@ -133,6 +133,7 @@ class PlacementRecord:
         on_shard_loss: What a writer does while its shard does not answer.
         shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
         move: Of a store that has moved: id of the move.
+        owner: Number of the server that has the record, for the client that made it; None: not known.
     """
 
     kind: PlacementKind
@@ -142,6 +143,7 @@ class PlacementRecord:
     on_shard_loss: OnShardLoss = "redirect"
     shard_by: tuple[str, ...] = ()
     move: str = ""
+    owner: int | None = None
 
     def __post_init__(self) -> None:
         for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
@@ -150,6 +152,8 @@ class PlacementRecord:
                 raise InvalidRequestError(argument=argument, reason=f"{value!r} is none of {list(get_args(choices))}")
         for server in self.servers:
             check_integer("servers", server, 0, maximum=MAX_SERVERS - 1)
+        if self.owner is not None:
+            check_integer("owner", self.owner, 0, maximum=MAX_SERVERS - 1)
         if not self.servers or len(set(self.servers)) < len(self.servers):
             raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
         check_integer("capacity", self.capacity, 0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tdserve.base.errors import CorruptDataError, DeadlineExceededError, TDServeError
+from tdserve.base.errors import ConnectError, CorruptDataError, DeadlineExceededError, TDServeError
 from tdserve.soak.history import Recorder
 from tdserve.soak.round_stores import (
     KEYS,
@@ -263,7 +263,19 @@ class ClientWork:
             if count >= 5:
                 self._call(recorder, lambda: self.client.delete(name), name=name, what="delete")
             made = TensorDict({"count": torch.full((3,), count)}, [3])
-            self._call(recorder, lambda: self.client.init_remote(made, name), name=name, what="create", count=count)
+
+            def make() -> None:
+                end_s = time.monotonic() + TIMEOUT_S
+                while True:
+                    try:
+                        self.client.init_remote(made, name)
+                        return
+                    except ConnectError:  # of several servers, the one that decides about the name is down
+                        if time.monotonic() > end_s:
+                            raise
+                    time.sleep(PAUSE_S)
+
+            self._call(recorder, make, name=name, what="create", count=count)
 
         return act
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -17,7 +18,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import make_uid
 from tdserve.client.cluster.members import Members
-from tdserve.client.moves.checkpoint_restore import OnRestore
+from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load
 from tdserve.client.moves.server_checkpoints import (
@@ -25,11 +26,10 @@ from tdserve.client.moves.server_checkpoints import (
     Place,
     checkpoint_server,
     find_server_place,
-    restore_server,
 )
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.placement import find_whole
-from tdserve.store.archive import open_archive
+from tdserve.store.archive import Archive, open_archive
 
 
 def checkpoint_cluster(
@@ -68,20 +68,24 @@ def restore_cluster(
     """Brings the stores of a checkpoint of all servers back, each to the server of its number; see
     ``ClusterClient.restore``."""
     wanted = {names} if isinstance(names, str) else None if names is None else {*names}
-    chosen: dict[int, tuple[str, list[str]]] = {}
+    chosen: dict[int, _Chosen] = {}
     for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
-        stores = [each.name for each in load(open_archive(find_server_place(place, server)), checkpoint_id).stores]
-        chosen[server] = checkpoint_id, [each for each in stores if wanted is None or {each, _get_whole(each)} & wanted]
-    _check_names(members, {server: found for server, (_, found) in chosen.items()}, wanted or set(), prefix)
+        archive = open_archive(find_server_place(place, server))
+        found = load(archive, checkpoint_id)
+        stores = [each.name for each in found.stores]
+        kept = [each for each in stores if wanted is None or {each, _get_whole(each)} & wanted]
+        chosen[server] = _Chosen(archive, found, kept, {*members.get(server).catalog.stores()})
+    _check_names(chosen.values(), wanted or set(), prefix)
     restored: dict[int, list[str]] = {}
     try:
-        for server, (checkpoint_id, found) in chosen.items():
-            restored[server] = restore_server(
+        for server, each in chosen.items():
+            restored[server] = restore_stores(
                 members.get(server),
-                find_server_place(place, server),
-                checkpoint=checkpoint_id,
-                names=found,
+                each.archive,
+                each.checkpoint,
+                names=each.names,
                 prefix=prefix,
+                taken=each.taken,
                 deadline=deadline,
                 on_progress=on_progress,
             )
@@ -94,16 +98,31 @@ def restore_cluster(
     return sorted({name for made in restored.values() for name in made})
 
 
-def _check_names(members: Members, chosen: Mapping[int, Sequence[str]], wanted: Collection[str], prefix: str) -> None:
+class _Chosen(NamedTuple):
+    """What comes back to a server.
+
+    Attributes:
+        archive: Where its checkpoints are.
+        checkpoint: One of them.
+        names: Names of its stores that come back.
+        taken: Names that the server's stores have now.
+    """
+
+    archive: Archive
+    checkpoint: Checkpoint
+    names: list[str]
+    taken: set[str]
+
+
+def _check_names(chosen: Collection[_Chosen], wanted: Collection[str], prefix: str) -> None:
     """Raises StoreNotFoundError or StoreExistsError before anything is restored."""
-    there = {each for found in chosen.values() for each in found}
+    there = {name for each in chosen for name in each.names}
     missing = sorted({*wanted} - there - {_get_whole(each) for each in there})
     if missing:
         raise StoreNotFoundError(name=missing[0])
-    for server, found in chosen.items():
-        taken = {*members.get(server).catalog.stores()}
-        for name in found:
-            if prefix + name in taken:
+    for each in chosen:
+        for name in each.names:
+            if prefix + name in each.taken:
                 raise StoreExistsError(name=prefix + name)
 
 

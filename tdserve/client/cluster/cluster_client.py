@@ -46,10 +46,12 @@ CREATING = frozenset(
         "create_replay",
         "create_queue",
         "create_kv",
-        "publish",
     )
 )
-"""Calls that make stores; a store that is named like a part of another would be taken for one."""
+"""Calls that make stores. While the owner of a name does not answer, they raise at once."""
+
+NAMING = CREATING | {"publish"}
+"""Calls that may make stores; a store that is named like a part of another would be taken for one."""
 
 
 def _at_home(
@@ -64,10 +66,13 @@ def _at_home(
         name = args[position] if len(args) > position else kwargs.get("name")
         if not isinstance(name, str):  # the client of any server refuses it
             return getattr(self.members.get(0), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-        if call_name in CREATING:
+        if call_name in NAMING:
             check_no_part(name)
         store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
         place = self.directory.find(store)
+        if call_name in CREATING:
+            with self.directory.creating(store, place.server):
+                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         try:
             return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         except StoreNotFoundError:
@@ -83,10 +88,11 @@ def _at_home(
 class ClusterClient(ClusterMoves):
     """A connection to several servers, with the calls and handles of :class:`tdserve.Client`.
 
-    Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While that
-    server does not answer, a store of such a name cannot be created, and calls of its stores wait, as those of a single
-    server do while it restarts. Tables, queues and keyed stores may be shared by several servers: see ``shards`` of
-    ``create_replay``. Threads: safe. Pickled by address. Only servers that are used are connected to.
+    Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While nobody
+    listens there, creating a store of such a name raises ConnectError within a second or two, and calls of its stores
+    wait until their timeout, as those of a single server do while it restarts. Tables, queues and keyed stores may be
+    shared by several servers: see ``shards`` of ``create_replay``. Threads: safe. Pickled by address. Only servers that
+    are used are connected to.
     """
 
     def __init__(self, servers: ClusterServers) -> None:

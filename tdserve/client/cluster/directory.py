@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import PermissionDeniedError, StoreMovedError, StoreNotFoundError, WrongStateError
+from tdserve.base.errors import (
+    ConnectError,
+    PermissionDeniedError,
+    StoreMovedError,
+    StoreNotFoundError,
+    WrongStateError,
+)
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole
 
@@ -102,6 +109,23 @@ class Directory:
         known = self._places.get(name)  # the call may have followed it to another server
         return found, self._remember(name, place.server if known is None else known.server, found)
 
+    @contextmanager
+    def creating(self, name: str, server: int) -> Iterator[None]:
+        """Runs a block that creates a store at the server that decides about its name.
+
+        Raises:
+            ConnectError: Nobody listens there, and nothing was sent before that was found out. The error names the
+                server; the client's timeout is not waited for.
+        """
+        try:
+            with reach_within(REACH_S, is_for_unsent=True):
+                yield
+        except ConnectError as error:
+            if not error.retryable:
+                raise
+            reason = f"server {server}, which decides about the name {name!r}, does not answer: {error.reason}"
+            raise ConnectError(address=error.address, reason=reason) from error
+
     def forget(self, name: str) -> None:
         """Forgets where a store is: it was deleted."""
         with self._lock:
@@ -176,6 +200,7 @@ class Directory:
         place = Place(server)
         if found.kind == "placement":
             placement = PlacementRecord.from_json(found.settings)
+            _check_order(name, server, placement)
             for shard_server in placement.servers:
                 self._check_server(name, shard_server)
             place = Place(server, placement)
@@ -184,6 +209,13 @@ class Directory:
             self._missed.pop(name, None)
             _drop_oldest(self._places)
         return place
+
+
+def _check_order(name: str, server: int, placement: PlacementRecord) -> None:
+    """Raises WrongStateError if this client numbers the servers otherwise than the one that made a record."""
+    if placement.owner not in (None, server):
+        state = f"server {server} of these was server {placement.owner} for the client that created {name!r}"
+        raise WrongStateError(state=state, event="finding its parts; all clients list the servers in the same order")
 
 
 def _drop_oldest(remembered: OrderedDict[str, Any]) -> None:

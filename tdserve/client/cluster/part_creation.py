@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
@@ -18,33 +18,21 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def record_placement(
-    cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool
-) -> tuple[PlacementRecord, bool]:
+def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
     """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
     record waits for parts that do not exist yet.
 
-    Returns:
-        The record; of a store that exists, with the servers to which its parts have moved. And whether it exists.
-
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
-        ConnectError: The owner, or the server of a shard of a new store, does not answer. Nothing was created.
+        ConnectError: The owner does not answer.
     """
-    cluster.directory.forget(name)
-    place = cluster.directory.find(name)
-    exists = exists_ok and place.placement is not None and place.placement.num_shards == placement.num_shards
-    if exists and place.placement is not None:
-        placement = replace(placement, servers=place.placement.servers)
-    else:
-        _check_answers(cluster.members, placement)
-    client = cluster.members.get(place.server)
+    server = cluster.directory.find(name).server
     empty = capture({}, store=name)
     request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
     request.settings = placement.to_json()
-    create_store(client, request, empty.spec)
+    with cluster.directory.creating(name, server):
+        create_store(cluster.members.get(server), request, empty.spec)
     cluster.directory.forget(name)
-    return placement, exists
 
 
 def create_parts(
@@ -61,11 +49,20 @@ def create_parts(
         create_part: Creates the part of a shard at its server, unless it exists.
 
     Raises:
+        ConnectError: The owner of the name, or the server of a shard of a new store, does not answer.
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
             ``exists_ok``, or deleted. Of a store that exists some servers may be lost, as in any later call.
     """
-    placement, exists = record_placement(cluster, name, placement, exists_ok=exists_ok)
+    cluster.directory.forget(name)
+    known = cluster.directory.find(name).placement if exists_ok else None
+    exists = known is not None and known.num_shards == placement.num_shards
+    if exists and known is not None:
+        placement = replace(placement, servers=known.servers, owner=known.owner)  # its parts may have moved
+    else:
+        check_answers(cluster.members, name, placement)
+        placement = replace(placement, owner=cluster.directory.find(name).server)
+    record_placement(cluster, name, placement, exists_ok=exists_ok)
     made: list[tuple[int, str]] = []
 
     def create(shard: int, server: int) -> None:
@@ -86,15 +83,16 @@ def create_parts(
         raise next(iter(lost.values()))
 
 
-def _check_answers(members: Members, placement: PlacementRecord) -> None:
-    """Raises TransportError if the server of a shard does not answer."""
+def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:
+    """Raises ConnectError if the server of a shard does not answer."""
 
     def ask(server: int) -> None:
         members.get(server).catalog.find("-")
 
     _, lost = members.ask_all({server: partial(ask, server) for server in placement.servers})
-    if lost:
-        raise next(iter(lost.values()))
+    for server, error in lost.items():
+        reason = f"server {server}, one of those of {name!r}, does not answer: {error}"
+        raise ConnectError(address=members.describe_address(server), reason=reason) from error
 
 
 def delete_parts(members: Members, name: str, placement: PlacementRecord) -> None:
@@ -103,7 +101,7 @@ def delete_parts(members: Members, name: str, placement: PlacementRecord) -> Non
     Raises:
         ConnectError: A server does not answer. Nothing was deleted.
     """
-    _check_answers(members, placement)
+    check_answers(members, name, placement)
     names = [(server, name_part(name, shard)) for shard, server in enumerate(placement.servers)]
     for server, part in [*names, (placement.servers[0], name_splits(name))]:
         client = members.get(server)

@@ -14,7 +14,13 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import ConnectError, InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.base.errors import (
+    ConnectError,
+    InvalidRequestError,
+    StoreExistsError,
+    StoreNotFoundError,
+    WrongStateError,
+)
 from tdserve.cli.main import main
 from tdserve.imports import import_store
 from tdserve.rules.placement import choose_owner, choose_servers
@@ -93,17 +99,32 @@ def test_calls_when_no_store_can_have_the_name_then_refused_as_by_one_server(
 
 def test_creation_when_the_owner_is_down_then_raises_and_others_go_on(servers: list[tdserve.Server]) -> None:
     down = f"127.0.0.1:{quiet_port()}"
-    with tdserve.connect(f"{servers[0].address},{down}", timeout_s=2.0) as client:
+    with tdserve.connect(f"{servers[0].address},{down}", timeout_s=300.0) as client:  # it is not waited for
         name = name_owned_by(1, 2)
-        with pytest.raises(ConnectError):
-            client.init_remote(CONTENT, name)
+        for create in (client.init_remote, client.memmap):
+            with pytest.raises(ConnectError, match=f"{down}: server 1, which decides about the name {name!r}"):
+                create(CONTENT, name)
+        with pytest.raises(ConnectError, match="server 1"):
+            client.create_replay(name, CONTENT[0], 100)
         there = name_owned_by(0, 2)
         client.init_remote(CONTENT, there)
         assert there in client.stores()
-        with pytest.raises(ConnectError):
+        with pytest.raises(ConnectError, match=f"{down}: server 1"):
             client.create_replay(next_name(), CONTENT[0], 100, shards="all")
         assert client.stats()["lost"] == [1]
         client.delete(there)
+
+
+def test_shared_store_when_the_servers_are_listed_in_another_order_then_refused(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
+) -> None:
+    table = client.create_replay(name, CONTENT[0], 90, shards="all")
+    assert len(client.create_replay(name, CONTENT[0], 90, shards="all", exists_ok=True)) == len(table)
+    with tdserve.connect(",".join(server.address for server in (*servers[1:], servers[0]))) as other:
+        with pytest.raises(WrongStateError, match="same order"):
+            other.replay(name)
+        with pytest.raises(WrongStateError, match="same order"):
+            other.create_replay(name, CONTENT[0], 90, shards="all", exists_ok=True)
 
 
 def test_connect_when_no_server_listens_then_raises() -> None:

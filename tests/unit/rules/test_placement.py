@@ -92,6 +92,7 @@ def test_record_when_written_then_read_as_it_was() -> None:
         '{"kind":"replay","servers":0}',
         '{"kind":"replay","servers":[0],"capacity":-1}',
         '{"kind":"replay","servers":[0],"on_shard_loss":"forget"}',
+        '{"kind":"replay","servers":[0],"owner":-1}',
         '{"kind":"replay","servers":[0],"more":1}',
     ],
 )
