@@ -61,11 +61,19 @@ class RoundStores:
         return self.prefix + store
 
     def create(self) -> None:
-        """Creates what clients do not create themselves."""
+        """Creates what clients open; once for each round."""
+        shards = choose_shards(self.client)
         for name in TABLES:
-            self.open_table(name)
-        self.open_queue()
-        self.open_entries()
+            self.client.create_replay(
+                self.name(name),
+                like=make_rows(name, 0, 0, 1)[0],
+                capacity=CAPACITY,
+                sampler=tdserve.Prioritized() if name == "asked" else None,
+                shards=shards,
+            )
+        job = TensorDict({"job": torch.tensor(0)}, [])
+        self.client.create_queue(self.name(QUEUE), like=job, max_size=6_000, shards=shards)
+        self.client.create_kv(self.name(ENTRIES))
         self.client.memmap(make_slots(0, NUM_SLOTS), self.name(SLOTS))
         self.client.memmap(TensorDict({"x": torch.zeros(3)}, [3]), self.name(KEYS))
 
@@ -74,25 +82,19 @@ class RoundStores:
         return [name for name in self.client.stores() if name.startswith(self.prefix)]
 
     def open_table(self, name: str) -> tdserve.ReplayHandle:
-        """Opens a table; the first client creates it."""
-        return self.client.create_replay(
-            self.name(name),
-            like=make_rows(name, 0, 0, 1)[0],
-            capacity=CAPACITY,
-            sampler=tdserve.Prioritized() if name == "asked" else None,
-            shards=choose_shards(self.client),
-            exists_ok=True,
-        )
+        """Opens a table."""
+        table: tdserve.ReplayHandle = self.client.replay(self.name(name))
+        return table
 
     def open_queue(self) -> tdserve.QueueHandle:
-        """Opens the queue; the first client creates it."""
-        like = TensorDict({"job": torch.tensor(0)}, [])
-        shards = choose_shards(self.client)
-        return self.client.create_queue(self.name(QUEUE), like=like, max_size=6_000, shards=shards, exists_ok=True)
+        """Opens the queue."""
+        queue: tdserve.QueueHandle = self.client.queue(self.name(QUEUE))
+        return queue
 
     def open_entries(self) -> tdserve.KeyedHandle:
-        """Opens the keyed store; the first client creates it."""
-        return self.client.create_kv(self.name(ENTRIES), exists_ok=True)
+        """Opens the keyed store."""
+        entries: tdserve.KeyedHandle = self.client.kv(self.name(ENTRIES))
+        return entries
 
 
 def make_rows(table: str, writer: int, first: int, num_rows: int) -> TensorDict:

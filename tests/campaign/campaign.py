@@ -2,16 +2,18 @@
 the histories.
 
 ``python -m tests.campaign.campaign --kills 200 --seed 1 --servers 3`` prints its counts, and ends with 1 when
-anything was lost, doubled or torn, or samples do not have their distribution afterwards. With ``--tls`` all content but
-that of local clients takes gRPC, encrypted; with ``--every 3`` something is killed every three seconds, whether or not
-the clients have gone on since. The same seed kills in the same order; what is under way at each kill is chance, which
-is the point.
+anything was lost, doubled or torn, or samples do not have their distribution afterwards. With ``--tls`` all content
+but that of local clients takes gRPC, encrypted. With ``--every 3`` something is killed three seconds after the last
+victim was started again, whether or not the clients have gone on since: ``--every 3 --minutes 10 --victims server
+--servers 3`` kills whole servers for ten minutes. The same seed kills in the same order; what is under way at each kill
+is chance, which is the point.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -20,8 +22,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from threading import Event
 
 import tdserve
@@ -44,7 +49,8 @@ from tests.processes import (
 )
 
 VICTIMS = ("control", "worker", "fork server", "client", "server")
-"""What is killed. With three servers a process that moves stores between them is killed too."""
+"""What is killed, unless less is asked for. With three servers a process that moves stores between them is killed
+too."""
 
 MOVER = "mover"
 
@@ -74,17 +80,31 @@ class Campaign:
         seed: Decides the order of kills.
         num_servers: Several share the tables and the queue.
         has_tls: Whether all connections are encrypted.
-        every_s: Seconds from kill to kill, if a server starts again so soon; None: as soon as all clients have gone on.
+        every_s: Seconds from the return of a victim to the next kill; None: as soon as all clients have gone on.
+        victims: What is killed; (): everything.
+        num_clients: Clients that work at the same time, up to four.
+
+    Attributes:
+        kills: By what was killed.
+        kills_s: When, by ``time.monotonic``.
     """
 
     def __init__(
-        self, folder: Path, *, seed: int, num_servers: int = 1, has_tls: bool = False, every_s: float | None = None
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        num_servers: int = 1,
+        has_tls: bool = False,
+        every_s: float | None = None,
+        victims: Sequence[str] = (),
+        num_clients: int = 4,
     ) -> None:
         self._random = random.Random(seed)
         self._histories = folder / "histories"
         self._histories.mkdir()
         settings, self._environment = _make_certificates(folder) if has_tls else ({}, dict(os.environ))
-        self._transports = TLS_TRANSPORTS if has_tls else TRANSPORTS
+        self._transports = (TLS_TRANSPORTS if has_tls else TRANSPORTS)[:num_clients]
         self._servers = [
             tdserve.Server(folder / f"root{number}", port=quiet_port(), num_workers=2, log_level="error", **settings)
             for number in range(num_servers)
@@ -92,30 +112,26 @@ class Campaign:
         self._clients: list[KillableClient] = []
         self._num_clients = 0
         self._mover: subprocess.Popen[str] | None = None
-        self._victims = (*VICTIMS, MOVER) if num_servers > 2 else VICTIMS
+        self._has_mover = num_servers > 2
+        self._victims = victims or ((*VICTIMS, MOVER) if self._has_mover else VICTIMS)
         self._every_s = every_s
         self.kills: Counter[str] = Counter()
+        self.kills_s: list[float] = []
 
-    def run(self, num_kills: int) -> Findings:
-        """Makes this many kills, lets the clients end, restarts the server once more and compares."""
+    def run(self, num_kills: int, minutes: float = math.inf) -> Findings:
+        """Makes this many kills, or as many as so many minutes allow, lets the clients end, restarts the servers once
+        more and compares."""
         try:
             for server in self._servers:
                 server.start()
             with self._connect(self._transports[0]) as client:
                 RoundStores(client).create()
             self._clients = [self._start_client(place) for place in range(len(self._transports))]
-            if MOVER in self._victims:
+            if self._has_mover:
                 self._mover = self._start_mover()
             self._await_progress()
-            for number in range(num_kills):
-                if number % len(self._victims) == 0:
-                    order = self._random.sample(self._victims, len(self._victims))
-                begun_s = time.monotonic()
-                self._kill(order[number % len(self._victims)])
-                if self._every_s is None or number == num_kills - 1:
-                    self._await_progress()
-                else:
-                    Event().wait(max(begun_s + self._every_s - time.monotonic(), 0.0))
+            self._kill_on(num_kills, minutes)
+            self._await_progress()
             for client_process in self._clients:
                 client_process.close()
             if self._mover is not None:
@@ -136,6 +152,16 @@ class Campaign:
                 _end(self._mover)
             for server in self._servers:
                 server.shutdown()
+
+    def _kill_on(self, num_kills: int, minutes: float) -> None:
+        end_s, order = time.monotonic() + 60.0 * minutes, list[str]()
+        while self.kills.total() < num_kills and time.monotonic() < end_s:
+            if self._every_s is not None:
+                Event().wait(self._every_s)
+            elif self.kills:
+                self._await_progress()
+            order = order or self._random.sample(self._victims, len(self._victims))
+            self._kill(order.pop(0))
 
     @property
     def _address(self) -> str:
@@ -181,6 +207,7 @@ class Campaign:
 
     def _kill(self, victim: str) -> None:
         self.kills[victim] += 1
+        self.kills_s.append(time.monotonic())
         if victim == "client":
             place = self._random.randrange(len(self._clients))
             os.kill(copy_for(self._clients[place].pid), signal.SIGKILL)
@@ -248,17 +275,31 @@ def _end(process: subprocess.Popen[str]) -> None:
 def main() -> int:
     """Runs a campaign in a temporary folder. Returns 1 if there was a fault; then the folder stays."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--victims", nargs="+", choices=(*VICTIMS, MOVER), default=(), metavar="VICTIM")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--every", type=float, metavar="SECONDS")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tdserve-campaign-"))
-    settings = {"seed": arguments.seed, "num_servers": arguments.servers, "has_tls": arguments.tls}
-    campaign = Campaign(folder, **settings, every_s=arguments.every)
-    report = campaign.run(arguments.kills)
+    campaign = Campaign(
+        folder,
+        seed=arguments.seed,
+        num_servers=arguments.servers,
+        has_tls=arguments.tls,
+        every_s=arguments.every,
+        victims=arguments.victims,
+        num_clients=arguments.clients,
+    )
+    num_kills = arguments.kills or (200 if math.isinf(arguments.minutes) else sys.maxsize)
+    report = campaign.run(num_kills, arguments.minutes)
     print("kills:", dict(campaign.kills))
+    pauses_s = [after_s - before_s for before_s, after_s in pairwise(campaign.kills_s)]
+    if pauses_s:
+        print(f"seconds from kill to kill: {min(pauses_s):.1f} to {max(pauses_s):.1f}, median {median(pauses_s):.1f}")
     for name, count in sorted(report.counts.items()):
         print(f"{name}: {count:,}")
     print("faults:", len(report.faults))
