@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.replay.settings import Settings
 from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
@@ -78,10 +78,12 @@ class ShardDraws:
             EndOfStreamError: All shards are closed and drained.
             TransportError: No shard answers.
         """
+        if self._table.settings.sampler.uses_trajectories:
+            make_query = _name_whole(make_query, num_rows)
         query = make_query(self._table.get_any_part(deadline))
         unit = self._find_unit(query)
         if num_rows % unit:
-            reason = f"{num_rows} rows are no whole number of slices or groups of {unit}"
+            reason = f"{num_rows} rows are no whole number of groups of {unit}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         pause_s = MIN_PAUSE_S
         while True:
@@ -188,7 +190,7 @@ class ShardDraws:
         def ask(_: int, part: Any) -> ShardMass:
             remaining_s = deadline.remaining_s
             asked = Deadline.after(PATIENCE_S if remaining_s is None else min(PATIENCE_S, remaining_s))
-            return ask_mass(part._client, make_query(part), num_rows, asked)
+            return ask_mass(part, make_query, num_rows, asked)
 
         while True:
             try:
@@ -198,8 +200,14 @@ class ShardDraws:
                     raise
 
     def _find_unit(self, query: Query) -> int:
-        """Returns the rows that are drawn together: of a group, or a slice."""
-        return query.group_size or _get_slice_len(self._table.settings) or 1
+        """Returns the rows that are drawn together: of a group, or a slice.
+
+        Raises:
+            InvalidRequestError: The sample is no whole number of slices, or one is longer than a shard.
+        """
+        if not query.whole_rows:
+            return query.group_size or 1
+        return self._table.settings.sampler.compute_unit(query.whole_rows, self._table.part_capacity)
 
     def _divide(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> dict[int, int] | None:
         """Divides rows among the shards; None if they do not have enough."""
@@ -223,19 +231,25 @@ class ShardDraws:
     ) -> list[DrawnPart]:
         """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none."""
 
-        def draw(shard: int, part: Any) -> DrawnPart | None:
+        def draw(shard: int, part: Any) -> DrawnPart:
             query, client = make_query(part), part._client
             if query.is_lease:
-                try:
-                    return DrawnPart(
-                        shard, client, query, take_sampled(client, query, counts[shard], Deadline.after(0))
-                    )
-                except (DeadlineExceededError, EndOfStreamError):  # others were faster
-                    return None
-            rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
+                rows = take_sampled(client, query, counts[shard], Deadline.after(0))
+            else:
+                rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
             return DrawnPart(shard, client, query, rows)
 
-        return [part for part in self._table.ask_parts(counts, draw, deadline=deadline).values() if part is not None]
+        def follow_and_draw(shard: int, part: Any) -> DrawnPart | None:
+            try:
+                found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part))
+            except (DeadlineExceededError, EndOfStreamError):  # of rows on lease, others were faster
+                if not make_query(part).is_lease:
+                    raise
+                return None
+            return found
+
+        draw_parts = self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
+        return [part for part in draw_parts.values() if part is not None]
 
     def _weigh(self, part: DrawnPart, masses: Mapping[int, ShardMass]) -> None:
         """Makes probabilities and weights those of the whole table."""
@@ -251,15 +265,17 @@ class ShardDraws:
             tensors[_PROBABILITY] = tensors[_PROBABILITY] * (mine.mass / whole)
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
-        """Joins the rows of all shards, with the numbers that they have in the whole table, in random order."""
-        unit = self._find_unit(drawn[0].query)
+        """Joins the rows of all shards, with the numbers that they have in the whole table; rows, groups and slices are
+        in random order."""
+        unit, sampler = self._find_unit(drawn[0].query), self._table.settings.sampler
         for part in drawn:
             part.rows.move_rows(part.shard * self._table.part_capacity)
         num_units = sum(part.rows.spec.batch_size[0] for part in drawn) // unit
         order = None
-        is_ordered = self._table.settings.sampler.is_ordered or drawn[0].query.share is not None
-        if unit == 1 and len(drawn) > 1 and not is_ordered:
-            order = torch.from_numpy(self._rng.permutation(num_units))
+        is_ordered = sampler.is_ordered or drawn[0].query.share is not None
+        if len(drawn) > 1 and not is_ordered and (unit == 1 or sampler.is_exact):
+            firsts = torch.from_numpy(self._rng.permutation(num_units)) * unit
+            order = (firsts[:, None] + torch.arange(unit)).flatten()
         return Sampled.join([part.rows for part in drawn], order)
 
 
@@ -274,5 +290,11 @@ def _find_beta(part: DrawnPart, mass: ShardMass) -> float | None:
     return math.log(float(weights[row])) / math.log(ratio)
 
 
-def _get_slice_len(settings: Settings) -> int:
-    return getattr(settings.sampler, "slice_len", None) or 0
+def _name_whole(make_query: Callable[[Any], Query], num_rows: int) -> Callable[[Any], Query]:
+    """Makes queries of slices name the rows of the whole sample."""
+
+    def make(part: Any) -> Query:
+        query = make_query(part)
+        return query if query.group_by is not None else replace(query, whole_rows=num_rows)
+
+    return make

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -11,13 +14,23 @@ from tdserve.client.tables.sampling import Query
 from tdserve.rules.shard_division import ShardMass
 
 
-def ask_mass(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> ShardMass:
+def ask_mass(part: Any, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> ShardMass:
     """Asks a shard, with one message each way.
 
     Args:
-        num_rows: Rows of the whole sample; a slice of the right length can then be counted.
+        part: Handle of the shard.
+        make_query: Makes the query of the sample for it.
+        num_rows: Rows of the whole sample: the length of slices may follow from it.
     """
 
+    def ask() -> ShardMass:
+        return _ask(part._client, make_query(part), num_rows, deadline)
+
+    found: ShardMass = part.follow_and_retry(ask, uses_rows=False)
+    return found
+
+
+def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> ShardMass:
     def attempt(session: Session, request: int, deadline: Deadline) -> ShardMass:
         message = query.make_message(num_rows, 1, deadline.remaining_s)
         add_policy_news(message, client, query.policy)

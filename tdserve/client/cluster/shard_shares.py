@@ -50,9 +50,13 @@ class ShardShares:
             rows = draw_whole_rows(part._client, query, counts[shard], num_batches=1, deadline=deadline)
             return DrawnPart(shard, part._client, query, rows)
 
+        def follow_and_draw(shard: int, part: Any) -> DrawnPart:
+            found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part))
+            return found
+
         reach_s = deadline.remaining_s
         reach_s = self._table.wait_s if reach_s is None else reach_s
-        found = self._table.ask_each(counts, draw, reach_s=reach_s, deadline=deadline)
+        found = self._table.ask_each(counts, follow_and_draw, reach_s=reach_s, deadline=deadline)
         return [found[shard] for shard in sorted(found)]
 
     def forget(self) -> None:
@@ -88,7 +92,7 @@ class ShardShares:
         table = self._table
 
         def ask(_: int, part: Any) -> Any:
-            return ask_mass(part._client, replace(make_query(part), share=None), num_rows, deadline)
+            return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, deadline)
 
         asked = make_query(table.get_any_part())
         unit = asked.group_size or 1

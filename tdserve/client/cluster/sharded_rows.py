@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
@@ -163,14 +164,14 @@ class ShardedRows(ShardedStore):
 
         found = self.ask_each(where, read)
         positions = torch.cat([where[shard] for shard in found]) if found else torch.empty(0, dtype=torch.int64)
-        joined = join_rows(list(found.values()))[torch.argsort(positions)]
+        joined = _join_alike(list(found.values()))[torch.argsort(positions)]
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 
     def _read_selected(self, index: Any) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
             found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
-            return join_rows([found[shard] for shard in sorted(found)])
+            return _join_alike([found[shard] for shard in sorted(found)])
         lengths = self._ask_lengths()
         every = np.arange(sum(lengths.values()))
         if not isinstance(index, slice) and np.shape(index) != every.shape:
@@ -196,7 +197,7 @@ class ShardedRows(ShardedStore):
             begin += lengths[shard]
         if not parts:
             return self.get_part(shards[0]).read_rows(slice(0, 0))
-        return join_rows(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
+        return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows of one shard after the other, of those that answer."""
@@ -211,8 +212,16 @@ def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> No
 
 
 def join_rows(parts: Sequence[Any]) -> Any:
-    """Joins tensordicts of rows along their first dimension."""
+    """Joins tensordicts of rows, or leaves of rows, along their first dimension."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _join_alike(parts: Sequence[Any]) -> Any:
+    """Joins tensordicts of rows. Leaves that only some of them have got so far are left out."""
+    leaves = [set(part.keys(True, True, is_leaf=is_leaf_nontensor)) for part in parts]
+    common = set.intersection(*leaves)
+    is_alike = all(len(each) == len(common) for each in leaves)
+    return join_rows(parts if is_alike else [part.select(*common) for part in parts])
 
 
 def _is_mask(index: Any) -> bool:

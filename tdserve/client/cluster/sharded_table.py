@@ -16,13 +16,13 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
-    NotSupportedError,
     TransportError,
 )
 from tdserve.base.ids import make_client_id
 from tdserve.base.torchrun_rank import find_rank
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.key_shards import KeyShards
+from tdserve.client.cluster.part_creation import check_answers
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.handles.key_paths import check_path
@@ -40,7 +40,7 @@ from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_s
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.captured import Captured
-from tdserve.structure.tree import Path
+from tdserve.structure.tree import Path, Spec
 
 _Result = TypeVar("_Result")
 
@@ -60,9 +60,14 @@ class ShardedTable(ShardedRows):
         super().__init__(cluster, name, placement, timeout_s=timeout_s)
         now = Settings.from_json(self._first.settings)
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
-        self.spec = self._first.spec
         self._identity = (os.getpid(), make_client_id())
         self._key_shards = KeyShards(placement.shard_by, self.spec, self.num_shards)
+
+    @property
+    def spec(self) -> Spec:
+        """See the class; as of the last answers, since rows may get leaves."""
+        known = [handle.spec for _, handle in list(self._handles.values())]
+        return max(known, key=lambda spec: len(spec.leaf_paths), default=self._first.spec)
 
     # ------------------------------------------------------------ figures
 
@@ -231,6 +236,7 @@ class ShardedTable(ShardedRows):
 
         path, num_rows = check_path(key), len(to_row_numbers(index))
         wait_s = self._get_timeout_s(timeout_s)
+        self.get_any_part().check_key(path)
         split = self._split_values(path, value, num_rows)
 
         def write() -> None:
@@ -297,9 +303,17 @@ class ShardedTable(ShardedRows):
         self._ask_every(lambda _, part: part.close(timeout_s=self._get_timeout_s(timeout_s)))
 
     def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
-        """Raises NotSupportedError: the servers would not get the leaves at one moment, and samples join their rows."""
-        feature = f"adding leaves to table {self.name!r}, which several servers share,"
-        raise NotSupportedError(feature=feature, reason="create it with a like= that has all keys")
+        """Adds leaves to the rows of all shards; arguments and errors as of ``TableHandle.add_leaves``.
+
+        What is read of several shards at once has the leaves that all of these have: readers see the new ones when the
+        last of the shards has them.
+
+        Raises:
+            ConnectError: A server does not answer. Nothing was changed; or, if it was lost only now, or has no room,
+                other shards have the leaves, and the same call completes it later.
+        """
+        check_answers(self._cluster.members, self.name, self.placement)
+        self._ask_every(lambda _, part: part.add_leaves(like, timeout_s=self._get_timeout_s(timeout_s)))
 
     def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
         """Changes parameters of the sampler; see ``TableHandle.set_sampler``."""
@@ -328,7 +342,7 @@ class _WriterShard:
 
     def __init__(self, table: ShardedTable, shard: int) -> None:
         part = table.get_any_part()  # the shard's own server may not answer
-        self.name, self.capacity, self.spec, self.settings = table.name, part.capacity, part.spec, part.settings
+        self.name, self.capacity, self.spec, self.settings = table.name, part.capacity, table.spec, part.settings
         self._client = part._client
         self._table, self._shard = table, shard
 

@@ -34,13 +34,11 @@ def create_sharded_table(
     exists_ok = bool(options.pop("exists_ok", False) | options.pop("existsok", False))
     settings = _make_settings(capacity, options, is_queue=is_queue)
     settings.check(capacity)
-    if settings.sampler.uses_trajectories and getattr(settings.sampler, "slice_len", None) is None:
-        reason = f"{settings.sampler!r} cannot be divided among shards; give it slice_len"
-        raise InvalidRequestError(argument="sampler", reason=reason)
     key = () if shard_by is None else check_path(shard_by, argument="shard_by")
     if key and not _has_key(like, key):
         raise InvalidRequestError(argument="shard_by", reason=f"rows like this have no key {'.'.join(key)!r}")
     placement = PlacementRecord(kind, servers, settings.to_json(), capacity, on_shard_loss, key)
+    settings.sampler.check(placement.part_capacity)
     part_options = {**options, **_make_part_settings(settings, placement.num_shards), "exists_ok": True}
 
     def create_part(shard: int, client: Client) -> None:

@@ -65,8 +65,8 @@ class FollowedTable(RowsByNumber):
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
         self._structure = description.structure
 
-    def _check_key(self, path: Path) -> None:
-        """Raises KeyNotFoundError if rows have no such key, also none that came later."""
+    def check_key(self, path: Path) -> None:
+        """Raises KeyNotFoundError if rows have no such key, not even one that came later."""
         try:
             self.spec.find(path, store=self.name)
         except KeyNotFoundError:
@@ -74,9 +74,13 @@ class FollowedTable(RowsByNumber):
                 raise
             self.spec.find(path, store=self.name)
 
-    def _follow_and_retry(self, act: Callable[[], T]) -> T:
+    def follow_and_retry(self, act: Callable[[], T], *, uses_rows: bool = True) -> T:
         """Runs ``act``, again if the table has got leaves or was recreated in between, with another capacity or for
-        ragged rows."""
+        ragged rows.
+
+        Args:
+            uses_rows: Whether its success shows that rows are written, or were.
+        """
         while True:
             stored = self._stored
             try:
@@ -90,7 +94,7 @@ class FollowedTable(RowsByNumber):
                     self._follow(found)
                 elif isinstance(error, StoreNotFoundError) or not self._has_followed(stored):
                     raise
-        self._is_in_use = True
+        self._is_in_use |= uses_rows
         return result
 
     def _follow_changed(self) -> bool:

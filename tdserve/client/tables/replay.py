@@ -139,7 +139,7 @@ class ReplayHandle(TableHandle):
             with self._get_step_count(share).take(share.step if share.is_named else None) as number:
                 return draw(share.move_to(number))
 
-        return self._follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked))
+        return self.follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked))
 
     def _get_step_count(self, share: Share) -> StepCount:
         return self._client.step_counts.get(self._uid, share.rank, share.world_size, share.run)
@@ -148,7 +148,7 @@ class ReplayHandle(TableHandle):
         path = None if balance is None else check_path(balance, argument="balance")
         share = parse_share(rank, world_size, step, path, run)
         if path is not None:
-            self._check_key(path)
+            self.check_key(path)
         return share
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
@@ -194,7 +194,7 @@ class ReplayHandle(TableHandle):
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
             return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
-        taken = self._follow_and_retry(draw)
+        taken = self.follow_and_retry(draw)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:

@@ -135,7 +135,7 @@ class RowsByNumber(ByAddress):
             stored = self._stored
             return _FoundRows([self._read(index, stored, deadline) for index in indices], stored)
 
-        return self._follow_and_retry(read)
+        return self.follow_and_retry(read)
 
     def _read(self, index: Any, stored: Spec, deadline: Deadline) -> Content:
         selection, wanted = parse(index, store=self.name), WantedRows(self.name, stored)
@@ -158,7 +158,7 @@ class RowsByNumber(ByAddress):
 
         return self._client.call(attempt, deadline)
 
-    def _follow_and_retry(self, act: Callable[[], T]) -> T:
+    def follow_and_retry(self, act: Callable[[], T]) -> T:
         """Runs ``act``, once more if the table was recreated in between."""
         raise NotImplementedError
 

@@ -95,6 +95,7 @@ class Query:
         replaces_torn: Whether they replace rows that were overwritten while they were copied.
         is_numpy: Whether they are handed over as NumPy arrays.
         share: The part of one rank in a draw for several; None: a draw of its own.
+        whole_rows: Of slices, rows of the sample of which several servers draw a part each; 0: this is all of it.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Query:
     replaces_torn: bool = False
     is_numpy: bool = False
     share: Share | None = None
+    whole_rows: int = 0
 
     def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""
@@ -133,6 +135,7 @@ class Query:
             replaces_torn=self.replaces_torn,
             added=sum(map(COLUMN_BITS.__getitem__, self.added)),
             share=None if self.share is None else self.share.make_message(),
+            whole_rows=self.whole_rows,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -237,31 +240,40 @@ class Sampled:
 
     @classmethod
     def join(cls, parts: Sequence[Sampled], order: torch.Tensor | None) -> Sampled:
-        """Joins rows of tables of the same structure.
+        """Joins rows of tables of the same structure. A leaf that only some of the tables have got so far is left out.
 
         Args:
             parts: At least one. Of several, none keeps what it has.
             order: Position of each row of the result among the rows of all parts; None keeps them as they are.
         """
-        first = parts[0]
         if len(parts) == 1:
-            return first
-        num_rows = sum(part.spec.batch_size[0] for part in parts)
-        first.spec, faults = first.spec.with_rows(num_rows), [part._fault for part in parts if part._fault is not None]
-        first._fault = faults[0] if faults else None
-        first.num_torn = sum(part.num_torn for part in parts)
-        for path in first.tensors:
-            joined = torch.cat([part.tensors[path] for part in parts])
+            return parts[0]
+        kept = min(parts, key=lambda part: len(part.spec.leaf_paths))
+        kept.spec = _find_common(kept, parts).with_rows(sum(part.spec.batch_size[0] for part in parts))
+        faults = [part._fault for part in parts if part._fault is not None]
+        kept._fault = faults[0] if faults else None
+        kept.num_torn = sum(part.num_torn for part in parts)
+        tensors, values = kept.tensors, kept.values
+        kept.tensors, kept.values = {}, {}
+        for path, _ in kept.spec.tensors:
+            joined = torch.cat([tensors[path] if part is kept else part.tensors[path] for part in parts])
             # An index takes other threads even for few rows: on a busy machine they spin for milliseconds.
-            first.tensors[path] = joined if order is None else joined.index_select(0, order)
-        is_per_row = {path: leaf.per_row for path, leaf in first.spec.values}
-        for path, values in first.values.items():
-            if is_per_row[path]:
-                found = [value for part in parts for value in part.values[path]]
-                first.values[path] = found if order is None else [found[number] for number in order.tolist()]
-            else:
-                first.values[path] = values
-        return first
+            kept.tensors[path] = joined if order is None else joined.index_select(0, order)
+        for path, leaf in kept.spec.values:
+            kept.values[path] = values[path]
+            if leaf.per_row:
+                found = [value for part in parts for value in (values if part is kept else part.values)[path]]
+                kept.values[path] = found if order is None else [found[number] for number in order.tolist()]
+        return kept
+
+
+def _find_common(narrowest: Sampled, parts: Sequence[Sampled]) -> Spec:
+    """Returns the structure of the narrowest of some parts, without leaves that another lacks."""
+    spec = narrowest.spec
+    if all(part._stored.fingerprint == narrowest._stored.fingerprint for part in parts):
+        return spec
+    common = set(spec.leaf_paths).intersection(*(part.spec.leaf_paths for part in parts))
+    return spec if len(common) == len(spec.leaf_paths) else spec.select([p for p in spec.leaf_paths if p in common])
 
 
 def build_rows(content: Content, stored: Spec) -> Any:

@@ -282,7 +282,7 @@ class TableHandle(FollowedTable):
                 deadline=deadline,
             )
 
-        return self._client.perform(partial(self._follow_and_retry, write), return_early)
+        return self._client.perform(partial(self.follow_and_retry, write), return_early)
 
     def update_if_present(
         self,
@@ -321,7 +321,7 @@ class TableHandle(FollowedTable):
                     client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline
                 )
 
-            self._follow_and_retry(write)
+            self.follow_and_retry(write)
 
         is_same = write_same(
             rows,
@@ -418,7 +418,7 @@ class TableHandle(FollowedTable):
         )
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
-            self._check_key(path)
+            self.check_key(path)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)

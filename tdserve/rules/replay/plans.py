@@ -47,6 +47,7 @@ class SampleTerms:
         num_clears: How often the table had been cleared when its rows were counted.
         is_counted: Whether its rows count as sampled; otherwise they replace rows that do.
         is_apart: Whether its rows differ although the sampler may draw one twice.
+        whole_rows: Rows of the sample of which it is a part that one server draws; 0: it is no such part.
     """
 
     conditions: SampleConditions
@@ -56,6 +57,12 @@ class SampleTerms:
     num_clears: int
     is_counted: bool
     is_apart: bool = False
+    whole_rows: int = 0
+
+    @property
+    def num_total(self) -> int:
+        """Rows among which units are counted: of the whole sample, or of a batch."""
+        return self.whole_rows or self.batch_rows
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -77,6 +77,10 @@ class Selector(ABC):
         draws from each in proportion."""
         return float(len(self))
 
+    def compute_mass(self, num_rows: int) -> float:
+        """Returns the mass for samples of so many rows, if it depends on that. Errors as of :meth:`draw`."""
+        return self.mass
+
     @property
     def least_mass(self) -> float:
         """The part of the mass that its least likely row has."""

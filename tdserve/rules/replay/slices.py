@@ -218,10 +218,9 @@ class SliceSelector(Selector):
     def __repr__(self) -> str:
         return f"<SliceSelector {self._num_members} members, starts of {[*self._starts]}>"
 
-    @property
-    def mass(self) -> float:
-        """Places where a slice of the length that was drawn last begins; rows, if none was drawn."""
-        return float(len(next(reversed(self._starts.values())))) if self._starts else float(len(self))
+    def compute_mass(self, num_rows: int) -> float:
+        """Returns the number of places where a slice of such a sample begins."""
+        return float(len(self._get_starts(self._get_length(num_rows))))
 
     @property
     def longest_slice(self) -> int:

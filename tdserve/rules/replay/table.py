@@ -161,6 +161,7 @@ class Table(Departures):
         request: int = 0,
         replaces: bool = False,
         is_apart: bool = False,
+        whole_rows: int = 0,
     ) -> SamplePlan | None:
         """Draws rows for some batches at once; returns ``None`` if the limiter makes the caller wait.
 
@@ -175,6 +176,7 @@ class Table(Departures):
             replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
             is_apart: Whether all rows must differ, whatever the sampler; of one batch, drawn at once.
+            whole_rows: As of ``SampleTerms``; the length of slices follows from it.
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
@@ -192,12 +194,8 @@ class Table(Departures):
             num_rows = total = self._count_what_is_left(conditions, total)
         elif not replaces and not limiter.can_sample(counts, total):
             return None
-        selector = self.selectors.get(conditions)
-        if (
-            not total
-            or len(selector) < (total if is_apart else 1)
-            or self._waits_for_more(conditions, num_rows, len(selector))
-        ):
+        found = len(self.selectors.get(conditions))
+        if not total or found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found):
             return None
         sampler = self.settings.sampler
         is_lease, is_grouped = owner is not None, bool(conditions.group)
@@ -209,6 +207,7 @@ class Table(Departures):
             num_clears=self._num_clears,
             is_counted=not replaces,
             is_apart=is_apart and not (is_grouped or sampler.is_distinct),
+            whole_rows=whole_rows,
         )
         if terms.is_alone and self._is_drawing:
             return None
@@ -240,7 +239,7 @@ class Table(Departures):
             draw = self._drawing.draw_apart(selector, num_rows, rng=rng)
         elif lease is None:
             draw = self._drawing.draw(
-                selector, num_rows, num_batches=num_batches, rng=rng, num_drawn=num_drawn, num_total=terms.batch_rows
+                selector, num_rows, num_batches=num_batches, rng=rng, num_drawn=num_drawn, num_total=terms.num_total
             )
         else:
             draw = self._drawing.draw_distinct(selector, num_rows, rng=rng, num_total=num_missing)
@@ -480,7 +479,7 @@ class Table(Departures):
         batch_rows, num_drawn = terms.batch_rows, -num_missing % terms.batch_rows
         if not num_drawn and batch_rows <= max_drawn:
             return batch_rows, min(max_drawn, num_missing) // batch_rows, 0
-        unit = terms.conditions.group_size or self.settings.sampler.compute_unit(batch_rows, self.ring.capacity)
+        unit = terms.conditions.group_size or self.settings.sampler.compute_unit(terms.num_total, self.ring.capacity)
         return min(max(max_drawn // unit, 1) * unit, batch_rows - num_drawn), 1, num_drawn
 
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:

@@ -70,12 +70,13 @@ class _SampleCall:
 
     def __post_init__(self) -> None:
         self.num_rows, self.num_batches = _get_size(self.asked)
+        self.whole_rows = _find_whole_rows(self.asked, self.store.get_table())
 
     @property
     def line(self) -> Hashable:
         """Name of its line: calls with an equal one wait in turn, for if the first cannot be served, none can."""
         asked = self.asked
-        wanted = (self.num_rows, self.num_batches, self.conditions, self.max_lag)
+        wanted = (self.num_rows, self.whole_rows, self.num_batches, self.conditions, self.max_lag)
         return ("sample", *wanted, asked.is_lease, asked.replaces_torn)
 
     @property
@@ -86,7 +87,8 @@ class _SampleCall:
 
     async def make_ready(self) -> None:
         """Waits until there is a selector for it. Errors as of ``SelectorBuilding.wait_ready``."""
-        await self.selector_building.wait_ready(self.session, self.store, self.conditions, self.num_rows, self.deadline)
+        session, store, num_rows = self.session, self.store, self.whole_rows
+        await self.selector_building.wait_ready(session, store, self.conditions, num_rows, self.deadline)
 
     def draw(self) -> SamplePlan | None:
         """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
@@ -96,7 +98,7 @@ class _SampleCall:
         """Draws the first rows of some batches; None if that must wait."""
         if not self.discarding.refresh(self.store, self.max_lag, self.conditions):
             return None
-        if not self.selector_building.refresh(self.store, self.conditions, self.num_rows):
+        if not self.selector_building.refresh(self.store, self.conditions, self.whole_rows):
             return None
         return self.store.get_table().draw_sample(
             self.num_rows,
@@ -107,6 +109,7 @@ class _SampleCall:
             max_drawn=0 if self.draws_at_once else self.part_rows,
             request=self.request,
             replaces=self.asked.replaces_torn,
+            whole_rows=self.asked.whole_rows,
         )
 
     def describe_wait(self) -> str:
@@ -177,7 +180,7 @@ class Samples:
         if asked.asks_mass:
             selector = table.selectors.get(call.conditions)
             return control_pb2.Done(
-                mass=selector.mass,
+                mass=selector.compute_mass(call.whole_rows),
                 least_mass=selector.least_mass,
                 num_epochs=selector.num_epochs,
                 counts=make_counts(store),
@@ -355,6 +358,22 @@ def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
         reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
         raise InvalidRequestError(argument="num_rows", reason=reason)
     return num_rows, num_batches
+
+
+def _find_whole_rows(asked: control_pb2.SampleRequest, table: Table) -> int:
+    """Returns the rows of the whole sample.
+
+    Raises:
+        InvalidRequestError: The request is for no part of a sample of so many rows, or of a table without slices.
+    """
+    whole_rows = asked.whole_rows or asked.num_rows
+    if asked.whole_rows:
+        sampler = table.settings.sampler
+        unit = sampler.compute_unit(whole_rows, table.ring.capacity)
+        if not sampler.uses_trajectories or asked.HasField("group_by") or asked.num_rows % unit:
+            reason = f"{asked.num_rows} of {whole_rows} rows are no whole number of slices of table {table.name!r}"
+            raise InvalidRequestError(argument="whole_rows", reason=reason)
+    return whole_rows
 
 
 def _release_in_pieces(store: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:

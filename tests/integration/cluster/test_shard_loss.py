@@ -130,6 +130,24 @@ def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for
     wait_for(lambda: len(table) == 15, "the return of the other shard")
 
 
+def test_leaves_when_a_server_is_down_then_none_is_added_until_it_is_back(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+    fill_each(table)
+    crashing[1].kill()
+    like = TensorDict({"late": torch.tensor(0.0)}, [])
+    with pytest.raises(ConnectError, match="server 1"):
+        table.add_leaves(like)
+    assert "late" not in table.sample(64).keys()  # noqa: SIM118 (a tensordict's keys)
+    crashing[1].start()
+    wait_for(lambda: len(table) == 30, "the return of the shard")
+    table.add_leaves(like)
+    crashing[1].restart()
+    wait_for(lambda: len(table) == 30, "the return of the shard")
+    assert not table[:]["late"].any()
+
+
 def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
     client: tdserve.ClusterClient, crashing: list[Crashing], tmp_path: Path
 ) -> None:

@@ -110,8 +110,35 @@ def test_sample_when_of_slices_then_each_start_as_often_and_slices_stay_whole(
     possible = np.concatenate([np.arange(0, 47), np.arange(50, 67), np.arange(70, 72)])
     assert starts.sum() == starts[possible].sum()
     assert chi_square.statistic(starts[possible]) < chi_square.limit(len(possible))
-    with pytest.raises(InvalidRequestError):
-        client.create_replay(next_name(), rows(1)[0], 300, shards="all", sampler=tdserve.Slices(num_slices=4))
+    with pytest.raises(InvalidRequestError, match="100"):
+        client.create_replay(next_name(), rows(1)[0], 300, shards="all", sampler=tdserve.Slices(slice_len=101))
+
+
+def test_sample_when_the_number_of_slices_is_given_then_each_start_as_often_for_every_length(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    table = user.create_replay(name, rows(1)[0], 300, shards="all", sampler=tdserve.Slices(num_slices=8))
+    fill_unequally(table)
+    starts = {num_rows: np.zeros(75, np.int64) for num_rows in (32, 48)}  # slices of 4 and 6, in turn
+    first = np.zeros(75, np.int64)
+    for _ in range(200):
+        for num_rows, counts in starts.items():
+            numbers = table.sample(num_rows)["number"].reshape(8, -1)
+            assert (numbers.diff(dim=1) == 1).all()
+            counts += np.bincount(numbers[:, 0].numpy(), minlength=75)
+            first[int(numbers[0, 0])] += num_rows == 32
+    for length, counts in zip((4, 6), starts.values(), strict=True):
+        possible = np.concatenate([np.arange(0, 51 - length), np.arange(50, 71 - length), np.arange(70, 76 - length)])
+        assert counts.sum() == counts[possible].sum() == 1600
+        assert chi_square.statistic(counts[possible]) < chi_square.limit(len(possible))
+    shards = np.array([first[:50].sum(), first[50:70].sum(), first[70:].sum()])  # the order shows no shard
+    assert chi_square.statistic(shards, np.array([47, 17, 2]) / 66) < chi_square.limit(3)
+    with pytest.raises(InvalidRequestError, match="8 slices"):
+        table.sample(30)
+    with pytest.raises(InvalidRequestError, match="never fit"):
+        table.sample(8 * 101)
+    with pytest.raises(DeadlineExceededError):
+        table.sample(8 * 60, timeout_s=0.1)
 
 
 def test_sample_when_of_groups_then_whole_groups_of_all_shards_as_often(
@@ -315,14 +342,6 @@ def test_numbers_when_the_client_is_for_arrays_then_arrays(address: str) -> None
         assert isinstance(table.sample(3)["number"], np.ndarray)
         assert table[written]["number"].tolist() == [0, 1, 2, 3, 4]
         client.delete(name)
-
-
-def test_leaves_when_several_servers_share_the_table_then_refused_by_name(
-    client: tdserve.ClusterClient, name: str
-) -> None:
-    table = client.create_replay(name, rows(1)[0], 300, shards="all")
-    with pytest.raises(tdserve.NotSupportedError, match=name):
-        table.add_leaves(rows(1)[0])
 
 
 def test_extend_when_many_are_under_way_then_in_the_order_of_the_calls(
