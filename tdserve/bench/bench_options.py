@@ -98,6 +98,8 @@ class WorkloadSizes:
     mixed_s: float = 10.0
     num_clients: int = 8
     clients_s: float = 3.0
+    num_more: int = 60
+    idle_s: float = 1.0
 
 
 FULL = WorkloadSizes()
@@ -119,5 +121,7 @@ QUICK = WorkloadSizes(
     mixed_s=0.4,
     num_clients=2,
     clients_s=0.2,
+    num_more=6,
+    idle_s=0.1,
 )
 """Only enough to see that everything works."""

@@ -19,6 +19,7 @@ from tdserve.bench.figures import Figure, Scale, to_gigabytes
 from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.floors import make_fresh_memcpy, make_memcpy
 from tdserve.bench.machine_facts import describe_machine
+from tdserve.bench.occupancy_report import show_occupancy
 from tdserve.bench.picture import check_can_draw, draw_figures
 from tdserve.bench.report import show_figures, show_machine, show_summary, write_json
 from tdserve.bench.stage import Case, Stage, open_stage
@@ -75,6 +76,7 @@ def run(options: BenchOptions, console: Console | None = None) -> int:
                 console.print(f"{name} failed: {type(error).__name__}: {error}", style="bold red", markup=False)
             show_figures(console, found, title=name, is_judged=not options.quick)
             show_costs(console, found)
+            show_occupancy(console, found)
             figures += found
     seconds = time.monotonic() - started
     show_summary(console, figures, is_judged=not options.quick, seconds=seconds)

@@ -19,6 +19,7 @@ from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import make_transitions
+from tdserve.bench.workloads.occupancy import measure_occupancy
 from tdserve.bench.workloads.replay_rounds import make_extends, make_samples
 from tdserve.bench.workloads.replays import FILL_ROWS, open_filled
 from tdserve.client.connecting import connect
@@ -52,7 +53,9 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
 
 
 def measure_cluster(stage: Stage) -> Generator[Case]:
-    """Measures the same of a table that several servers share, of one server first."""
+    """Measures the same of a table that several servers share, of one server first, and what sessions and stores cost
+    a server."""
+    yield from measure_occupancy(stage)
     pool = make_transitions(POOL_ROWS)
     for num_shards in stage.options.shards:
         with (
