@@ -70,6 +70,9 @@ def _at_home(
             check_no_part(name)
         store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
         place = self.directory.find(store)
+        if place.placement is not None and call_name not in CREATING:
+            state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
+            raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
         if call_name in CREATING:
             with self.directory.creating(store, place.server):
                 return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]

@@ -162,8 +162,10 @@ class ShardedRows(ShardedStore):
         def read(shard: int, part: Any) -> Any:
             return part.read_rows(numbers[where[shard]] - shard * self.part_capacity)
 
+        if not where:
+            return self.get_any_part().read_rows(slice(0, 0)).reshape(*shape)
         found = self.ask_each(where, read)
-        positions = torch.cat([where[shard] for shard in found]) if found else torch.empty(0, dtype=torch.int64)
+        positions = torch.cat([where[shard] for shard in found])
         joined = _join_alike(list(found.values()))[torch.argsort(positions)]
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 

@@ -62,6 +62,16 @@ def test_rows_when_selected_then_as_of_the_tensordict(frames: tdserve.ShardedDat
         assert list(found["text"]) == list(expected["text"])
 
 
+def test_calls_when_a_store_of_one_server_is_needed_then_refused_with_the_servers_of_the_parts(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    client.memmap(TensorDict({"x": torch.arange(9)}, [9]), name, shards="all")
+    for call in (client.from_remote_init, client.load_memmap, client.latest):
+        with pytest.raises(tdserve.WrongStateError, match=rf"{name!r} has parts on servers \d, \d, \d"):
+            call(name)
+    assert client[name].to_tensordict()["x"].tolist() == list(range(9))
+
+
 def test_leaves_when_read_then_whole(frames: tdserve.ShardedDataset) -> None:
     assert frames["number"].tolist() == list(range(NUM_ROWS))
     assert frames["nested", "pixels"].shape == (NUM_ROWS, 4)

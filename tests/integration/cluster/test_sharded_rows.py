@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -26,6 +28,10 @@ def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name
     mask = torch.arange(75) % 3 == 0
     assert table[mask]["number"].tolist() == torch.tensor(every)[mask].tolist()
     assert [int(row["number"]) for row in table] == every
+    empty: list[Any] = [[], torch.empty(0, dtype=torch.int64), torch.empty((2, 0), dtype=torch.int64), slice(3, 3)]
+    for nothing in empty:
+        shape = nothing.shape if isinstance(nothing, torch.Tensor) else (0,)
+        assert table[nothing]["wide"].shape == (*shape, 30)
     table.set_at_("wide", torch.zeros(20, 30), sample)
     assert (table[sample["index"]]["wide"] == 0).all()
     assert table.delete(sample) == len(set(sample["number"].tolist()))
