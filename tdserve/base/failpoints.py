@@ -110,8 +110,8 @@ FAILPOINTS: dict[str, Failpoint] = {
     "put.reported": Failpoint("control", "Entries are committed; control has not recorded the answer.", NEW),
     # ---- changes of tables and queues
     "lease.drawn": Failpoint("control", "Rows of a queue are on lease; they are not sent.", AGAIN),
-    "change.applied": Failpoint("control", "Acknowledged or deleted rows have left; that is not on record.", NEW),
-    "change.recorded": Failpoint("control", "It is on record that rows have left; the answer is not sent.", NEW),
+    "change.recorded": Failpoint("control", "It is on record that rows leave, with the answer; they are there.", NEW),
+    "change.applied": Failpoint("control", "Acknowledged or deleted rows have left; the answer is not sent.", NEW),
     # ---- moves
     "move.sealed": Failpoint("control", "The source has sealed a store.", STAYS),
     "move.written": Failpoint("control", "The target has written blocks of a store.", STAYS, fails=True),

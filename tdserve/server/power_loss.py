@@ -17,6 +17,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import FILLED
 from tdserve.server.packed_stores import has_content
+from tdserve.server.recovery.departure_records import DEPARTURE
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
@@ -99,10 +100,10 @@ def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -
 
 
 def _forget_writers(db: CatalogDB) -> None:
-    """Deletes all pending records but those of changes of structure: all writers of that time are gone, and what waited
-    for a worker may be incomplete, so its rows are lost."""
+    """Deletes all pending records but those of changes of structure, and of rows that were to leave: all writers of
+    that time are gone, and what waited for a worker may be incomplete, so its rows are lost."""
     altered = {change.key for change in Restructured.load(db)}
     with db.begin_transaction() as txn:
         for key, _ in db.scan("pending"):
-            if key not in altered:
+            if key not in altered and not key.startswith(DEPARTURE):
                 txn.delete("pending", key)

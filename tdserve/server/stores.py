@@ -33,6 +33,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
 from tdserve.server.opening import LongOpening, begin_opening, open_new
 from tdserve.server.packed_stores import PackedStores
+from tdserve.server.recovery.departure_records import make_departure_key
 from tdserve.server.recovery.draw_records import forget_draw_records
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
@@ -465,6 +466,7 @@ class Stores:
         txn.delete("packed", record.uid.encode())
         self.unfinished_writes.forget(record.uid, txn)
         forget_draw_records(self.db, record.uid, txn)
+        txn.delete("pending", make_departure_key(record.uid))
 
     def _remove(self, record: StoreRecord) -> None:
         self.root.move_to_trash(record.name, record.uid)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
@@ -99,13 +100,19 @@ class UnfinishedWrites:
             self._process_watch.watch(rows.lock_name, partial(self._release, store, reservation, rows))
         return quarantined[len(reserved) :]
 
-    def note_left(self, store: OpenedStore, txn: Transaction) -> None:
-        """Records that rows have left a table while a local client was overwriting them: after a restart they do not
-        come back, and are not given to others until the client is gone."""
+    def note_left(self, store: OpenedStore, txn: Transaction, departure: Departure | None) -> None:
+        """Records that rows have left a table while a local client was overwriting them, or are about to: after a
+        restart they do not come back, and are not given to others until the client is gone.
+
+        Args:
+            departure: Those that leave once the transaction is committed; None: no others.
+        """
         if store.table is None or not (store.writes or store.lost):
             return
         for overwrite in Overwrite.load(self._db, store.record.uid):
             kept = store.table.ring.select_held(overwrite.rows)
+            if departure is not None and departure.is_final:
+                kept -= departure.rows
             gone = overwrite.rows - kept
             if not gone:
                 continue

@@ -189,13 +189,14 @@ class QueueModel(StoreModel):
                 self.holders.pop(job)
             await self.make(client, "give back", change=control_pb2.ChangeRequest(store=self.name, give_back=leased))
             return
-        self.maybe_acknowledged |= jobs
         asked = control_pb2.ChangeRequest(store=self.name, acknowledge=leased)
         ack = await self.make(client, "acknowledge", by_mail=self.chance.random() < 0.5, change=asked)
         for job in jobs:
             self.holders.pop(job, None)
         if ack.outcome == "done":
             self.acknowledged |= jobs
+        if ack.outcome != "failed":  # otherwise they come again, unless somebody else acknowledges them
+            self.maybe_acknowledged |= jobs
 
     async def finish(self, client: SimulatedClient) -> None:
         """Takes all that is left: each job that was put and is not consumed for certain is there once."""

@@ -318,17 +318,10 @@ class ConditionalSelectors:
         self.leases.grant(owner, rows, consumer, request=request)
         self._drop_of(consumer, rows)
 
-    def acknowledge(self, owner: int, consumer: str, rows: Rows) -> Rows:
-        """Acknowledges rows of the owner's lease, each named once; returns those that leave the table for good.
-
-        Raises:
-            WrongStateError: It does not hold all of them. Nothing was changed.
-        """
-        rows = self.leases.take(owner, rows, consumer)
-        if consumer == OWN:
-            return rows
-        self._consumed[rows] |= self._get_bit(consumer)
-        return rows[:0]
+    def acknowledge(self, owner: int, consumer: str, rows: Rows) -> None:
+        """Notes that a consumer has had rows, each named once; leases of them that this owner holds end."""
+        self.leases.take(owner, rows[self.leases.find_held(owner, rows, consumer)], consumer)
+        self.consume(consumer, rows)
 
     def consume(self, consumer: str, rows: Rows) -> None:
         """Notes that a consumer has had rows, each named once, without a lease."""

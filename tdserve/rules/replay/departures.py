@@ -1,21 +1,27 @@
-"""Rows that leave a table since they are too old or were sampled for the last time, and rows that are kept in it."""
+"""Rows that leave a table since they were deleted, acknowledged or sampled for the last time, or are too old; and rows
+that are kept in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tdserve.messages.row_numbers import PIECE_ROWS, Rows
+from tdserve.base.errors import WrongStateError
+from tdserve.messages.row_numbers import PIECE_ROWS, Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay import promises
 from tdserve.rules.replay.aging_table import AgingTable
 from tdserve.rules.replay.conditions import OWN
+from tdserve.rules.replay.leases import make_not_held_error
+from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.staleness import UNKNOWN
 
 
 class Departures(AgingTable):
-    """A table of which rows are discarded, spent, or kept for readers.
+    """A table of which rows are deleted, consumed, discarded, spent, or kept for readers.
 
     Arguments and errors as of ``TableState``.
     """
@@ -104,3 +110,92 @@ class Departures(AgingTable):
         self._live.remove(rows)
         self.selectors.leave(rows)
         self.columns.times_sampled[rows] = self.settings.max_times_sampled
+
+    def plan_departure(self, rows: RowSet, consumer: str = OWN) -> Departure:
+        """Decides that rows leave the table, or with ``consumer`` that it has had them. Claims of writers end; nothing
+        else changes until :meth:`depart_in_pieces`, before which the decision is put on record."""
+        self.take_back_claims()
+        return Departure(rows, len(rows), self._last_sequence, consumer)
+
+    def depart_in_pieces(self, departure: Departure, *, owner: int = 0) -> Iterator[int]:
+        """Carries a departure out, a piece at a time, and yields how many rows; between two pieces rows may come and
+        go. Rows that are not live any more, or were replaced by then, are left alone.
+
+        Args:
+            owner: Holder of leases of rows that a consumer has had.
+        """
+        for named in self.iter_steps(departure.rows.iter_pieces()):
+            self.take_back_claims()  # otherwise a row could be another one by the time it leaves
+            rows = named[self.is_live(named)]
+            rows = rows[self.columns.sequence[rows] <= departure.newest]
+            if len(rows) and departure.is_final:
+                self.remove(rows)
+            elif len(rows):
+                self.selectors.acknowledge(owner, departure.consumer, rows)
+            yield len(rows)
+
+    def plan_clear(self, *, resets_counts: bool = False) -> Departure:
+        """Decides that all rows leave, as :meth:`plan_departure`, and lets the limiter start again. Rows that come from
+        here on stay. All draws are forgotten.
+
+        Args:
+            resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
+        """
+        self.take_back_claims()
+        self.draws.forget_all(self)
+        self._cleared = (self.ring.inserts, self.num_samples)
+        self._num_clears += 1
+        if resets_counts:
+            self._reset_inserts = self.ring.inserts
+        return replace(self.plan_departure(RowSet.run(0, self.ring.num_used)), num_rows=len(self))
+
+    def find_acknowledged_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[Rows]:
+        """Yields the rows of an owner's lease among these, a part at a time: those that it may acknowledge. Between two
+        parts rows may come and go, but the owner may not give any back.
+
+        Args:
+            generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
+
+        Raises:
+            WrongStateError: After the last part: it does not hold all of them (of a named consumer: any of them).
+        """
+        num_same = num_held = 0
+        for same in self._iter_same_rows(rows, generations):
+            is_held = self.selectors.leases.find_held(owner, same, consumer)
+            num_same += len(same)
+            num_held += int(np.count_nonzero(is_held))
+            yield same[is_held]
+        if consumer == OWN and num_same < len(rows):
+            state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, perhaps acknowledged before"
+            raise WrongStateError(state=state, event="acknowledging rows")
+        if not num_same:
+            raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
+        if num_held < (num_same if consumer == OWN else 1):
+            raise make_not_held_error(num_same - num_held, num_same)
+
+    def give_back_in_parts(
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+    ) -> Iterator[int]:
+        """Gives rows of an owner's lease back, a part at a time: they are available to others again. Rows that it does
+        not hold (any more), such as overwritten ones, are ignored. Between two parts rows may come and go.
+
+        Raises:
+            SelectionError: A number is not that of a row. Nothing was changed.
+        """
+        for _ in self._iter_same_rows(rows, generations):
+            yield 0
+        for same in self._iter_same_rows(rows, generations):
+            named = sort_unique(same)
+            self.selectors.give_back(owner, consumer, named[self.selectors.leases.find_held(owner, named, consumer)])
+            yield len(named)
+
+    def _iter_same_rows(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
+        """Yields those rows that still have their generation."""
+        # What a consumer has had is in a file: each of its rows may need a page that was written to the disk meanwhile.
+        step_rows = self.step_rows if self.selectors.is_plain else self.step_rows // 2
+        for start in range(0, max(len(rows), 1), step_rows):
+            part = slice(start, start + step_rows)
+            self.check_numbers(rows[part])
+            yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import NO_ROWS, Rows
-from tdserve.rules.replay.conditions import SampleConditions
+from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.conditions import OWN, SampleConditions
 
 
 @dataclass(eq=False, slots=True)
@@ -136,6 +137,29 @@ class Arrival:
 
 
 PLAIN_ARRIVAL = Arrival()
+
+
+@dataclass(frozen=True, eq=False)
+class Departure:
+    """Rows that leave the table, or that a consumer has had. Carrying it out twice changes nothing more.
+
+    Attributes:
+        rows: Row numbers.
+        num_rows: How many of them are in the table, at the time of the decision.
+        newest: Place of the newest row in the order of commits at that time. Rows that were committed later at these
+            numbers are others, and stay.
+        consumer: The consumer that has had them; ``OWN``: they leave the table.
+    """
+
+    rows: RowSet
+    num_rows: int
+    newest: int
+    consumer: str = OWN
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the rows leave the table."""
+        return self.consumer == OWN
 
 
 def check_priorities(priorities: NDArray[np.float64]) -> None:

@@ -3,7 +3,7 @@ waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
 from tdserve.messages.row_numbers import Rows, sort_unique
-from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
+from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.departures import Departures
-from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.live_rows import compact
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, RowsPlan, SamplePlan, SampleTerms, check_priorities
+from tdserve.rules.replay.plans import (
+    PLAIN_ARRIVAL,
+    Arrival,
+    RowsPlan,
+    SamplePlan,
+    SampleTerms,
+    check_priorities,
+)
 from tdserve.rules.replay.reservation import Reservation
 
 
@@ -382,96 +387,6 @@ class Table(Departures):
         self.selectors.update(rows)
         if self._evictor is not None:
             self._evictor.update(rows)
-
-    def delete_in_pieces(self, pieces: Iterable[slice | Rows]) -> Iterator[int]:
-        """Removes rows, a piece at a time, and yields how many; between two pieces rows may come and go.
-
-        Args:
-            pieces: Row numbers, each once. Rows that are not live any more, or were replaced by then, are left alone.
-        """
-        self.take_back_claims()
-        newest = self._last_sequence
-        for named in self.iter_steps(pieces):
-            self.take_back_claims()  # otherwise a row could be another one by the time it leaves
-            rows = named[self.is_live(named)]
-            rows = rows[self.columns.sequence[rows] <= newest]
-            if len(rows):
-                self.remove(rows)
-            yield len(rows)
-
-    def clear_in_pieces(self, *, resets_counts: bool = False) -> Iterator[int]:
-        """Removes all rows a piece at a time, as :meth:`delete_in_pieces`, and lets the limiter start again. Rows that
-        come from here on stay. All draws are forgotten.
-
-        Args:
-            resets_counts: Whether ``inserts`` counts from 0 again, as the limiter does in any case.
-        """
-        self.take_back_claims()
-        self.draws.forget_all(self)
-        self._cleared = (self.ring.inserts, self.num_samples)
-        self._num_clears += 1
-        if resets_counts:
-            self._reset_inserts = self.ring.inserts
-        return self.delete_in_pieces(RowSet.run(0, self.ring.num_used).iter_pieces())
-
-    def acknowledge_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
-    ) -> Iterator[int]:
-        """Acknowledges rows of an owner's lease, a part at a time, and yields how many. All parts are looked at before
-        the first ends its leases. Between two parts rows may come and go, but the owner may not give any back.
-
-        Args:
-            generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
-
-        Raises:
-            WrongStateError: It does not hold all of them (of a named consumer: any of them). Nothing was changed.
-        """
-        num_parts = num_same = num_held = 0
-        for same in self._iter_same_rows(rows, generations):
-            num_parts += 1
-            num_same += len(same)
-            num_held += int(np.count_nonzero(self.selectors.leases.find_held(owner, same, consumer)))
-            yield 0
-        if consumer == OWN and num_same < len(rows):
-            state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, perhaps acknowledged before"
-            raise WrongStateError(state=state, event="acknowledging rows")
-        if not num_same:
-            raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
-        if num_held < (num_same if consumer == OWN else 1):
-            raise make_not_held_error(num_same - num_held, num_same)
-        is_held = num_held == num_same and num_parts == 1  # nothing came in between
-        for part in [same] if num_parts == 1 else self._iter_same_rows(rows, generations):
-            named = sort_unique(part)
-            held = named if is_held else named[self.selectors.leases.find_held(owner, named, consumer)]
-            leaving = self.selectors.acknowledge(owner, consumer, held)
-            if len(leaving):
-                self.remove(leaving)
-            yield len(named)
-
-    def give_back_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
-    ) -> Iterator[int]:
-        """Gives rows of an owner's lease back, a part at a time: they are available to others again. Rows that it does
-        not hold (any more), such as overwritten ones, are ignored. Between two parts rows may come and go.
-
-        Raises:
-            SelectionError: A number is not that of a row. Nothing was changed.
-        """
-        for _ in self._iter_same_rows(rows, generations):
-            yield 0
-        for same in self._iter_same_rows(rows, generations):
-            named = sort_unique(same)
-            self.selectors.give_back(owner, consumer, named[self.selectors.leases.find_held(owner, named, consumer)])
-            yield len(named)
-
-    def _iter_same_rows(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
-        """Yields those rows that still have their generation."""
-        # What a consumer has had is in a file: each of its rows may need a page that was written to the disk meanwhile.
-        step_rows = self.step_rows if self.selectors.is_plain else self.step_rows // 2
-        for start in range(0, max(len(rows), 1), step_rows):
-            part = slice(start, start + step_rows)
-            self.check_numbers(rows[part])
-            yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]
 
     def _choose_next_part(self, terms: SampleTerms, num_missing: int, max_drawn: int) -> tuple[int, int, int]:
         """Returns the rows of the next part of a batch, how many batches are drawn together, and how many rows of the

@@ -20,12 +20,13 @@ from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
-from tdserve.server.counts import num_lost
+from tdserve.server.counts import find_lost
 from tdserve.server.kinds.policies import check_policy, describe_policy
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
+from tdserve.server.recovery.departure_records import complete_departure
 from tdserve.server.recovery.draw_records import restore_draws
 from tdserve.server.rule_memory import ROW_BYTES, check_rule_memory
 from tdserve.server.specs import Specs
@@ -120,6 +121,7 @@ class TableKind(StoreKind):
             left = iter(stores.unfinished_writes.restore(store, reserved))
             table.ages.note_rows(0, time.monotonic())
             restore_draws(stores.db, record.uid, table)
+            complete_departure(stores.db, record.uid, table)
             store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return store
 
@@ -136,7 +138,7 @@ class TableKind(StoreKind):
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)
         describe_policy(stores, store, description)
-        table, num_damaged = store.get_table(), num_lost(store)
+        table, num_damaged = store.get_table(), len(find_lost(store))
         counts = table.counts
         description.num_rows, description.inserts = counts.num_rows - num_damaged, table.inserts
         description.samples = counts.samples

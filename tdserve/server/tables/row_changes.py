@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.base.failpoints import reach
 from tdserve.messages.long_lists import read_list
-from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, decode_column, decode_rows, has_runs
+from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, decode_column, decode_rows, has_runs
 from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.departure_records import forget_departure, save_departure
 from tdserve.server.recovery.draw_records import erase_draws
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -56,48 +58,85 @@ class RowChanges:
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
             self._stores.db.check_room()
-            done = await self._apply(session, store, kind, asked)
-            reach("change.applied")
+            departure = await _plan_departure(session, store, kind, asked)
+            if departure is None:
+                num_rows = await _apply(session, store, kind, asked)
+            else:
+                num_rows = departure.num_rows
             store.check_present()
-            done.counts.CopyFrom(make_counts(store))
-            # Rows leave first, then the record is written: after a crash in between, consumed rows do not come back. So
-            # all is decided by now.
-            answer = done.SerializeToString()
-            with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
-                self._stores.save_state(store, txn, store.get_table_state())
-                self._stores.unfinished_writes.note_left(store, txn)
-                erase_draws(store.record.uid, store.get_table(), txn)
+            done = control_pb2.Done(num_rows=num_rows, counts=make_counts(store, departure=departure))
+            self._record(session, request, store, departure, done)
             reach("change.recorded")
+            if departure is not None:
+                steps = store.get_table().depart_in_pieces(departure, owner=session.number)
+                await sum_in_turns(steps, is_long=len(departure.rows) > store.get_table().step_rows)
+                forget_departure(self._stores.db, store.record.uid)
+            reach("change.applied")
         store.waiters.wake()
         return done
 
-    async def _apply(
-        self, session: ClientSession, store: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
-    ) -> control_pb2.Done:
-        table = store.get_table()
-        if kind == "delete":
-            named = await _decode_rows(store, asked.delete)
-            await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
-            steps = table.delete_in_pieces(named.iter_pieces())
-            return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=len(named) > table.step_rows))
-        if kind == "clear":
-            steps = table.clear_in_pieces(resets_counts=asked.resets_counts)
-            return control_pb2.Done(num_rows=await sum_in_turns(steps, is_long=True))
-        if kind == "limiter":
-            table.set_limiter(Settings.from_json(asked.limiter).limiter)
-        elif kind == "sampler":
-            table.set_sampler(Settings.from_json(asked.sampler).sampler)
-        elif kind == "close":
-            table.close()
-        elif kind == "forget_draws":
-            table.draws.forget_all(table, restarts=True)
-        elif kind == "acknowledge":
-            return await _end_leases(store, table.acknowledge_in_parts, session, asked.acknowledge)
-        elif kind == "give_back":
-            return await _end_leases(store, table.give_back_in_parts, session, asked.give_back)
-        else:
-            raise RemoteProtocolError(expected="a change", received=str(kind))
-        return control_pb2.Done()
+    def _record(
+        self,
+        session: ClientSession,
+        request: int,
+        store: OpenedStore,
+        departure: Departure | None,
+        done: control_pb2.Done,
+    ) -> None:
+        """Puts a change and its answer on record, before the first row leaves. All is decided by now."""
+        uid, answer = store.record.uid, done.SerializeToString()
+        with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
+            self._stores.save_state(store, txn, store.get_table_state())
+            self._stores.unfinished_writes.note_left(store, txn, departure)
+            erase_draws(uid, store.get_table(), txn)
+            if departure is not None:
+                save_departure(uid, departure, txn)
+
+
+async def _plan_departure(
+    session: ClientSession, store: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest
+) -> Departure | None:
+    """Decides which rows leave, or are consumed, by a change; None: it is another change. Nothing was changed yet that
+    a crash would leave half done."""
+    table = store.get_table()
+    if kind == "delete":
+        named = await _decode_rows(store, asked.delete)
+        await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
+        return table.plan_departure(named)
+    if kind == "clear":
+        return table.plan_clear(resets_counts=asked.resets_counts)
+    if kind == "acknowledge":
+        leased, consumer = asked.acknowledge, asked.acknowledge.consumer
+        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
+        generations = decode_generations(leased.generations, len(rows))
+        parts: list[Rows] = []
+        await call_in_turns(table.find_acknowledged_in_parts(session.number, consumer, rows, generations), parts.append)
+        held = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        named = await asyncio.to_thread(RowSet.from_rows, held) if len(parts) > 1 else RowSet.from_rows(held)
+        return table.plan_departure(named, consumer)
+    return None
+
+
+async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest) -> int:
+    """Makes a change by which no row leaves; returns how many rows it was about."""
+    table = store.get_table()
+    if kind == "limiter":
+        table.set_limiter(Settings.from_json(asked.limiter).limiter)
+    elif kind == "sampler":
+        table.set_sampler(Settings.from_json(asked.sampler).sampler)
+    elif kind == "close":
+        table.close()
+    elif kind == "forget_draws":
+        table.draws.forget_all(table, restarts=True)
+    elif kind == "give_back":
+        leased = asked.give_back
+        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
+        generations = decode_generations(leased.generations, len(rows))
+        parts = table.give_back_in_parts(session.number, leased.consumer, rows, generations)
+        return await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
+    else:
+        raise RemoteProtocolError(expected="a change", received=str(kind))
+    return 0
 
 
 async def _set_priorities(store: OpenedStore, asked: control_pb2.Priorities) -> control_pb2.Done:
@@ -138,15 +177,6 @@ async def _decode_rows(store: OpenedStore, asked: control_pb2.Rows) -> RowSet:
     if len(rows) > capacity:
         raise RemoteProtocolError(expected=f"at most {capacity} row numbers", received=str(len(rows)))
     return rows
-
-
-async def _end_leases(
-    store: OpenedStore, end: Callable[..., Iterator[int]], session: ClientSession, asked: control_pb2.Leased
-) -> control_pb2.Done:
-    rows = decode_rows(asked.rows, max_rows=store.record.capacity)
-    parts = end(session.number, asked.consumer, rows, decode_generations(asked.generations, len(rows)))
-    is_long = len(rows) > store.get_table().step_rows
-    return control_pb2.Done(num_rows=await sum_in_turns(parts, is_long=is_long))
 
 
 def decode_generations(content: bytes, num_rows: int) -> NDArray[Any] | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tdserve.messages.row_numbers import Rows, sort_unique
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
@@ -57,17 +58,19 @@ def delete(table: Table, rows: Rows) -> int:
     """Removes live rows, all at once; returns how many."""
     rows = sort_unique(rows)
     table.check_live(rows)
-    return sum(table.delete_in_pieces([rows]))
+    return sum(table.depart_in_pieces(table.plan_departure(RowSet.from_rows(rows))))
 
 
 def clear(table: Table, *, resets_counts: bool = False) -> int:
     """Removes all rows, all at once; returns how many there were."""
-    return sum(table.clear_in_pieces(resets_counts=resets_counts))
+    return sum(table.depart_in_pieces(table.plan_clear(resets_counts=resets_counts)))
 
 
 def acknowledge(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> int:
     """Acknowledges rows of a lease, all at once; returns how many."""
-    return sum(table.acknowledge_in_parts(owner, consumer, rows, generations))
+    parts = list(table.find_acknowledged_in_parts(owner, consumer, rows, generations))
+    departure = table.plan_departure(RowSet.from_rows(np.concatenate(parts)), consumer)
+    return sum(table.depart_in_pieces(departure, owner=owner))
 
 
 def give_back(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> None:

@@ -12,6 +12,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
@@ -223,12 +224,14 @@ def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_
     with pytest.raises(SelectionError):
         give_back(table, 7, consumer, np.append(held, num_rows))
     assert table.info()["num_leased"] == num_rows - 5
-    acknowledging = table.acknowledge_in_parts(7, consumer, held, None)
-    while not next(acknowledging):
-        assert table.info()["num_leased"] == num_rows - 5
+    parts = list(table.find_acknowledged_in_parts(7, consumer, held, None))
+    assert table.info()["num_leased"] == num_rows - 5
+    departure = table.plan_departure(RowSet.from_rows(np.concatenate(parts)), consumer)
+    departing = table.depart_in_pieces(departure, owner=7)
+    next(departing)
     delete(table, held[-2:])
     assert planned(table, 2, owner=8, conditions=conditions).rows.tolist() == [num_rows - 5, num_rows - 4]
-    assert sum(acknowledging) > PIECE_ROWS
+    assert sum(departing) > PIECE_ROWS // 2
     assert table.info()["num_leased"] == 2
     assert len(table) == (5 if not consumer else num_rows - 2)
     assert planned(table, 3, owner=8, conditions=conditions).rows.tolist() == [num_rows - 3, num_rows - 2, num_rows - 1]

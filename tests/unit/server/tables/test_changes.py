@@ -6,14 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tdserve.base import failpoints
 from tdserve.base.errors import InvalidRequestError, RemoteProtocolError, SelectionError, TDServeError, WrongStateError
 from tdserve.base.ids import make_client_id
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.departure_records import save_departure
 from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample
@@ -116,21 +120,74 @@ def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(
     assert sample(world, run, world.stores.get("r"), 2, is_lease=True)["a"] == [11, 13]
 
 
-def test_change_when_killed_between_rows_and_record_then_what_was_consumed_does_not_come_back(
-    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*arguments: Any) -> None:
-        raise _KilledError
+def end_process(failpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the process end, as far as the test goes, at a failpoint."""
 
+    def reached(name: str) -> None:
+        if name == failpoint:
+            raise _KilledError
+
+    monkeypatch.setattr(failpoints, "on_reach", reached)
+
+
+@pytest.mark.parametrize("failpoint", ["catalog.written", "change.recorded", "change.applied"])
+@pytest.mark.parametrize(
+    "kind", [{"delete": control_pb2.Rows(data=numbers(1, 2))}, {"clear": True}], ids=["delete", "clear"]
+)
+def test_change_when_killed_then_its_rows_are_there_without_an_answer_or_have_left_and_a_retry_gets_the_answer(
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch, failpoint: str, kind: dict[str, Any]
+) -> None:
+    session, asked = world.session(5), control_pb2.ChangeRequest(store="r", **kind)
     with monkeypatch.context() as patched:
-        patched.setattr(world.stores, "save_state", killed)
+        end_process(failpoint, patched)
         with pytest.raises(_KilledError):
-            change(world, run, 4, delete=control_pb2.Rows(data=numbers(1)))
-    assert world.answers.find_answer(world.session().client_id, 4) is None
+            run(world.changes.change(session, 4, asked))
+    for _ in range(2):
+        world.reopen()
+        table = world.stores.get("r").get_table()
+        answer = world.answers.find_answer(session.client_id, 4)
+        if failpoint == "catalog.written":
+            assert answer is None
+            assert len(table) == 6
+            continue
+        left = [] if "clear" in kind else [0, 3, 4, 5]
+        assert table.list_live_rows().tolist() == left
+        assert control_pb2.Done.FromString(answer or b"") == control_pb2.Done(
+            num_rows=6 - len(left), counts=control_pb2.TableCounts(rows=len(left), inserts=6)
+        )
+
+
+@pytest.mark.parametrize("failpoint", ["change.recorded", "change.applied"])
+@pytest.mark.parametrize("consumer", ["", "a"])
+def test_acknowledge_when_killed_then_the_rows_do_not_come_back_and_a_retry_gets_the_answer(
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch, failpoint: str, consumer: str
+) -> None:
+    session = world.session(5)
+    sample(world, run, store, 4, session, is_lease=True, consumer=consumer)
+    held = np.flatnonzero(store.get_table().selectors.leases.holds(np.arange(6)))
+    asked = control_pb2.ChangeRequest(store="r", acknowledge=leased(*held[:3].tolist(), consumer=consumer))
+    with monkeypatch.context() as patched:
+        end_process(failpoint, patched)
+        with pytest.raises(_KilledError):
+            run(world.changes.change(session, 9, asked))
     world.reopen()
-    table = world.stores.get("r").get_table()
-    assert table.list_live_rows().tolist() == [0, 2, 3, 4, 5]
-    assert table.ring.num_holes == 1
+    again = world.stores.get("r")
+    done = control_pb2.Done.FromString(world.answers.find_answer(session.client_id, 9) or b"")
+    num_left = 6 if consumer else 3
+    assert (done.num_rows, done.counts.rows, len(again.get_table())) == (3, num_left, num_left)
+    drawn = sample(world, run, again, 3, is_lease=True, consumer=consumer)["index"]
+    assert sorted(drawn) == sorted(set(range(6)) - set(held[:3].tolist()))
+
+
+def test_restore_when_rows_have_left_before_then_those_that_came_in_their_place_stay(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    change(world, run, 2, clear=True)
+    extend(world, run, store, rows(20, 8), request=3)
+    with world.db.begin_transaction() as txn:  # as where its deletion was not committed before a crash
+        save_departure(store.record.uid, Departure(RowSet.run(0, 6), 6, newest=6), txn)
+    world.reopen()
+    assert len(world.stores.get("r").get_table()) == 8
 
 
 def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.server.counts import make_counts, num_lost
+from tdserve.server.counts import find_lost, make_counts
 from tests.unit.rules.replay.tables import clear
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World
@@ -9,7 +9,7 @@ from tests.unit.server.world import Loop, World
 def test_counts_when_rows_come_and_go_then_live_ones_and_all_that_came(world: World, run: Loop) -> None:
     store = create(world, run)
     extend(world, run, store, rows(10, 4))
-    assert (make_counts(store).rows, make_counts(store).inserts, num_lost(store)) == (4, 4, 0)
+    assert (make_counts(store).rows, make_counts(store).inserts, len(find_lost(store))) == (4, 4, 0)
     assert (make_counts(store, num_coming=2).rows, make_counts(store, num_coming=2).inserts) == (6, 6)
     table = store.get_table()
     clear(table)
