@@ -88,7 +88,7 @@ class MappedStore:
     @property
     def is_current(self) -> bool:
         """Whether the store still exists with the structure that is mapped."""
-        return not self.generations.is_deleted and self.generations.structure == self.structure
+        return self.generations.is_current(self.structure)
 
     @property
     def is_gone(self) -> bool:

@@ -26,12 +26,13 @@ from tdserve.rules.kv.entry_changes import ABSENT, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.catalog_room import CatalogRoom
 from tdserve.store.objects import Count, Objects
-from tdserve.store.sealed import SEAL_BYTES, is_whole, seal, unseal
+from tdserve.store.sealed import SEAL_BYTES, is_whole, make_damage, seal, unseal
 from tdserve.store.use_marks import UseMarks
 from tdserve.values.value_columns import Buffer
 
 _HEADER = struct.Struct(">QQQ")
 _NUMBER = struct.Struct(">Q")
+_RECORD = slice(_HEADER.size, -SEAL_BYTES)
 _COUNTERS = b"counters"
 
 TABLES = ("entries", "ages", "expiries", "answers", "counters")
@@ -89,6 +90,7 @@ class EntryTables:
         """Returns the entries of some keys, and marks them as used; ``count`` as of ``Objects.get_many``."""
         versions: list[int] = []
         records: list[bytes] = []
+        read_header = _HEADER.unpack_from
         try:
             with self.objects.begin_read() as txn:
                 for key in keys:
@@ -99,11 +101,12 @@ class EntryTables:
                         versions.append(ABSENT)
                         records.append(b"")
                         continue
-                    content = unseal(key, content, self.objects.path)
-                    version, expires_ms, _ = _HEADER.unpack_from(content)
+                    if not is_whole(key, content):
+                        raise make_damage(key, content, self.objects.path)
+                    version, expires_ms, _ = read_header(content)
                     is_there = not 0 < expires_ms <= now_ms
                     versions.append(version if is_there else ABSENT)
-                    records.append(bytes(content[_HEADER.size :]) if is_there else b"")
+                    records.append(bytes(content[_RECORD]) if is_there else b"")
         except lmdb.Error:
             with self.objects.convert_faults():
                 raise

@@ -60,8 +60,10 @@ class Generations:
             (num_rows,), dtype="<i8", buffer=mapping, offset=HEADER_BYTES
         )
         self._header.flags.writeable = self._values.flags.writeable = writable
-        self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8")
-        self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8")
+        # Each read of a local client looks at these: items of a memoryview take a third of the time.
+        self._deleted = self._header[_DELETED_OFFSET : _DELETED_OFFSET + 1].data
+        self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8").data
+        self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8").data
         self.numbers: npt.NDArray[np.int64] = self._header[_NUMBERS_OFFSET:].view("<i8")
 
     @classmethod
@@ -157,17 +159,17 @@ class Generations:
     @property
     def is_deleted(self) -> bool:
         """Whether the store was deleted; processes that had it mapped before see that too."""
-        return bool(self._get_header()[_DELETED_OFFSET])
+        self._check_open()
+        return bool(self._deleted[0])
 
     def mark_deleted(self) -> None:
         """Shows all processes that map this file that the store is gone. Call it before unlinking anything."""
-        self._get_header()[_DELETED_OFFSET] = 1
+        self._check_open()[_DELETED_OFFSET] = 1
 
     @property
     def objects_epoch(self) -> int:
         """How often the store's non-tensor values have moved; determines the folder that they are in now."""
-        if self._header is None:
-            raise ClosedError(what=f"generation file {self.path}")
+        self._check_open()
         return int(self._epoch[0])
 
     def move_objects(self, epoch: int) -> None:
@@ -179,9 +181,13 @@ class Generations:
     def structure(self) -> int:
         """How often the store's structure has changed; -1 while its files are moved. Files that were mapped under
         another number belong to another structure."""
-        if self._header is None:
-            raise ClosedError(what=f"generation file {self.path}")
+        self._check_open()
         return int(self._structure[0])
+
+    def is_current(self, structure: int) -> bool:
+        """Returns whether the store still exists, and has the structure of this number."""
+        self._check_open()
+        return bool(self._structure[0] == structure and not self._deleted[0])
 
     def move_structure(self, number: int) -> None:
         """Shows all processes that map this file that the files of the leaves are about to change."""
@@ -189,7 +195,7 @@ class Generations:
 
     def begin_copy(self, uid: str) -> None:
         """Makes the file that of a copy, another incarnation, and syncs it; drops the mapping."""
-        self._get_header()[_UID_OFFSET : _UID_OFFSET + len(uid)] = np.frombuffer(uid.encode(), np.uint8)
+        self._check_open()[_UID_OFFSET : _UID_OFFSET + len(uid)] = np.frombuffer(uid.encode(), np.uint8)
         self.close()
         sync_file(self.path)
 
@@ -197,7 +203,7 @@ class Generations:
         """Drops the mapping. Idempotent. Views taken from :attr:`values` stay usable."""
         self._header = self._values = None
 
-    def _get_header(self) -> npt.NDArray[np.uint8]:
+    def _check_open(self) -> npt.NDArray[np.uint8]:
         if self._header is None:
             raise ClosedError(what=f"generation file {self.path}")
         return self._header
