@@ -48,7 +48,7 @@ def list_values(snapshot: ServerSnapshot) -> Iterator[tuple[str, Labels, float]]
     if figures is None:
         return
     yield "tdserve_build_info", (figures.version, figures.server_id), 1
-    yield "tdserve_start_time_seconds", (), figures.time_s - figures.uptime_s
+    yield "tdserve_start_time_seconds", (), figures.start_time_s
     yield from _list_requests(figures)
     yield from _list_processes(figures)
     yield from _list_stores(figures)

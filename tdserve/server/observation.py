@@ -75,7 +75,7 @@ class Observation:
         self._observer = observer
         self._checkpoints = checkpoints
         self._checkpoint_interval_s = checkpoint_interval_s
-        self._started_s = time.monotonic()
+        self._started_s, self._start_time_s = time.monotonic(), time.time()
         self._sums = control_pb2.StoreFigures()
         self._summed_s = -math.inf
 
@@ -129,6 +129,7 @@ class Observation:
         kinds = await self._count_kinds(grant)
         response = control_pb2.ObserveResponse(
             time_s=time.time(),
+            start_time_s=self._start_time_s,
             uptime_s=time.monotonic() - self._started_s,
             server_id=self._root.server_id,
             version=read_package_version(),

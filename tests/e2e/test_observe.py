@@ -84,7 +84,8 @@ def test_dashboard_when_the_job_runs_then_no_panel_is_empty_and_a_killed_client_
 
     wait_for(lambda: not find_empty(), "a series for each panel", timeout_s=TIMEOUT_S)
     firing = [alert for alert, num in zip(list_alerts(), count_series(stack, *list_alerts()), strict=True) if num]
-    assert not [alert for alert in firing if "predict_linear" not in alert], "alerts that wait for minutes may be near"
+    # From the first minutes of a disk that is busy nothing follows for four hours: that alert waits for ten minutes.
+    assert not [alert for alert in firing if "predict_linear" not in alert]
     host = inspect(user)["Config"]["Hostname"]
     assert f"{host}:" in read_page(stack, "/sessions")
     docker("kill", user)

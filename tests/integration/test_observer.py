@@ -108,6 +108,14 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
             assert found[f"tdserve_process_resident_memory_bytes[('process', '{process}')]"] > 1 << 20
         assert 0 < found["tdserve_disk_free_bytes"] < found["tdserve_disk_size_bytes"]
         assert abs(found["tdserve_start_time_seconds"] - time.time()) < 3600
+        later = wait_for(lambda: look_for_later(url, found), "figures of a later moment")
+        assert later["tdserve_start_time_seconds"] == found["tdserve_start_time_seconds"]  # else it seems to restart
+
+
+def look_for_later(url: str, before: dict[str, float]) -> dict[str, float] | None:
+    """Returns a scrape of a later moment; None if it shows the same figures."""
+    found, series = scrape(url), "tdserve_process_cpu_seconds_total[('process', 'observer')]"
+    return found if found[series] > before[series] else None
 
 
 def test_scrape_when_a_call_waits_for_the_limiter_then_seen(observed: tdserve.Server) -> None:

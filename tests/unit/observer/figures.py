@@ -99,6 +99,7 @@ def call(app: Starlette, path: str, method: str = "GET", body: bytes = b"", **he
 def make_figures(num_stores: int = 0) -> control_pb2.ObserveResponse:
     """Returns the figures of a server that has a bit of everything, and so many tables."""
     figures = control_pb2.ObserveResponse(time_s=1_000.0, uptime_s=60.0, server_id="a" * 32, version="1.2.3")
+    figures.start_time_s = 940.0
     figures.root_free_bytes, figures.root_size_bytes = 10, 100
     figures.checkpoint, figures.checkpoint_age_s, figures.checkpoint_interval_s = "a-checkpoint", 5.0, 600.0
     figures.sessions_by_transport["shm"] = 2
