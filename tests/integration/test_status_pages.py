@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdserve
+from tests.browser import CHROMIUM, Page, open_browser
 from tests.integration.test_observer import fetch, find_status, find_url
 from tests.processes import wait_for
 
@@ -27,7 +27,7 @@ EVIL = "<img src=x onerror=document.title='pwned'>"
 
 NUM_SESSIONS = 200
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_pages_when_there_are_5000_stores_and_200_sessions_then_each_within_300_
         assert {page: median(each) for page, each in took_s.items() if median(each) >= 0.3} == {}
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@needs_browser
 @pytest.mark.parametrize(
     ("page", "title"),
     [
@@ -151,3 +151,60 @@ def test_browser_when_it_shows_a_page_then_charts_are_there_and_nothing_of_a_sto
     assert shown == f"{title} \N{EN DASH} tdserve"
     assert "Content Security Policy" not in done.stderr
     assert done.stdout.count('<figure class="chart">') == (8 if page == "/" else 0)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A browser for the tests that leave nothing behind in it."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@needs_browser
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_pages_when_on_a_phone_in_any_colours_then_as_wide_as_it_and_without_a_fault(
+    url: str, browser: Page, is_dark: bool
+) -> None:
+    browser.set_size(360, 740, is_dark=is_dark)
+    evil = quote(EVIL)
+    for path in (
+        "/",
+        "/stores",
+        f"/store?name={evil}",
+        f"/rows?name={evil}",
+        "/weights",
+        "/sessions",
+        "/guide/observe",
+    ):
+        browser.open(url + path)
+        assert browser.evaluate("document.documentElement.scrollWidth") == 360, path
+        light = sum(map(int, re.findall(r"\d+", browser.evaluate("getComputedStyle(document.body).backgroundColor"))))
+        assert (light < 150) == is_dark
+    assert browser.log == []
+
+
+@needs_browser
+def test_pages_when_only_the_keyboard_is_used_then_the_content_and_the_other_pages_are_reached(
+    url: str, browser: Page
+) -> None:
+    browser.set_size(1000, 800)
+    browser.open(f"{url}/")
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0  # it is shown now
+    found = []
+    for _ in range(3):
+        browser.press("Tab")
+        found.append(browser.evaluate("document.activeElement.textContent.trim()"))
+    assert found == ["tdserve", "Overview", "Stores"]
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.press("Enter")
+    browser.wait_loaded()
+    assert browser.evaluate("document.title") == "Stores \N{EN DASH} tdserve"
+
+
+@needs_browser
+def test_charts_when_time_passes_then_they_have_lines(url: str, browser: Page) -> None:
+    browser.open(f"{url}/")
+    num_lines = "document.querySelectorAll('.chart path[d*=L]').length"
+    wait_for(lambda: browser.evaluate(num_lines) == 8, "lines of two points", timeout_s=60)

@@ -30,7 +30,7 @@ from tdserve.observer.pages.page_figures import (
 
 PAGE_STORES = 100
 
-STATIC_TYPES = {"observer.css": "text/css", "observer.js": "text/javascript"}
+STATIC_TYPES = {"observer.css": "text/css", "observer.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
 def make_page_routes(*, has_login: bool) -> list[BaseRoute]:

@@ -3,7 +3,7 @@
 (() => {
   const place = document.getElementById("charts");
   if (!place) return;
-  const PERIOD_MS = 2000, MAX_POINTS = 150, WIDTH = 300, HEIGHT = 56;
+  const PERIOD_MS = 2000, MIN_POINTS = 30, MAX_POINTS = 150, WIDTH = 300, HEIGHT = 56;
   const SVG = "http://www.w3.org/2000/svg";
   const shorten = (value) => {
     const units = ["", "k", "M", "G", "T"];
@@ -41,8 +41,9 @@
   const draw = (chart, point) => {
     chart.points.push(point);
     if (chart.points.length > MAX_POINTS) chart.points.shift();
-    const most = Math.max(...chart.points), step = WIDTH / (MAX_POINTS - 1);
-    const first = MAX_POINTS - chart.points.length;
+    // The last minute at first, and up to five as they pass.
+    const num = Math.max(chart.points.length, MIN_POINTS), first = num - chart.points.length;
+    const most = Math.max(...chart.points), step = WIDTH / (num - 1);
     const path = chart.points.map((each, number) =>
       `${number ? "L" : "M"}${((first + number) * step).toFixed(1)} ${(HEIGHT - 2 - each / (most || 1) * (HEIGHT - 6)).toFixed(1)}`);
     chart.line.setAttribute("d", path.join(""));
