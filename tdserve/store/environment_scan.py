@@ -1,5 +1,5 @@
 """Looks at every record of an LMDB environment that no process has open. LMDB itself checks little: a damaged page may
-end the process that follows it, so a child of its own does this.
+end the process that follows it, so a child does this.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,47 +58,93 @@ class ScannedEnvironment:
     failure: str = ""
 
 
-def scan_environment(path: Path) -> ScannedEnvironment:
-    """Compares every record of an environment with its checksum, and what other tables have of it.
+class EnvironmentScanner:
+    """Compares the records of environments with their checksums. Its child is forked at the first scan, and again after
+    one that has ended it. Not thread-safe."""
 
-    Args:
-        path: Its data file. No process has it open, and none opens it meanwhile.
-    """
-    try:
-        nbytes = path.stat().st_size
-    except OSError as fault:
-        return ScannedEnvironment(0, (), f"{path}: {fault.strerror}")
-    if not nbytes:
-        return ScannedEnvironment(0, (), "an empty file")
-    if reason := find_damage(path):
-        return ScannedEnvironment(0, (), reason)
-    return _run_apart(lambda: _scan(path))
+    def __init__(self) -> None:
+        self._child: _ScanProcess | None = None
+
+    def __enter__(self) -> EnvironmentScanner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def scan(self, path: Path) -> ScannedEnvironment:
+        """Compares every record of an environment with its checksum, and what other tables have of it.
+
+        Args:
+            path: Its data file. No process has it open, and none opens it meanwhile.
+        """
+        try:
+            nbytes = path.stat().st_size
+        except OSError as fault:
+            return ScannedEnvironment(0, (), f"{path}: {fault.strerror}")
+        if not nbytes:
+            return ScannedEnvironment(0, (), "an empty file")
+        if reason := find_damage(path):
+            return ScannedEnvironment(0, (), reason)
+        if self._child is None:
+            self._child = _ScanProcess()
+        found = self._child.scan(path)
+        if found is None:
+            failure = self._child.end()
+            self._child = None
+            found = ScannedEnvironment(0, (), failure)
+        return found
+
+
+class _ScanProcess:
+    """A child that answers the path of an environment, in a line, by what it has found in it, in another."""
+
+    def __init__(self) -> None:
+        paths, asking = os.pipe()
+        answering, answers = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(asking)
+                os.close(answering)
+                _answer_paths(paths, answers)
+            finally:
+                os._exit(0)
+        os.close(paths)
+        os.close(answers)
+        self._asking = os.fdopen(asking, "wb", buffering=0)
+        self._answers = os.fdopen(answering, "rb")
+
+    def scan(self, path: Path) -> ScannedEnvironment | None:
+        """Returns what it has found; None if that has ended it."""
+        try:
+            self._asking.write(json.dumps(os.fspath(path)).encode() + b"\n")
+            line = self._answers.readline()
+        except BrokenPipeError:
+            return None
+        return _decode(line) if line.endswith(b"\n") else None
+
+    def end(self) -> str:
+        """Lets it end; returns how it did."""
+        self._asking.close()
+        self._answers.close()
+        status = os.waitpid(self._pid, 0)[1]
+        if os.WIFSIGNALED(status):
+            return f"reading it ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        return "reading it failed"
+
+
+def _answer_paths(paths: int, answers: int) -> None:
+    with os.fdopen(paths, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as pipe:
+        for line in asked:
+            pipe.write(_encode(_scan(Path(json.loads(line)))) + b"\n")
 
 
 def count_used_bytes(folder: Path) -> int:
     """Returns the bytes of an environment up to its last page that is, or was, in use; it may be open elsewhere."""
     with lmdb.open(os.fspath(folder), readonly=True, lock=False, create=False, max_dbs=MAX_TABLES) as env:
         return (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
-
-
-def _run_apart(scan: Callable[[], ScannedEnvironment]) -> ScannedEnvironment:
-    """Returns what ``scan`` returns in a child, which a damaged page may end."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(reading)
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(_encode(scan()))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        content = answer.read()
-    status = os.waitpid(pid, 0)[1]
-    if os.WIFSIGNALED(status):
-        return ScannedEnvironment(0, (), f"reading it ended by {signal.Signals(os.WTERMSIG(status)).name}")
-    return _decode(content) if content else ScannedEnvironment(0, (), "reading it failed")
 
 
 def _encode(found: ScannedEnvironment) -> bytes:
@@ -116,8 +161,12 @@ def _decode(content: bytes) -> ScannedEnvironment:
 def _scan(path: Path) -> ScannedEnvironment:
     num_records, damaged = 0, list[DamagedRecord]()
     try:
-        env = lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=MAX_TABLES)
-        with env.begin(buffers=True) as txn:
+        with (
+            lmdb.open(
+                os.fspath(path), subdir=False, readonly=True, lock=False, create=False, max_dbs=MAX_TABLES
+            ) as env,
+            env.begin(buffers=True) as txn,
+        ):
             names = [bytes(name) for name in txn.cursor().iternext(values=False)]
             tables = {name.decode(): env.open_db(name, txn=txn, create=False) for name in names}
             for name, table in tables.items():

@@ -12,12 +12,14 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.catalog_repairs import copy_catalog_whole, put_back_catalog, put_back_records
 from tdserve.server.checking.findings import Finding
 from tdserve.store.catalog_db import CatalogDB, Table
-from tdserve.store.environment_scan import scan_environment
+from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.root import Root
 
 
-def check_catalog(root: Root, changed: dict[str, str], whole: set[str]) -> tuple[list[Finding], bool]:
+def check_catalog(
+    root: Root, changed: dict[str, str], whole: set[str], scanner: EnvironmentScanner
+) -> tuple[list[Finding], bool]:
     """Returns what is wrong with the catalog, and whether it can be read at all."""
     path = root.catalog_folder / DATA_FILE
     name = str(path.relative_to(root.path))
@@ -26,7 +28,7 @@ def check_catalog(root: Root, changed: dict[str, str], whole: set[str]) -> tuple
         return [], False  # no server has come so far
     if name in whole:
         return [], True
-    scanned = scan_environment(path)
+    scanned = scanner.scan(path)
     if scanned.failure:
         repair = partial(put_back_catalog, root)
         return [Finding(name, f"it cannot be read: {scanned.failure}", repair=repair)], False

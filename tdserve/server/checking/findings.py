@@ -10,6 +10,7 @@ from typing import Any
 from tdserve.base.errors import TDServeError
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.root import Root
 
 Repair = Callable[[], str]
@@ -87,6 +88,7 @@ class CheckedRoot:
         specs: Structures of the stores.
         changed: Files whose content is another than at the last orderly end, by path below the root.
         whole: Files that are exactly as they were then.
+        scanner: Reads environments of LMDB.
         progress: How far it is.
         show: Shows that.
     """
@@ -96,6 +98,7 @@ class CheckedRoot:
     specs: Specs
     changed: dict[str, str]
     whole: set[str]
+    scanner: EnvironmentScanner
     progress: Progress
     show: Callable[[Progress], None]
 

@@ -17,15 +17,13 @@ from tdserve.server.checking.version_check import check_versions
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.environment_scan import scan_environment
+from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
 MAX_ROUNDS = 3
-"""Most times that a root is checked and repaired: a file that has its size again shows which of its rows are gone."""
-
-WRITTEN_SINCE = "written since the last sync"
+"""Most times that a root is repaired and checked again: a file that has its size again shows which rows are gone."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,15 @@ def check_root(
             state = f"{root.path} was not recovered since the machine lost its power"
             raise WrongStateError(state=state, event="checking it; start a server there once")
         done: list[Finding] = []
-        for _ in range(MAX_ROUNDS):
-            report = _check(root, on_progress)
-            repaired = [_repair(each) for each in report.findings if each.repair is not None] if repairs else []
-            if not repaired:
-                break
-            done += [each for each in repaired if each.repaired]
-            _record_sums(root, report, repaired)
-            if not any(each.repaired for each in repaired):
-                break
-            report = _check(root, on_progress)
+        with EnvironmentScanner() as scanner:
+            report = _check(root, scanner, on_progress)
+            for _ in range(MAX_ROUNDS if repairs else 0):
+                repaired = [_repair(each) for each in report.findings if each.repair is not None]
+                if not any(each.repaired for each in repaired):
+                    break
+                done += [each for each in repaired if each.repaired]
+                _record_sums(root, report, repaired)
+                report = _check(root, scanner, on_progress)
         return replace(report, findings=(*done, *report.findings))
     finally:
         root.release()
@@ -98,7 +95,7 @@ def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> Non
         record_sums(root.path, keeps=damaged, rereads=True)
 
 
-def _check(root: Root, show: Callable[[Progress], None]) -> RootReport:
+def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], None]) -> RootReport:
     """Checks a root once; changes nothing."""
     is_orderly, is_run_damaged = root.has_ended_in_order(), _is_run_damaged(root)
     progress, changed, whole = Progress(), dict[str, str](), set[str]()
@@ -109,12 +106,12 @@ def _check(root: Root, show: Callable[[Progress], None]) -> RootReport:
         is_orderly = not changed
         findings.append(_describe_run(root, is_orderly=is_orderly))
         changed, whole = (changed, whole) if is_orderly else ({}, set())
-    findings += _check_own_files(root, whole)
-    found, is_readable = check_catalog(root, changed, whole)
+    findings += _check_own_files(root, whole, scanner)
+    found, is_readable = check_catalog(root, changed, whole, scanner)
     findings += found
     if is_readable:
         with CatalogDB(root.catalog_folder, is_read_only=True) as db:
-            checked = CheckedRoot(root, db, Specs(db, set), changed, whole, progress, show)
+            checked = CheckedRoot(root, db, Specs(db, set), changed, whole, scanner, progress, show)
             records = read_records(db)
             progress.num_stores = len(records)
             for record in records:
@@ -128,14 +125,14 @@ def _check(root: Root, show: Callable[[Progress], None]) -> RootReport:
     return RootReport(tuple(findings), progress, is_orderly)
 
 
-def _check_own_files(root: Root, whole: set[str]) -> Iterator[Finding]:
+def _check_own_files(root: Root, whole: set[str], scanner: EnvironmentScanner) -> Iterator[Finding]:
     try:
         root.check_format()
     except TDServeError as error:
         yield Finding("tdserve.json", str(error), repair=partial(_repair_format, root))
     copy = root.synced_folder / COPY_FILE
     if copy.exists() and str(copy.relative_to(root.path)) not in whole:
-        found = scan_environment(copy)
+        found = scanner.scan(copy)
         if found.failure or found.damaged:
             reason = found.failure or f"{len(found.damaged)} damaged records"
             name = str(copy.relative_to(root.path))

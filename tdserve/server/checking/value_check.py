@@ -11,7 +11,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
 from tdserve.store.entry_tables import TABLES
-from tdserve.store.environment_scan import DamagedRecord, scan_environment
+from tdserve.store.environment_scan import DamagedRecord
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
@@ -34,7 +34,7 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         return
     if name in checked.whole:
         return
-    found = scan_environment(folder / DATA_FILE)
+    found = checked.scanner.scan(folder / DATA_FILE)
     checked.add_bytes((folder / DATA_FILE).stat().st_size)
     if found.failure:
         yield Finding(name, found.failure, record.name, remedy="restore the store from a checkpoint, or delete it")
