@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.lent.lender import lend
+from tests.lent.servers import LendingPopen
 from tests.lent.sitecustomize import DOOR_VARIABLE
 
 # The same examples in every run: what CI finds, everybody finds. And what takes long on a busy machine is no fault:
@@ -23,7 +25,9 @@ settings.load_profile("tdserve")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
-    """Starts processes that import torch once for a whole run and fork data workers and clients; see ``tests.lent``."""
+    """Starts processes that import torch once for a whole run and fork servers, data workers and clients; see
+    ``tests.lent``."""
+    subprocess.Popen = LendingPopen  # type: ignore[misc]
     if not hasattr(session.config, "workerinput"):  # one for all processes of a run
         folder = TemporaryDirectory(prefix="tdserve-lent-")
         lending = ExitStack()

@@ -2,7 +2,7 @@
 themselves to the servers of a test run, to the benchmark, or to tests that start programs or spawn processes.
 
 ``python -m tests.lent.lender MODULE DOOR`` is the program. ``lend`` starts it for this process and all that it starts;
-``tests.lent.sitecustomize`` is the end of those who borrow.
+``tests.lent.sitecustomize`` is the end of those who borrow, ``tests.lent.servers`` that of those who start a server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from typing import Any
 from tdserve.base import failpoints
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
+from tests.lent.servers import SERVER_MODULE, SHELL_MODULE
 from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE
 
-_ENTRIES = dict(zip(LENT_MODULES, ("main", "run_child", "main", "main"), strict=True))
+_ENTRIES = {
+    **dict.fromkeys((*LENT_MODULES, SERVER_MODULE, SHELL_MODULE), "main"),
+    "tdserve.bench.child": "run_child",
+}
 """The function of each module that a copy calls, with the arguments if there are any."""
 
 MAX_FDS = 64
@@ -38,8 +42,11 @@ MAX_FDS = 64
 _OUT_OF_THE_WAY = 512
 """Descriptors from here on have numbers that no borrower has inherited."""
 
-_BENCHMARK = ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads")
-"""What children of the benchmark import when they are told what to do."""
+_PREPARED = {
+    "tdserve.bench.child": ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads"),
+    SHELL_MODULE: ("tdserve.cli.serve", SERVER_MODULE),
+}
+"""What modules import only once they are told what to do."""
 
 _WORLD = ("net", "mnt", "pid", "user", "ipc")
 
@@ -47,7 +54,7 @@ _WORLD = ("net", "mnt", "pid", "user", "ipc")
 @contextmanager
 def lend(folder: Path) -> Iterator[None]:
     """Lets what is started in this block borrow copies. A program imports torch at its first request."""
-    lenders = [_start(folder, module) for module in LENT_MODULES]
+    lenders = [_start(folder, module) for module in _ENTRIES]
     before = dict(os.environ)
     os.environ[DOOR_VARIABLE] = str(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before.get("PYTHONPATH")]))
@@ -85,9 +92,8 @@ def copy_for(pid: int) -> int:
 def _serve(module: str, door: socket.socket) -> None:
     connection, _ = door.accept()
     run: Any = getattr(importlib.import_module(module), _ENTRIES[module])
-    if module.startswith("tdserve.bench"):
-        for name in _BENCHMARK:
-            importlib.import_module(name)
+    for name in _PREPARED.get(module, ()):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a copy need not look at it, nor write to its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -136,16 +142,19 @@ def _live(run: Any, order: dict[str, Any], fds: Sequence[int], connection: socke
         failpoints.arm()  # of this environment
         os.chdir(order["folder"])
         os.umask(order["umask"])
-        *moved_fds, life_fd = map(_move, fds)
-        for fd, number in zip(moved_fds, [0, 1, 2, *order["fds"]], strict=True):
+        if order.get("starts_session"):
+            os.setsid()
+        numbers = [0, 1, 2, *order["fds"]]
+        moved_fds = list(map(_move, fds))
+        for fd, number in zip(moved_fds, numbers, strict=False):
             os.dup2(fd, number)
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, order["limits"])
-        fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(life_fd, fcntl.F_GETFL)
-        fcntl.fcntl(life_fd, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when who borrows has died
-        run(*filter(None, [order["arguments"]]))
-        status = 0
+        for life_fd in moved_fds[len(numbers) :]:
+            fcntl.fcntl(life_fd, fcntl.F_SETOWN, os.getpid())
+            flags = fcntl.fcntl(life_fd, fcntl.F_GETFL)
+            fcntl.fcntl(life_fd, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO ends this process when who borrows has died
+        status = run(*filter(None, [order["arguments"]])) or 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:  # noqa: BLE001 (outermost frame)
