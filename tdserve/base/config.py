@@ -26,7 +26,7 @@ from tdserve.base.setting_checks import (
     check_url,
     is_loopback,
 )
-from tdserve.base.tls import TLS, check_pair
+from tdserve.base.tls import TLS, make_server_context
 
 TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
@@ -129,7 +129,8 @@ class ServerConfig:
             was written since the last pass. 0: only at an orderly end, and for stores of durability ``"disk"``.
         adopt: Folders to adopt at the start, as ``PATH=NAME``, or ``PATH=NAME:ro`` for reading only.
         metrics_port: TCP port for metrics and the status page by HTTP, 0 picks a free one; ``None`` for none.
-        metrics_host: Address for these. They ask for the same token as the server.
+        metrics_host: Address for these. They ask for the same token as the server. Unless it is a loopback address,
+            they are HTTPS if the server has TLS.
         trace_endpoint: URL of a receiver of OTLP over HTTP, such as ``"http://127.0.0.1:4318"``, which gets the spans
             of requests that clients trace; ``None`` traces nothing.
         checkpoint_every_s: Seconds from one checkpoint of all stores to the next; ``None`` writes none.
@@ -233,7 +234,7 @@ class ServerConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequestError(argument="tls_cert", reason="tls_cert and tls_key belong together: give both")
         if self.tls_cert is not None and self.tls_key is not None:
-            check_pair("tls_cert", self.tls_cert, self.tls_key, self.tls_client_ca)
+            make_server_context("tls_cert", self.tls_cert, self.tls_key, self.tls_client_ca)
         for name in ("tls_client_ca", "trusted_network"):
             if self.tls_cert is None and getattr(self, name) is not None:
                 raise InvalidRequestError(argument=name, reason="it means nothing without tls_cert")

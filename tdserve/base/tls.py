@@ -101,8 +101,13 @@ def find_version(*paths: str | os.PathLike[str] | None) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_pair(argument: str, cert: str, key: str, client_ca: str | None = None) -> None:
-    """Checks files that a server would present and trust.
+def make_server_context(argument: str, cert: str, key: str, client_ca: str | None = None) -> ssl.SSLContext:
+    """Returns a context of what a server presents and trusts; clients need a certificate if ``client_ca`` is given.
+
+    Args:
+        argument: The option that names the files, for the error.
+        cert, key: PEM files of its own certificate.
+        client_ca: PEM file of the authorities for clients.
 
     Raises:
         InvalidRequestError: One cannot be read, or the key is not that of the certificate.
@@ -115,9 +120,11 @@ def check_pair(argument: str, cert: str, key: str, client_ca: str | None = None)
         context.load_cert_chain(cert, key, password=_refuse_password)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError, ValueError) as fault:
         reason = f"{cert} with {key} is not a certificate with its key: {fault}"
         raise InvalidRequestError(argument=argument, reason=reason) from fault
+    return context
 
 
 def _refuse_password() -> str:

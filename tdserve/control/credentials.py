@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.tls import TLS, check_pair, find_version, read_pem
+from tdserve.base.tls import TLS, find_version, make_server_context, read_pem
 
 _log = logging.getLogger("tdserve.control")
 
@@ -53,7 +53,7 @@ class ServerCertificates:
             return found
 
     def _read(self) -> Any:
-        check_pair("tls_cert", self._cert, self._key, self._client_ca)
+        make_server_context("tls_cert", self._cert, self._key, self._client_ca)
         pair = (read_pem("tls_key", self._key), read_pem("tls_cert", self._cert))
         ca = None if self._client_ca is None else read_pem("tls_client_ca", self._client_ca)
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=ca)

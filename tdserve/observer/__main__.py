@@ -21,6 +21,7 @@ from tdserve.base.client_setup import begin_client_process
 from tdserve.base.errors import TDServeError
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
+from tdserve.observer.page_tls import PageTLS
 from tdserve.observer.pages.row_preview import RowPreviews
 from tdserve.observer.snapshots import ASK_TIMEOUT_S, Snapshots
 from tdserve.observer.viewers import Viewer, Viewers
@@ -70,6 +71,9 @@ async def serve(settings: dict[str, Any]) -> None:
             timeout_keep_alive=75,
             ws="none",
         )
+        if settings["tls"] is not None:
+            config.load()
+            config.ssl = PageTLS(*settings["tls"]).make_context()
         server = uvicorn.Server(config)
         _call_at_end(sys.stdin.fileno(), lambda: setattr(server, "should_exit", True))
         await server.serve(sockets=[socket.socket(fileno=settings["fd"])])

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from tdserve.base.addresses import join_address, parse_address
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError
+from tdserve.base.setting_checks import is_loopback
 from tdserve.server.client_process import ClientProcess
 
 PACKAGES = ("prometheus_client", "starlette", "uvicorn")
@@ -28,6 +29,7 @@ class ObserverProcess:
 
     Attributes:
         address: ``host:port`` at which it is reached.
+        url: URL of the page: encrypted if the server has TLS and other machines reach the port.
 
     Raises:
         InvalidRequestError: Its packages are missing, or the port cannot be listened on. Nothing was started.
@@ -39,7 +41,11 @@ class ObserverProcess:
             raise InvalidRequestError(argument="metrics_port", reason=reason)
         self._config = config
         self._socket = _listen(config.metrics_host, config.metrics_port or 0)
+        # What stays on this machine needs no encryption, and no certificate is for its loopback address.
+        has_tls = config.tls_cert is not None and not is_loopback(config.metrics_host)
+        self._tls = (config.tls_cert, config.tls_key, config.tls_client_ca) if has_tls else None
         self.address = join_address(config.metrics_host, self._socket.getsockname()[1])
+        self.url = f"{'https' if has_tls else 'http'}://{self.address}"
         self._process = ClientProcess("observer", "tdserve.observer", fds=[self._socket.fileno()])
 
     @property
@@ -64,6 +70,7 @@ class ObserverProcess:
             "address": address,
             "token": token,
             "hosts": [self._config.metrics_host],
+            "tls": self._tls,
             "log_level": self._config.log_level,
         }
         self._process.start(setup)

@@ -96,7 +96,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
             own_token = tokens.make_own_token() if tokens is not None and has_processes else None
             if observer is not None:
                 observer.start(_find_own_address(config, server), own_token)
-                _log.info("metrics and the status page are at http://%s", observer.address)
+                _log.info("metrics and the status page are at %s", observer.url)
             if checkpoints is not None:
                 checkpoints.start(_list_checkpoint_settings(config, _find_own_address(config, server), own_token))
                 _log.info("writes checkpoints to %s every %g s", config.checkpoint_to, config.checkpoint_every_s)

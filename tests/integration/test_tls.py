@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -363,3 +366,25 @@ def test_server_when_its_settings_contradict_then_refused_by_name(
     with pytest.raises(tdserve.InvalidRequestError) as caught:
         tdserve.Server(tmp_path / "root", port=0, **paths)
     assert caught.value.argument == argument
+
+
+def test_page_when_other_machines_reach_it_then_encrypted_and_its_certificate_is_read_again(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    token = tmp_path / "page-token"
+    token.write_text(TOKEN)
+    page = {"metrics_host": "0.0.0.0", "metrics_port": 0, "token_file": str(token)}
+    with (
+        make_quick_root() as root,
+        tdserve.Server(root, port=0, **page, **certificates.server) as server,
+        tdserve.connect(server.address, token=TOKEN, tls=certificates.trusting) as client,
+    ):
+        place = "localhost", int(client.stats()["observer"].rpartition(":")[2])
+        request = Request(f"https://localhost:{place[1]}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        with urlopen(request, context=trusted, timeout=30.0) as answer:
+            assert b"tdserve_up 1.0" in answer.read()
+        with pytest.raises((OSError, HTTPException)):
+            urlopen(f"http://localhost:{place[1]}/health", timeout=30.0)
+        before = ssl.get_server_certificate(place)
+        certificates.make("server")
+        assert ssl.get_server_certificate(place) != before
