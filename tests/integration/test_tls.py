@@ -372,7 +372,7 @@ def test_page_when_other_machines_reach_it_then_encrypted_and_its_certificate_is
     certificates = Certificates(tmp_path)
     token = tmp_path / "page-token"
     token.write_text(TOKEN)
-    page = {"metrics_host": "0.0.0.0", "metrics_port": 0, "token_file": str(token)}
+    page: dict[str, Any] = {"metrics_host": "0.0.0.0", "metrics_port": 0, "token_file": str(token)}
     with (
         make_quick_root() as root,
         tdserve.Server(root, port=0, **page, **certificates.server) as server,
