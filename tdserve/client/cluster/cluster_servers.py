@@ -94,8 +94,7 @@ class ClusterServers:
             StoreMovedError: The move has not ended in time.
             ConnectError: A server that knows where it is does not answer.
         """
-        self.directory.forget(error.name)
-        return self.members.get(self.directory.find(error.name, deadline).server)
+        return self.members.get(self.directory.find_moved(error, deadline).server)
 
     @property
     def is_closed(self) -> bool:

@@ -94,6 +94,22 @@ class Directory:
                 time.sleep(LOOK_AGAIN_S)
         return known
 
+    def find_moved(self, moved: StoreMovedError, deadline: Deadline | None = None) -> Place:
+        """Returns the place of a store that a server has refused with this error.
+
+        The server that the error names is the place if it does not answer: others may not know of the move. Further
+        arguments and errors as of ``find``.
+        """
+        self.forget(moved.name)
+        if moved.server is not None:
+            with suppress(StoreMovedError):  # it is moving on
+                answer, is_lost = self._ask_target(moved.name, moved)
+                if is_lost:
+                    return Place(moved.server)
+                if answer is not None:
+                    return self._follow(moved.name, moved.server, answer)
+        return self.find(moved.name, deadline)
+
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> tuple[StoreDescription, Place]:
         """Describes a store, or the record that its owner has of it; waits for one that does not exist yet.
 
@@ -169,21 +185,25 @@ class Directory:
         for _ in range(len(self._members) + 1):
             if not isinstance(found, StoreMovedError):
                 return self._remember(name, server, found)
-            moved = found
-            self._check_server(name, moved.server)
-            asked, lost = self._ask([moved.server], name)
-            if lost:
-                return Place(moved.server)
-            answer = asked[moved.server]
-            if not isinstance(answer, StoreDescription):
-                self._show(name, moved)
-                answer = self._ask_server(moved.server, name)
+            answer, is_lost = self._ask_target(name, found)
+            if is_lost:
+                return Place(found.server)
             if answer is None:  # it was deleted there
                 with suppress(PermissionDeniedError):  # then a client whose token grants it removes that record
-                    request_step(self._members.get(server), name, move=moved.move, place="")
+                    request_step(self._members.get(server), name, move=found.move, place="")
                 return Place(self.get_owner(name) if find_whole(name) is None else first)
-            server, found = moved.server, answer
+            server, found = found.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
+
+    def _ask_target(self, name: str, moved: StoreMovedError) -> tuple[_Answer, bool]:
+        """Asks the server to which a store has moved; returns its answer, and whether it does not answer."""
+        self._check_server(name, moved.server)
+        asked, is_lost = self._ask([moved.server], name)
+        answer = asked.get(moved.server)
+        if not is_lost and not isinstance(answer, StoreDescription):
+            self._show(name, moved)
+            answer = self._ask_server(moved.server, name)
+        return answer, is_lost
 
     def _show(self, name: str, moved: StoreMovedError) -> None:
         """Makes the server to which a store has moved show it, if whoever has moved it did not come so far."""

@@ -74,8 +74,8 @@ class ShardedStore:
             return kept[1]
         try:
             found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
-        except StoreMovedError:  # or is being moved
-            return self._open_moved(shard, client, timeout_s)
+        except StoreMovedError as moved:  # or is being moved
+            return self._open_moved(shard, client, moved, timeout_s)
         if found is None:
             if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
                 raise StoreNotFoundError(name=self.name)
@@ -84,14 +84,13 @@ class ShardedStore:
         self._handles[shard] = (client, handle)
         return handle
 
-    def _open_moved(self, shard: int, before: Client, timeout_s: float | None) -> Any:
+    def _open_moved(self, shard: int, before: Client, moved: StoreMovedError, timeout_s: float | None) -> Any:
         """Returns the handle of a part that is at another server than was known."""
-        members, directory, part = self._cluster.members, self._cluster.directory, name_part(self.name, shard)
+        members, part = self._cluster.members, name_part(self.name, shard)
         self._read_placement()
         if members.get(self.placement.servers[shard]) is not before:
             return self.get_part(shard, timeout_s)
-        directory.forget(part)
-        server = directory.find(part).server
+        server = self._cluster.directory.find_moved(moved).server
         if server not in self.placement.servers:
             self.placement = self.placement.replace_server(shard, server)
             return self.get_part(shard, timeout_s)

@@ -15,9 +15,10 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import ConnectError, DeadlineExceededError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreMovedError
 from tdserve.client.session.catalog_client import CatalogClient
-from tests.integration.cluster.names import next_name
+from tests.integration.cluster.names import name_owned_by, next_name
 from tests.integration.crashing import Crashing, Writer
 from tests.processes import wait_for
 
@@ -146,6 +147,24 @@ def test_leaves_when_a_server_is_down_then_none_is_added_until_it_is_back(
     crashing[1].restart()
     wait_for(lambda: len(table) == 30, "the return of the shard")
     assert not table[:]["late"].any()
+
+
+def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_then_looked_for_where_it_went(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    name = name_owned_by(0, 3)
+    client.init_remote(rows(3), name)
+    client.rebalance(name, 1)
+    with crashing[0].server.client() as one, pytest.raises(StoreMovedError) as refused:
+        one.from_remote_init(name)
+    for server in (0, 1):
+        crashing[server].kill()
+    found = client.servers.find_moved(refused.value, Deadline.after(5.0))
+    assert found.address == crashing[1].server.address
+    crashing[1].start()
+    assert found.from_remote_init(name)["number"].tolist() == [0, 1, 2]
+    crashing[0].start()
+    client.delete(name)
 
 
 def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
