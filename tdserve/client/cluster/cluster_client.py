@@ -79,9 +79,8 @@ def _at_home(
         try:
             return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         except StoreNotFoundError:
-            self.directory.forget(store)
-            again = self.directory.find(store)
-            if again.server == place.server:
+            again = self.directory.find_again(store)
+            if again is None:
                 raise
             return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
 

@@ -84,11 +84,11 @@ class Directory:
             StoreMovedError: It is still being moved.
         """
         known = self._places.get(name)
+        deadline = deadline or self._begin_wait()
         while known is None:
             try:
-                known = self._search(name)
+                known = self._search(name, deadline)
             except StoreMovedError:
-                deadline = deadline or self._begin_wait()
                 if deadline.expired:
                     raise
                 time.sleep(LOOK_AGAIN_S)
@@ -97,18 +97,27 @@ class Directory:
     def find_moved(self, moved: StoreMovedError, deadline: Deadline | None = None) -> Place:
         """Returns the place of a store that a server has refused with this error.
 
-        The server that the error names is the place if it does not answer: others may not know of the move. Further
-        arguments and errors as of ``find``.
+        The server that the error names is waited for: others may not know of the move, and it may have the store
+        without showing it yet. Further arguments and errors as of ``find``.
         """
         self.forget(moved.name)
+        deadline = deadline or self._begin_wait()
         if moved.server is not None:
             with suppress(StoreMovedError):  # it is moving on
-                answer, is_lost = self._ask_target(moved.name, moved)
+                answer, is_lost = self._ask_target(moved.name, moved, deadline)
                 if is_lost:
-                    return Place(moved.server)
+                    self._show(moved.name, moved, deadline)
+                    answer = self._ask_server(moved.server, moved.name, deadline.remaining_s)
                 if answer is not None:
-                    return self._follow(moved.name, moved.server, answer)
+                    return self._follow(moved.name, moved.server, answer, deadline)
         return self.find(moved.name, deadline)
+
+    def find_again(self, name: str) -> Place | None:
+        """Looks again for a store that was not where it was looked for: it has moved, or the server to which it had
+        moved does not show it before it is asked to. Returns None if no server has it."""
+        self.forget(name)
+        self.find(name)
+        return self._places.get(name)
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> tuple[StoreDescription, Place]:
         """Describes a store, or the record that its owner has of it; waits for one that does not exist yet.
@@ -120,8 +129,10 @@ class Directory:
         try:
             found = self._members.get(place.server).describe(name, timeout_s=timeout_s)
         except StoreNotFoundError:
-            self.forget(name)
-            raise
+            again = self.find_again(name)
+            if again is None:
+                raise
+            found = self._members.get(again.server).describe(name, timeout_s=timeout_s)
         known = self._places.get(name)  # the call may have followed it to another server
         return found, self._remember(name, place.server if known is None else known.server, found)
 
@@ -148,18 +159,18 @@ class Directory:
             self._places.pop(name, None)
             self._missed.pop(name, None)
 
-    def _search(self, name: str) -> Place:
+    def _search(self, name: str, deadline: Deadline) -> Place:
         owner = self.get_owner(name)
         asked, lost = self._ask([owner], name)
         if found := asked.get(owner):
-            return self._follow(name, owner, found)
+            return self._follow(name, owner, found, deadline)
         if len(self._members) == 1 or (name in self._missed and not lost):
             return Place(owner)
         others = [server for server in range(len(self._members)) if server != owner]
         everywhere, _ = self._ask(self._members.list_alive(others), name)
         for server, found in everywhere.items():
             if found is not None:
-                return self._follow(name, server, found)
+                return self._follow(name, server, found, deadline)
         if not lost:
             with self._lock:
                 self._missed[name] = None
@@ -171,21 +182,21 @@ class Directory:
         found, lost = self._members.ask_all(calls, reach_s=REACH_S)
         return found, bool(lost)
 
-    def _ask_server(self, server: int, name: str) -> _Answer:
+    def _ask_server(self, server: int, name: str, timeout_s: float | None = None) -> _Answer:
         try:
-            return self._members.get(server).catalog.find(name)
+            return self._members.get(server).catalog.find(name, timeout_s=timeout_s)
         except StoreMovedError as error:
             if error.server is None:
                 raise
             return error
 
-    def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError) -> Place:
+    def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError, deadline: Deadline) -> Place:
         """Returns where a store is, by what a server has answered: it, or to which server it has moved."""
         first = server
         for _ in range(len(self._members) + 1):
             if not isinstance(found, StoreMovedError):
                 return self._remember(name, server, found)
-            answer, is_lost = self._ask_target(name, found)
+            answer, is_lost = self._ask_target(name, found, deadline)
             if is_lost:
                 return Place(found.server)
             if answer is None:  # it was deleted there
@@ -195,20 +206,20 @@ class Directory:
             server, found = found.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
 
-    def _ask_target(self, name: str, moved: StoreMovedError) -> tuple[_Answer, bool]:
+    def _ask_target(self, name: str, moved: StoreMovedError, deadline: Deadline) -> tuple[_Answer, bool]:
         """Asks the server to which a store has moved; returns its answer, and whether it does not answer."""
         self._check_server(name, moved.server)
         asked, is_lost = self._ask([moved.server], name)
         answer = asked.get(moved.server)
         if not is_lost and not isinstance(answer, StoreDescription):
-            self._show(name, moved)
-            answer = self._ask_server(moved.server, name)
+            self._show(name, moved, deadline)
+            answer = self._ask_server(moved.server, name, deadline.remaining_s)
         return answer, is_lost
 
-    def _show(self, name: str, moved: StoreMovedError) -> None:
+    def _show(self, name: str, moved: StoreMovedError, deadline: Deadline) -> None:
         """Makes the server to which a store has moved show it, if whoever has moved it did not come so far."""
         with suppress(StoreNotFoundError):
-            request_step(self._members.get(moved.server), name, move=moved.move, show=True)
+            request_step(self._members.get(moved.server), name, move=moved.move, show=True, deadline=deadline)
 
     def _check_server(self, name: str, server: int) -> None:
         if server >= len(self._members):

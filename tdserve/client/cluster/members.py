@@ -156,10 +156,11 @@ class Members:
         if not self._answers(server):
             self.note_lost(server, PeerLostError(peer=f"server {server}", reason="it has stopped answering"))
 
-    def note_unreached(self, server: int, why: ConnectError) -> int:
+    def note_unreached(self, server: int, why: TransportError) -> int:
         """Takes note of the server that a call has not reached, and returns its number: the one that was asked, or
         another to which the call had followed a store."""
-        found = next((number for number, client in self.used.items() if client.address == why.address), server)
+        address = why.address if isinstance(why, ConnectError) else ""
+        found = next((number for number, client in self.used.items() if client.address == address), server)
         self.note_lost(found, why)
         return found
 
@@ -206,7 +207,7 @@ class Members:
             if failure is None:
                 found[server] = future.result()
             elif isinstance(failure, TransportError) and failure.retryable:
-                self.note_lost(server, failure)
+                self.note_unreached(server, failure)
                 lost[server] = failure
             elif isinstance(failure, DeadlineExceededError) and not self._answers(server):
                 silent = PeerLostError(peer=f"server {server}", reason="it has stopped answering")

@@ -77,8 +77,12 @@ class ShardedStore:
         except StoreMovedError as moved:  # or is being moved
             return self._open_moved(shard, client, moved, timeout_s)
         if found is None:
-            if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
-                raise StoreNotFoundError(name=self.name)
+            with suppress(TransportError):  # of the server that has the record: the part comes or it does not
+                if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
+                    raise StoreNotFoundError(name=self.name)
+            place = self._cluster.directory.find_again(name_part(self.name, shard))
+            if place is not None and place.server != self.placement.servers[shard]:
+                return self._open_at(shard, place.server, client, timeout_s)
             found = client.describe(name_part(self.name, shard), timeout_s=timeout_s)  # it is being created
         handle = client.open_handle(found)
         self._handles[shard] = (client, handle)
@@ -86,17 +90,19 @@ class ShardedStore:
 
     def _open_moved(self, shard: int, before: Client, moved: StoreMovedError, timeout_s: float | None) -> Any:
         """Returns the handle of a part that is at another server than was known."""
-        members, part = self._cluster.members, name_part(self.name, shard)
         self._read_placement()
-        if members.get(self.placement.servers[shard]) is not before:
+        if self._cluster.members.get(self.placement.servers[shard]) is not before:
             return self.get_part(shard, timeout_s)
-        server = self._cluster.directory.find_moved(moved).server
+        return self._open_at(shard, self._cluster.directory.find_moved(moved).server, before, timeout_s)
+
+    def _open_at(self, shard: int, server: int, before: Client, timeout_s: float | None) -> Any:
+        """Returns the handle of a part that a server has, and not the one of another client."""
         if server not in self.placement.servers:
             self.placement = self.placement.replace_server(shard, server)
             return self.get_part(shard, timeout_s)
         # Another part is there as well, until one of them moves on: this one stays counted to the server that it left.
-        there = members.get(server)
-        handle = there.open_handle(there.describe(part, timeout_s=timeout_s))
+        there = self._cluster.members.get(server)
+        handle = there.open_handle(there.describe(name_part(self.name, shard), timeout_s=timeout_s))
         self._handles[shard] = (before, handle)
         return handle
 
@@ -143,11 +149,20 @@ class ShardedStore:
         servers = self.placement.servers
         calls = {servers[shard]: partial(self._ask_part, shard, call, timeout_s) for shard in asked}
         found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s)
+        for shard in asked:
+            if (failure := lost.get(servers[shard])) is not None:
+                self.note_unreached(shard, failure)
         if lost and not found:
             raise next(iter(lost.values()))
         results = {shard: found[servers[shard]] for shard in asked if servers[shard] in found}
         self._note_left_out()
         return results
+
+    def note_unreached(self, shard: int, failure: TransportError) -> None:
+        """Takes note of the server that a call for a part has not reached: if not the known one, the part is there."""
+        lost = self._cluster.members.note_unreached(self.placement.servers[shard], failure)
+        if lost not in self.placement.servers:
+            self.placement = self.placement.replace_server(shard, lost)
 
     def ask_each(
         self,

@@ -209,9 +209,7 @@ class ShardedTable(ShardedRows):
             except ConnectError as error:
                 if deadline.expired:  # it was tried for all this time, since something may have been sent
                     raise
-                lost = members.note_unreached(server, error)
-                if lost not in self.placement.servers:  # the part has moved there
-                    self.placement = self.placement.replace_server(number, lost)
+                self.note_unreached(number, error)
                 self._note_left_out()
                 failure = error
         raise failure or ConnectError(address=self.address, reason="there is no shard")

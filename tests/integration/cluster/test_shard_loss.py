@@ -17,7 +17,9 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreMovedError
+from tdserve.base.ids import make_uid
 from tdserve.client.session.catalog_client import CatalogClient
+from tests.integration.cluster.moving import release_only
 from tests.integration.cluster.names import name_owned_by, next_name
 from tests.integration.crashing import Crashing, Writer
 from tests.processes import wait_for
@@ -149,7 +151,27 @@ def test_leaves_when_a_server_is_down_then_none_is_added_until_it_is_back(
     assert not table[:]["late"].any()
 
 
-def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_then_looked_for_where_it_went(
+def test_table_when_a_shard_has_moved_and_its_server_is_down_then_that_server_alone_is_left_out(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards=2)
+    for shard in (0, 1):
+        writer = next(each for each in range(1, 1000) if table.choose_shard(each) == shard)
+        table.extend(rows(10, 10 * shard), writer=writer)
+    (free,) = {0, 1, 2} - set(table.placement.servers)
+    with tdserve.connect(client.address) as mover:
+        assert isinstance(mover, tdserve.ClusterClient)
+        mover.rebalance(f"{table.name}#0", free)
+    crashing[free].kill()
+    assert set(table.sample(50)["number"].tolist()) <= set(range(10, 20))
+    assert client.members.lost == [free]
+    assert table.info()["degraded"] == [0]
+    assert table.placement.servers[0] == free
+    crashing[free].start()
+    wait_for(lambda: len(table) == 20, "the return of the shard")
+
+
+def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_then_waits_for_where_it_went(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
     name = name_owned_by(0, 3)
@@ -159,12 +181,47 @@ def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_t
         one.from_remote_init(name)
     for server in (0, 1):
         crashing[server].kill()
-    found = client.servers.find_moved(refused.value, Deadline.after(5.0))
+    with ThreadPoolExecutor(1) as threads:
+        finding = threads.submit(client.servers.find_moved, refused.value, Deadline.after(60.0))
+        wait_for(lambda: 1 in client.members.lost, "a question to the server that is down")
+        crashing[1].start()
+        found = finding.result(60.0)
     assert found.address == crashing[1].server.address
-    crashing[1].start()
     assert found.from_remote_init(name)["number"].tolist() == [0, 1, 2]
     crashing[0].start()
     client.delete(name)
+
+
+def test_store_when_its_new_server_is_killed_before_it_shows_it_then_read_there_once_that_is_back(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    name = name_owned_by(0, 3)
+    client.init_remote(rows(3), name)
+    store = client[name]
+    release_only(client, name, 1, move=make_uid())
+    crashing[1].kill()
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(store.get, "number")
+        wait_for(lambda: 1 in client.members.lost, "a question to the server that is down")
+        crashing[1].start()
+        assert reading.result(60.0).tolist() == [0, 1, 2]
+    client.delete(name)
+
+
+def test_shard_when_its_new_server_is_killed_before_it_shows_it_then_back_with_its_rows(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards=2)
+    writer = next(each for each in range(1, 1000) if table.choose_shard(each) == 0)
+    table.extend(rows(10), writer=writer)
+    (free,) = {0, 1, 2} - set(table.placement.servers)
+    release_only(client, f"{table.name}#0", free, move=make_uid())
+    crashing[free].kill()
+    written = table.extend(rows(5, 10), writer=writer)
+    assert set((written // table.part_capacity).tolist()) == {1}
+    crashing[free].start()
+    wait_for(lambda: len(table) == 15, "the return of the shard")
+    assert sorted(table[:]["number"].tolist()) == list(range(15))
 
 
 def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
