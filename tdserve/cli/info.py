@@ -12,9 +12,11 @@ from tdserve.cli.completion import complete_stores
 from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.ls import show_kind
 from tdserve.cli.options import Inquiry, asks_server, report_lost
-from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_table, to_jsonable
+from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, print_json, print_table, to_jsonable
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.structure_leaves import describe_leaves
+
+DURATIONS = ("uptime_s", "checkpoint_age_s")
 
 HIDDEN = ("spec", "name")
 """Facts that the header or the table of leaves already shows."""
@@ -87,4 +89,6 @@ def _format_fact(name: str, value: Any) -> str:
         return format_nbytes(value)
     if name == "created_s" and isinstance(value, float):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    if name in DURATIONS:
+        return format_duration(value)
     return escape_unprintable(str(to_jsonable(value)))

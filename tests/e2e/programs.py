@@ -41,21 +41,6 @@ with client.queue("todo").take(8) as rows:
     print(len(rows))
 """
 
-FILL = f"""{_CONNECT}
-made, block = 0, TensorDict({{"a": torch.ones(1 << 18)}}, [])
-try:
-    while True:
-        client.init_remote(block, f"block-{{made}}")
-        made += 1
-except tdserve.CapacityError as error:
-    print(error)
-print(made > 0, sorted(client.stores()) == sorted(f"block-{{n}}" for n in range(made)))
-print(bool((client.from_remote_init(f"block-{{made - 1}}")["a"] == 1).all()))
-client.delete("block-0")
-client.init_remote(block, "last")
-"""
-"""Stores of a megabyte until there is no room; then room for one more."""
-
 _WAIT = """
 import sys, time
 def wait_for(look, what):
@@ -65,6 +50,27 @@ def wait_for(look, what):
         if time.monotonic() > end:
             sys.exit(what + " did not happen")
 """
+
+FILL = f"""{_CONNECT}{_WAIT}
+made, block = 0, TensorDict({{"a": torch.ones(1 << 18)}}, [])
+try:
+    while True:
+        client.init_remote(block, f"block-{{made}}")
+        made += 1
+except tdserve.CapacityError as error:
+    print(error)
+print(made > 0, sorted(client.stores()) == sorted(f"block-{{n}}" for n in range(made)))
+print(bool((client.from_remote_init(f"block-{{made - 1}}")["a"] == 1).all()))
+def is_filled():
+    try:
+        client.init_remote(block, "last")
+    except tdserve.CapacityError:
+        return False
+    return True
+client.delete("block-0")
+wait_for(is_filled, "room for one more")
+"""
+"""Stores of a megabyte until there is no room; then room for one more, soon after one is deleted."""
 
 PROGRESS = f"""{_WAIT}
 from tdserve.cli.options import open_catalog_client

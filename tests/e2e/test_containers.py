@@ -59,7 +59,7 @@ def test_content_when_its_root_is_a_dev_shm_that_is_too_small_then_an_error_and_
     assert re.fullmatch(r"no room for /dev/shm/root/stores/too-large: .*\ngloo equal\nshm equal\n", printed), printed
 
 
-def test_client_when_it_has_one_published_port_then_requests_pass_and_the_error_of_content_names_the_setting(
+def test_client_when_it_has_one_published_port_then_all_passes_by_grpc_and_the_error_of_gloo_names_the_setting(
     make_stack: MakeStack,
 ) -> None:
     with socket.socket() as probe:
@@ -73,12 +73,14 @@ def test_client_when_it_has_one_published_port_then_requests_pass_and_the_error_
     stack.compose(*outside, connect + made.replace("SIZE", "100"))
     assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
     too_much = PUBLISH + made.replace("-outside", "-afar")
-    done = stack.compose(*outside, connect + too_much.replace("SIZE", "1_000_000"), check=False)
+    assert "published" in stack.compose(*outside, connect + PUBLISH.replace("SIZE", "1_000_000")).stdout
+    by_gloo = (*outside[:3], "-e", "TDSERVE_TRANSPORT=gloo", *outside[3:])
+    done = stack.compose(*by_gloo, connect + too_much.replace("SIZE", "1_000_000"), check=False)
     assert done.returncode == 1
     assert "published" not in done.stdout
     last = done.stderr.splitlines()[-1]
     assert re.match(r"tdserve\.errors\.ConnectError: .*one published port is not enough.*network_mode: host", last)
-    assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
+    assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\nweights\n"
 
 
 @pytest.mark.parametrize("command", [("serve",), ("demo", "--role", "actor", "--address", "server:7707")])

@@ -40,3 +40,7 @@ def test_facts_when_a_mapping_has_mappings_then_one_row_each() -> None:
         ("settings[is_queue]", "True"),
         ("none", ""),
     ]
+
+
+def test_facts_when_a_time_is_a_duration_then_with_units() -> None:
+    assert make_fact_rows({"uptime_s": 3725.25, "other_s": 1.5}) == [("uptime_s", "1 h 2 min"), ("other_s", "1.5")]
