@@ -69,11 +69,12 @@ def test_client_when_it_has_one_published_port_then_all_passes_by_grpc_and_the_e
     stack.compose("up", "-d", "--wait", "--no-build", "server")
     outside = ("run", "--rm", "-T", "--entrypoint", "python", "outside", "-c")
     made = "client.init_remote(TensorDict({'a': torch.zeros(SIZE)}, []), 'from-outside')"
-    connect = programs.CHECKSUM.partition("from tdserve.examples")[0].replace("timeout_s=60.0", "timeout_s=4.0")
-    stack.compose(*outside, connect + made.replace("SIZE", "100"))
+    patient = programs.CHECKSUM.partition("from tdserve.examples")[0]
+    connect = patient.replace("timeout_s=60.0", "timeout_s=4.0")
+    stack.compose(*outside, patient + made.replace("SIZE", "100"))
     assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\n"
     too_much = PUBLISH + made.replace("-outside", "-afar")
-    assert "published" in stack.compose(*outside, connect + PUBLISH.replace("SIZE", "1_000_000")).stdout
+    assert "published" in stack.compose(*outside, patient + PUBLISH.replace("SIZE", "1_000_000")).stdout
     by_gloo = (*outside[:3], "-e", "TDSERVE_TRANSPORT=gloo", *outside[3:])
     done = stack.compose(*by_gloo, connect + too_much.replace("SIZE", "1_000_000"), check=False)
     assert done.returncode == 1
