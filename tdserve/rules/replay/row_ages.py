@@ -84,6 +84,7 @@ class RowAges:
         self._firsts: list[int] = []
         self._begins_s: list[float] = []
         self._newest: DrawnRows | None = None
+        self._age: SampleAge | None = None  # of the newest sample, once it was measured
 
     def note_rows(self, first: int, now_s: float) -> None:
         """Notes that rows come now.
@@ -101,13 +102,16 @@ class RowAges:
 
     def note_sample(self, drawn: DrawnRows) -> None:
         """Notes the newest sample."""
-        self._newest = drawn.thin_out()
+        self._newest, self._age = drawn.thin_out(), None
 
     def measure(self) -> SampleAge | None:
         """Returns the ages of the rows of the newest sample; None if there was none."""
         drawn = self._newest
-        if drawn is None or not len(drawn.sequence) or not self._begins_s:
-            return None
+        if self._age is None and drawn is not None and len(drawn.sequence) and self._begins_s:
+            self._age = self._measure(drawn)
+        return self._age
+
+    def _measure(self, drawn: DrawnRows) -> SampleAge:
         spans = np.searchsorted(self._firsts, drawn.sequence, side="right") - 1
         ages_s = drawn.drawn_s - np.asarray(self._begins_s)[np.maximum(spans, 0)]
         ages = drawn.last_sequence - drawn.sequence
