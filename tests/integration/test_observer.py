@@ -353,3 +353,31 @@ def test_client_when_it_closes_then_its_last_calls_are_counted(fresh_server: Fre
 
         counted = wait_for(lambda: found if (found := count_calls()) else None, "the last report")
     assert (counted["sample"], counted["extend"]) == (3, 1)
+
+
+def measure_cpu_s(pid: int) -> float:
+    """Returns the processor time that a process has taken."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
+
+
+@pytest.mark.full
+def test_scrapes_when_there_is_one_each_second_then_they_take_control_and_workers_few_percent_of_a_core(
+    fresh_server: FreshServer,
+) -> None:
+    server = fresh_server(metrics_port=0)
+    url, num_scrapes = find_url(server), 10
+    with server.client() as client:
+        for number in range(20):
+            table = client.create_replay(f"t{number}", ROW, 100)
+            table.extend(ROW.expand(10))
+            table.sample(4)
+        figures = client.catalog.observe(max_stores=1)
+        pids = [each.pid for each in figures.processes if each.process == "control" or "worker" in each.process]
+        scrape(url)
+        before_s = sum(map(measure_cpu_s, pids))
+        for _ in range(num_scrapes):
+            shown_s = time.monotonic()
+            wait_for(lambda: time.monotonic() - shown_s > 1.1, "figures that are too old to be shown again")  # noqa: B023
+            scrape(url)
+        assert (sum(map(measure_cpu_s, pids)) - before_s) / num_scrapes < 0.03
