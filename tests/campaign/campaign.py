@@ -109,6 +109,7 @@ class Campaign:
             tdserve.Server(folder / f"root{number}", port=quiet_port(), num_workers=2, log_level="error", **settings)
             for number in range(num_servers)
         ]
+        self._unharmed: list[tdserve.Server] = []
         self._clients: list[KillableClient] = []
         self._num_clients = 0
         self._mover: subprocess.Popen[str] | None = None
@@ -219,7 +220,7 @@ class Campaign:
             _end(self._mover)
             self._mover = self._start_mover()
             return
-        server = self._random.choice(self._servers)
+        server = self._choose_server()
         find = {"worker": workers_of, "fork server": fork_servers_of}.get(victim)
         if find is not None and (found := find(server.pid)):
             os.kill(self._random.choice(found), signal.SIGKILL)
@@ -231,6 +232,11 @@ class Campaign:
         # waits until control can be reaped: its first thread may end before the others
         wait_for(lambda: not server.is_alive and all(map(is_gone, below)), "the end of the server")
         server.start()
+
+    def _choose_server(self) -> tdserve.Server:
+        """Returns a server, each as often: one that is killed again and again has no client back in between."""
+        self._unharmed = self._unharmed or self._random.sample(self._servers, len(self._servers))
+        return self._unharmed.pop()
 
     def _await_progress(self) -> None:
         """Waits until every thread of every client has made progress since, and for a random moment more."""
