@@ -31,7 +31,8 @@ class OneMore:
         nbytes: Memory, by part.
         descriptors: By part.
         catalog_nbytes: In the catalog.
-        idle_s: Seconds of CPU in a second in which nobody uses it.
+        idle_s: Seconds of CPU in a second in which nobody uses it, soon after: what was made is still written to the
+            disk, so this limits nothing.
     """
 
     kind: str
@@ -47,7 +48,6 @@ class OneMore:
         demands = {
             "memory": sum(self.nbytes.values()) / MEMORY_OF_MACHINE,
             "catalog": self.catalog_nbytes / MAX_CATALOG_BYTES,
-            "idle CPU": self.idle_s,
             **{f"descriptors of {part}": num / DESCRIPTORS_OF_PROCESS for part, num in self.descriptors.items()},
         }
         limits = {name: 1 / demand for name, demand in demands.items() if demand > 1e-12}
