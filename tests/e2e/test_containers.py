@@ -80,7 +80,9 @@ def test_client_when_it_has_one_published_port_then_all_passes_by_grpc_and_the_e
     assert done.returncode == 1
     assert "published" not in done.stdout
     last = done.stderr.splitlines()[-1]
-    assert re.match(r"tdserve\.errors\.ConnectError: .*one published port is not enough.*network_mode: host", last)
+    assert re.match(
+        r"tdserve\.base\.errors\.ConnectError: .*one published port is not enough.*network_mode: host", last
+    )
     assert stack.compose("run", "--rm", "-T", "outside", "ls").stdout == "from-outside\nweights\n"
 
 
