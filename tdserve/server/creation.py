@@ -39,7 +39,7 @@ CREATION_TIMEOUT_S = 60.0
 class Record(Protocol):
     """A function that opens the transaction that commits a change together with its answer."""
 
-    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]: ...
+    def __call__(self, done: control_pb2.Done, *, uses_reserve: bool = False) -> AbstractContextManager[Transaction]: ...
 
 
 class Creation:
@@ -131,7 +131,7 @@ class Creation:
         if store is None or store.identity != request.identity:
             raise StoreNotFoundError(name=request.store)
         if request.gives_up:
-            await self._stores.delete(store, partial(record, control_pb2.Done(), frees_room=True))
+            await self._stores.delete(store, partial(record, control_pb2.Done(), uses_reserve=True))
             return
         if store.writes or store.lost:
             state = f"rows of store {store.name!r} are being written, or lost"
@@ -214,7 +214,7 @@ class Creation:
             record: Opens the transaction that commits the deletion together with the answer.
         """
         open_transaction = self._stores.db.begin_transaction if record is None else partial(record, control_pb2.Done())
-        begin = partial(open_transaction, frees_room=True)
+        begin = partial(open_transaction, uses_reserve=True)
         known = self._stores.catalog.find(check_store_name(name))
         if known is not None and known.packed:
             self._stores.delete_packed(known, begin)

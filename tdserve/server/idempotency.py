@@ -75,7 +75,7 @@ class CommittedAnswers:
         others: Sequence[Answer] = (),
         instead_of: int | None = None,
         is_decided: bool = False,
-        frees_room: bool = False,
+        uses_reserve: bool = False,
     ) -> Iterator[Transaction]:
         """A transaction that commits what a request changed together with its answer: both, or neither if it fails.
 
@@ -83,7 +83,7 @@ class CommittedAnswers:
             others: Answers to further requests that the change completes.
             instead_of: A request of the same client that is known not to be repeated; its answer is dropped.
             is_decided: As for ``CatalogDB.begin_transaction``: what is done already must not fail for lack of space.
-            frees_room: As for ``CatalogDB.begin_transaction``.
+            uses_reserve: As for ``CatalogDB.begin_transaction``.
 
         Raises:
             WrongStateError: One of the requests was answered before. Nothing was changed.
@@ -99,7 +99,7 @@ class CommittedAnswers:
                 self._log.record(*each)
             self._log.record(client_id, request, answer, instead_of=instead_of)
 
-        with self._db.begin_transaction(is_decided=is_decided, frees_room=frees_room) as txn:
+        with self._db.begin_transaction(is_decided=is_decided, uses_reserve=uses_reserve) as txn:
             for key in stale:
                 txn.delete("requests", key)
             for each in answers:

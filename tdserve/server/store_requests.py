@@ -88,6 +88,6 @@ class _RecordAnswer:
         self._client_id = client_id
         self._request = request
 
-    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
+    def __call__(self, done: control_pb2.Done, *, uses_reserve: bool = False) -> AbstractContextManager[Transaction]:
         answer = done.SerializeToString()
-        return self._answers.begin_transaction(self._client_id, self._request, answer, frees_room=frees_room)
+        return self._answers.begin_transaction(self._client_id, self._request, answer, uses_reserve=uses_reserve)

@@ -345,7 +345,7 @@ class Stores:
             return
         if store.table is not None:
             store.table.take_back_claims()
-        with self.db.begin_transaction(frees_room=True) if begin is None else begin() as txn:
+        with self.db.begin_transaction(uses_reserve=True) if begin is None else begin() as txn:
             self._decide_removal(store.record, txn)
         reach("deletion.recorded")
         if store.table is not None:
@@ -385,7 +385,7 @@ class Stores:
 
     def discard(self, record: StoreRecord) -> None:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
-        with self.db.begin_transaction(frees_room=True) as txn:
+        with self.db.begin_transaction(uses_reserve=True) as txn:
             self._decide_removal(record, txn)
         store = self.opened.pop(record.name)
         if store is not None:

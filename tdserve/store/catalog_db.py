@@ -150,13 +150,13 @@ class CatalogDB:
         self.close()
 
     @contextlib.contextmanager
-    def begin_transaction(self, *, is_decided: bool = False, frees_room: bool = False) -> Iterator[Transaction]:
+    def begin_transaction(self, *, is_decided: bool = False, uses_reserve: bool = False) -> Iterator[Transaction]:
         """A block whose changes become durable together when it ends cleanly, and not at all when it raises.
 
         Args:
             is_decided: It follows from what is already on record, or was already seen: it may use the reserve, and
                 changes that find no room are owed.
-            frees_room: It may use the reserve, since it frees more room.
+            uses_reserve: It may use the reserve, since it frees more room, or records what was acknowledged.
 
         Raises:
             CapacityError: The map or the disk is full, and it was not decided. Nothing was stored.
@@ -164,7 +164,7 @@ class CatalogDB:
         """
         txn = Transaction(self)
         yield txn
-        self._commit(txn.changes, is_decided=is_decided, takes_room=not (is_decided or frees_room))
+        self._commit(txn.changes, is_decided=is_decided, takes_room=not (is_decided or uses_reserve))
         for show in txn.shown:
             show()
 

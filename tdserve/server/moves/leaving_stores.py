@@ -128,7 +128,7 @@ class LeavingStores:
         stores = self._stores
         record, spec = make_placement(store.name, forward)
         packed = replace(record.begin_incarnation(0), packed=True, order=stores.specs.learn(spec))
-        with stores.db.begin_transaction(frees_room=True) as txn:
+        with stores.db.begin_transaction(uses_reserve=True) as txn:
             stores.forget_rules(store.record, txn)
             stores.packed.put(packed, None, txn)
         reach("move.released")

@@ -18,7 +18,7 @@ def erase_draws(uid: str, table: Table, txn: Transaction) -> None:
     """Deletes the records of draws that a table has forgotten."""
     for run, step in table.draws.erasable:
         txn.delete("draws", _make_key(uid, run, step))
-    table.draws.erasable = []
+    txn.show(table.draws.erasable.clear)
 
 
 def restore_draws(db: CatalogDB, uid: str, table: Table) -> None:

@@ -33,6 +33,7 @@ def commit_rows(
     extends: Sequence[ClaimedRows],
     *,
     instead_of: int | None = None,
+    uses_reserve: bool = False,
     also: Callable[[Transaction], None],
 ) -> control_pb2.Done:
     """Makes the rows of extends live, and returns the answer to the last extend.
@@ -45,6 +46,7 @@ def commit_rows(
         extends: The extends, in the order of their rows, whose retries get the same answers. Earlier extends may be
             missing: then their rows come first.
         instead_of: Earlier request of the last client whose answer is not needed any more.
+        uses_reserve: Whether the catalog's reserve may be used, since the extends were acknowledged.
         also: Makes further changes in the same transaction.
 
     Raises:
@@ -65,6 +67,7 @@ def commit_rows(
             done.SerializeToString(),
             others=[Answer(each.client_id, each.request, each.done.SerializeToString()) for each in others],
             instead_of=instead_of,
+            uses_reserve=uses_reserve,
         ) as txn:
             _put_on_record(stores, store, txn, redo)
             also(txn)

@@ -65,7 +65,9 @@ class RowChanges:
                 num_rows = departure.num_rows
             store.check_present()
             done = control_pb2.Done(num_rows=num_rows, counts=make_counts(store, departure=departure))
-            self._record(session, request, store, departure, done)
+            # One that is not on record must not be carried out: its retry after a crash would be refused.
+            is_decided = kind != "acknowledge"
+            self._record(session, request, store, departure, done, is_decided=is_decided)
             reach("change.recorded")
             if departure is not None:
                 steps = store.get_table().depart_in_pieces(departure, owner=session.number)
@@ -82,10 +84,21 @@ class RowChanges:
         store: OpenedStore,
         departure: Departure | None,
         done: control_pb2.Done,
+        *,
+        is_decided: bool,
     ) -> None:
-        """Puts a change and its answer on record, before the first row leaves. All is decided by now."""
+        """Puts a change and its answer on record, before the first row leaves.
+
+        Args:
+            is_decided: As for ``CatalogDB.begin_transaction``.
+
+        Raises:
+            CapacityError: Not even the reserve has room, and it is not decided.
+        """
         uid, answer = store.record.uid, done.SerializeToString()
-        with self._answers.begin_transaction(session.client_id, request, answer, is_decided=True) as txn:
+        with self._answers.begin_transaction(
+            session.client_id, request, answer, is_decided=is_decided, uses_reserve=True
+        ) as txn:
             self._stores.save_state(store, txn, store.get_table_state())
             self._stores.unfinished_writes.note_left(store, txn, departure)
             erase_draws(uid, store.get_table(), txn)

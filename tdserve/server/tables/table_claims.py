@@ -326,6 +326,7 @@ class TableClaims:
             PLAIN_ARRIVAL,
             self._writer.select_retried(extends),
             instead_of=self._writer.find_outdated(self._last_request),
+            uses_reserve=True,
             also=record.save,
         )
         reach("claim.committed")

@@ -183,9 +183,9 @@ class Recorder:
         self._world = world
         self.num_recorded = 0
 
-    def __call__(self, done: control_pb2.Done, *, frees_room: bool = False) -> AbstractContextManager[Transaction]:
+    def __call__(self, done: control_pb2.Done, *, uses_reserve: bool = False) -> AbstractContextManager[Transaction]:
         self.num_recorded += 1
-        return self._world.db.begin_transaction(frees_room=frees_room)
+        return self._world.db.begin_transaction(uses_reserve=uses_reserve)
 
 
 def test_hidden_store_when_its_session_ends_the_filling_then_visible_from_then_on(world: World, run: Loop) -> None:
