@@ -229,10 +229,9 @@ class ControlProcess:
         self._door.close()
         if self._watching is not None:
             self._watching.cancel()
-        if self._observer is not None:
-            await self._observer.stop()
-        if self._checkpoints is not None:
-            await self._checkpoints.stop()
+        for process in (self._observer, self._checkpoints):
+            if process is not None:
+                await process.stop()
         self._services.alterations.close()
         self._process_watch.close()
         self._process_watch.remove_unused()
@@ -311,6 +310,7 @@ class ControlProcess:
             if message.HasField("rendezvous") and message.rendezvous.link:
                 self._services.relays.hand_on(session, message.rendezvous)
             elif message.HasField("rendezvous"):
+                await session.worker.wait_ready(session.ended)
                 session.send_rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,17 @@ def retrieve_exception(task: asyncio.Future[Any]) -> None:
     """Retrieves the exception of a task that nobody awaits, so that asyncio does not report it; a callback."""
     if not task.cancelled():
         task.exception()
+
+
+async def wait_any(events: Iterable[asyncio.Event], *, timeout_s: float | None = None) -> bool:
+    """Waits until one of some events is set; returns whether one was, in time."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return bool(done)
 
 
 MAX_ATTEMPTS = 256

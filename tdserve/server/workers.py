@@ -18,7 +18,7 @@ from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import WorkerWriter
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.waiting import retrieve_exception
+from tdserve.server.waiting import retrieve_exception, wait_any
 from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
 from tdserve.server.worker_spec_cache import WorkerSpecCache
@@ -133,6 +133,11 @@ class DataWorker:
                 self._socket.order(order)
             except PeerLostError:
                 return
+
+    async def wait_ready(self, ended: asyncio.Event) -> None:
+        """Waits until the process has started, or the session for which it shall work has ended."""
+        if not self.ready.is_set():
+            await wait_any((self.ready, ended))
 
     def hand_over(self, session: int, channel_number: int, connection: socket.socket) -> None:
         """As of :meth:`WorkerProcess.hand_over`."""

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.processes import (
     fork_servers_of,
     is_gone,
     state_of,
+    stopped,
     wait_for,
     workers_of,
 )
@@ -67,6 +69,33 @@ def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_ro
         assert bool((stored["large"] == 1).all())
         processes = all_below(server.pid)
     assert all(map(is_gone, processes))
+
+
+def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others_wait_for_it(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server:
+        (fork_server,) = fork_servers_of(server.pid)
+        copied = tmp_path / "copied"  # a client that is on this machine, and does not see the root
+        copied.mkdir()
+        with stopped(fork_server), ThreadPoolExecutor(1) as thread, server.client(transport="shm") as client:
+            table = client.create_replay("table", ROW, 100)
+            table.extend(ROW.expand(8).clone())
+            assert table.sample(4).batch_size == (4,)
+            queue = client.create_queue("queue", ROW, 100)
+            queue.extend(ROW.expand(8).clone())
+            queue.ack(queue.take(4, ack=False))
+            client.publish("weights", ROW)
+            assert not workers_of(server.pid)
+
+            def sample() -> int:
+                with server.client(root=str(copied), timeout_s=START_TIMEOUT_S) as other:
+                    assert other.stats()["transport"] == "gloo"
+                    return len(other.replay("table").sample(4))
+
+            sampled = thread.submit(sample)
+            wait_for(lambda: len(client.stats()["sessions"]) == 2, "the session of the other client")
+            assert not sampled.done()
+            os.kill(fork_server, signal.SIGCONT)
+            assert sampled.result(START_TIMEOUT_S) == 4
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")

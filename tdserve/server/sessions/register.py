@@ -36,6 +36,7 @@ from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
+from tdserve.server.waiting import wait_any
 from tdserve.server.workers import DataWorker
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
@@ -117,7 +118,9 @@ class Sessions:
                 older.ended.set()
                 if not await older.finish(self._config.transfer_timeout_s + END_GRACE_S):
                     raise TransferAbortedError(transfer=0, reason=f"session {older.number} of this client does not end")
-        worker = await self._choose_worker(hello.gpu)
+        invitation = self._make_invitation(hello)
+        # A client that maps the files needs no worker for most calls; a GPU is known once its worker has started.
+        worker = await self._choose_worker(hello.gpu, waits=invitation is None or bool(hello.gpu))
         chosen = self._config.interface
         interface = find_local_address(connection.peer) if chosen is None else find_interface_address(chosen)
         why_unlinked = self._network.explain_one_port(find_peer_host(connection.peer), interface)
@@ -141,7 +144,7 @@ class Sessions:
             worker=worker,
             interface=interface,
             inline_bytes=self._config.inline_bytes,
-            invitation=self._make_invitation(hello),
+            invitation=invitation,
             channel_transport=channel.transport,
             is_traced=bool(self._config.trace_endpoint),
             why_unlinked=why_unlinked,
@@ -149,26 +152,24 @@ class Sessions:
             gate=self._gate,
         )
         self._by_number[session.number] = session
-        welcome = control_pb2.Welcome(
-            protocol_version=PROTOCOL_VERSION,
-            session=session.number,
-            worker=worker.number,
-            server_id=self._server_id,
-            inline_bytes=self._config.inline_bytes,
-            transport=session.transport,
-            gpu=worker.gpu if CHANNEL_TRANSPORTS[channel.transport].needs_device else "",
-            why_not=channel.why_not,
-            interface=interface,
-            secret=session.secret,
-        )
-        if session.invitation is not None:
-            welcome.local.CopyFrom(session.invitation.make_message(self._root))
+        welcome = control_pb2.Welcome(why_not=channel.why_not, interface=interface)
         try:
-            await connection.send(control_pb2.ServerMessage(welcome=welcome))
+            await connection.send(control_pb2.ServerMessage(welcome=self._complete(welcome, session)))
         except BaseException:  # the client went away just now, and no other part has the session
             await self.close(session)
             raise
         return session
+
+    def _complete(self, welcome: control_pb2.Welcome, session: ClientSession) -> control_pb2.Welcome:
+        """Adds to a welcome what follows from the session."""
+        worker, channel_transport = session.worker, CHANNEL_TRANSPORTS[session.channel_transport]
+        welcome.protocol_version, welcome.server_id = PROTOCOL_VERSION, self._server_id
+        welcome.session, welcome.secret, welcome.transport = session.number, session.secret, session.transport
+        welcome.worker, welcome.gpu = worker.number, worker.gpu if channel_transport.needs_device else ""
+        welcome.inline_bytes = self._config.inline_bytes
+        if session.invitation is not None:
+            welcome.local.CopyFrom(session.invitation.make_message(self._root))
+        return welcome
 
     def _check(self, hello: control_pb2.Hello) -> None:
         """Raises an error if this client can never be served, whatever the state of the server."""
@@ -204,6 +205,7 @@ class Sessions:
         session = self.find(connection.session)
         if session is None or not hmac.compare_digest(connection.secret, session.secret):
             raise PeerLostError(peer=f"session {connection.session}", reason="it has ended, or its secret is another")
+        await session.worker.wait_ready(session.ended)
         stream = session.open_stream(number)
         relaying = asyncio.ensure_future(connection.relay(stream))
         ended = asyncio.ensure_future(session.ended.wait())
@@ -266,24 +268,25 @@ class Sessions:
     def _is_here(self, hello: control_pb2.Hello) -> bool:
         return bool(hello.boot_id) and hello.boot_id == self._boot_id
 
-    async def _choose_worker(self, client_gpu: str) -> DataWorker:
-        """Returns the worker with the fewest sessions, on another GPU than the client's if possible."""
+    async def _choose_worker(self, client_gpu: str, *, waits: bool) -> DataWorker:
+        """Returns the worker with the fewest sessions, on another GPU than the client's if possible.
+
+        Args:
+            waits: Whether to wait until one has started, if none has.
+        """
         deadline = Deadline.after(OPEN_TIMEOUT_S)
         while True:
             ready = [worker for worker in self._workers if worker.ready.is_set()]
-            if ready:
+            if ready or not waits:
                 return min(
-                    ready,
+                    ready or self._workers,
                     key=lambda worker: (
                         bool(client_gpu) and worker.gpu in ("", client_gpu),
                         sum(session.worker is worker for session in self),
                     ),
                 )
-            waits = [asyncio.ensure_future(worker.ready.wait()) for worker in self._workers]
-            done, pending = await asyncio.wait(waits, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in pending:
-                wait.cancel()
-            if not done:
+            starts = [worker.ready for worker in self._workers]
+            if not await wait_any(starts, timeout_s=deadline.remaining_s):
                 raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)
 
 
