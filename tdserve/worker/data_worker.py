@@ -15,7 +15,7 @@ import torch
 from tdserve.base.config import DEFAULT_MEMORY_LIMIT_BYTES, HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.logs import read_log_format, start_logging
-from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit
+from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, share_arenas
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
@@ -199,6 +199,7 @@ def main(arguments: list[str]) -> None:
     start_logging("warning", process=f"tdserve worker {number}", form=read_log_format())
     raise_descriptor_limit()
     keep_freed_memory()
+    share_arenas()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
     gc.freeze()  # imported objects stay: a collection need not visit them every time
