@@ -13,6 +13,7 @@ WORKLOAD_NAMES = (
     "weights",
     "small",
     "prioritized",
+    "checksums",
     "mixed",
     "chat",
     "dataset",

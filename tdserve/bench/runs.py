@@ -25,6 +25,7 @@ from tdserve.bench.report import show_figures, show_machine, show_summary, write
 from tdserve.bench.stage import Case, Stage, open_stage
 from tdserve.bench.torchrl_buffer import MISSING, has_torchrl
 from tdserve.bench.workloads.chat import measure_chat
+from tdserve.bench.workloads.compared_rows import measure_checksums
 from tdserve.bench.workloads.data_loader import measure_dataset
 from tdserve.bench.workloads.keyed import measure_keyed
 from tdserve.bench.workloads.many_clients import measure_cluster, measure_many_clients
@@ -150,6 +151,7 @@ WORKLOADS: dict[str, Callable[[Stage], Generator[Case]]] = {
     "weights": measure_weights,
     "small": measure_small,
     "prioritized": measure_prioritized,
+    "checksums": measure_checksums,
     "mixed": measure_mixed,
     "chat": measure_chat,
     "dataset": measure_dataset,

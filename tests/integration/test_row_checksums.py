@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,35 @@ def test_store_when_it_has_checksums_then_its_description_has_it_and_a_plain_one
     assert not client.describe("plain").checksum
     with pytest.raises(StoreExistsError, match="checksum"):
         client.create_replay("plain", rows[0], NUM_ROWS, checksum=True, exists_ok=True)
+
+
+def test_doors_when_of_coroutines_or_of_several_servers_then_make_stores_that_are_compared(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    rows = make_rows(with_text=False)
+
+    async def create() -> None:
+        async with tdserve.aio.connect(server.address) as client:
+            await client.create_replay("table", rows[0], NUM_ROWS, checksum=True)
+            await client.create_queue("queue", rows[0], NUM_ROWS, checksum=True)
+            await client.memmap(rows, "stored", checksum=True)
+
+    asyncio.run(create())
+    with tdserve.Server(tmp_path / "other", port=0) as other:
+        addresses = f"{server.address},{other.address}"
+        with tdserve.connect(addresses) as cluster, server.client() as client:
+            assert all(client.describe(name).checksum for name in ("table", "queue", "stored"))
+            for shards in (1, 2):
+                cluster.create_replay(f"table-{shards}", rows[0], NUM_ROWS, checksum=True, shards=shards)
+                cluster.create_queue(f"queue-{shards}", rows[0], NUM_ROWS, checksum=True, shards=shards)
+                cluster.memmap(rows, f"stored-{shards}", checksum=True, shards=shards)
+                for kind in ("table", "queue", "stored"):
+                    assert cluster.describe(f"{kind}-{shards}").checksum
+            cluster.create_replay("plain", rows[0], NUM_ROWS, shards=2)
+            with pytest.raises(StoreExistsError, match="checksum"):
+                cluster.create_replay("plain", rows[0], NUM_ROWS, checksum=True, shards=2, exists_ok=True)
+            for name in cluster.stores():
+                cluster.delete(name)
 
 
 def test_checksums_when_the_server_starts_again_then_are_compared(tmp_path: Path) -> None:
