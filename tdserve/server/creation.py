@@ -39,7 +39,9 @@ CREATION_TIMEOUT_S = 60.0
 class Record(Protocol):
     """A function that opens the transaction that commits a change together with its answer."""
 
-    def __call__(self, done: control_pb2.Done, *, uses_reserve: bool = False) -> AbstractContextManager[Transaction]: ...
+    def __call__(
+        self, done: control_pb2.Done, *, uses_reserve: bool = False
+    ) -> AbstractContextManager[Transaction]: ...
 
 
 class Creation:
