@@ -47,6 +47,7 @@ def test_server_when_not_started_then_has_no_address(tmp_path: Path) -> None:
     server.shutdown()
 
 
+@pytest.mark.usefixtures("borrows_nothing")  # it waits for its own child
 def test_server_when_it_was_killed_then_can_be_started_again_and_leaves_no_pipe_open(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server:
         num_files = len(os.listdir("/proc/self/fd"))
