@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from threading import Lock
+from typing import Generic, NamedTuple, TypeVar
 
 from tdserve.base.addresses import parse_address
 from tdserve.base.errors import InvalidRequestError
@@ -16,6 +19,8 @@ PROBE_TIMEOUT_S = 1.0
 
 ALPN = ["h2"]
 """What gRPC asks for; its servers refuse others."""
+
+_Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,52 @@ def make_server_context(argument: str, cert: str, key: str, client_ca: str | Non
         reason = f"{cert} with {key} is not a certificate with its key: {fault}"
         raise InvalidRequestError(argument=argument, reason=reason) from fault
     return context
+
+
+class ServerFiles(Generic[_Loaded]):
+    """What is made of the PEM files of a server, made anew when they change. Threads: safe.
+
+    Args:
+        cert, key: PEM files of its own certificate.
+        client_ca: PEM file of the authorities for clients; None asks clients for no certificate.
+        load: Makes it of these.
+        log: Gets a warning when changed files cannot be used.
+
+    Attributes:
+        loaded: What was made last.
+
+    Raises:
+        InvalidRequestError: They cannot be used.
+    """
+
+    def __init__(
+        self,
+        cert: str,
+        key: str,
+        client_ca: str | None,
+        *,
+        load: Callable[[str, str, str | None], _Loaded],
+        log: logging.Logger,
+    ) -> None:
+        self._files = cert, key, client_ca
+        self._load, self._log = load, log
+        self._lock = Lock()
+        self._version = find_version(*self._files)
+        self.loaded = load(*self._files)
+
+    def renew(self) -> bool:
+        """Makes it anew if a file has changed, and returns whether it did; what cannot be used is left alone."""
+        with self._lock:
+            version = find_version(*self._files)
+            if version == self._version:
+                return False
+            self._version = version
+            try:
+                self.loaded = self._load(*self._files)
+            except InvalidRequestError as error:
+                self._log.warning("the certificates have changed and cannot be used, the former ones stay: %s", error)
+                return False
+            return True
 
 
 def _refuse_password() -> str:

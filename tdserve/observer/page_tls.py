@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import ssl
+from functools import partial
 
-from tdserve.base.errors import InvalidRequestError
-from tdserve.base.tls import find_version, make_server_context
+from tdserve.base.tls import ServerFiles, make_server_context
 
 _log = logging.getLogger("tdserve.observer")
 
@@ -23,26 +23,15 @@ class PageTLS:
     """
 
     def __init__(self, cert: str, key: str, client_ca: str | None) -> None:
-        self._files = (cert, key, client_ca)
-        self._version = find_version(*self._files)
-        self._context = make_server_context("tls_cert", *self._files)
+        self._files = ServerFiles(cert, key, client_ca, load=partial(make_server_context, "tls_cert"), log=_log)
 
     def make_context(self) -> ssl.SSLContext:
         """Returns a context for a port; each handshake looks whether the files have changed."""
-        context = make_server_context("tls_cert", *self._files)
+        context = self._files.loaded
 
         def choose(connection: ssl.SSLObject, name: str | None, port: ssl.SSLContext) -> None:
-            connection.context = self._find_context()
+            self._files.renew()
+            connection.context = self._files.loaded
 
         context.sni_callback = choose  # called for clients that name no server, too
         return context
-
-    def _find_context(self) -> ssl.SSLContext:
-        version = find_version(*self._files)
-        if version != self._version:
-            self._version = version
-            try:
-                self._context = make_server_context("tls_cert", *self._files)
-            except InvalidRequestError as error:
-                _log.warning("the certificates have changed and cannot be used, the former ones stay: %s", error)
-        return self._context
