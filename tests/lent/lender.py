@@ -142,7 +142,7 @@ def _live(run: Any, order: dict[str, Any], fds: Sequence[int], connection: socke
         failpoints.arm()  # of this environment
         os.chdir(order["folder"])
         os.umask(order["umask"])
-        if order.get("starts_session"):
+        if order["starts_session"]:
             os.setsid()
         numbers = [0, 1, 2, *order["fds"]]
         moved_fds = list(map(_move, fds))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, TextIO
 
-from tests.lent.sitecustomize import DOOR_VARIABLE
+from tests.lent.sitecustomize import DOOR_VARIABLE, make_order
 
 SERVER_MODULE = "tdserve.server.server_process"
 """The module of servers that ``tdserve.Server`` starts."""
@@ -117,17 +116,13 @@ def _borrow(folder: str, module: str, args: list[str], options: Mapping[str, Any
     """Returns a copy that runs as a server; None if there is no lender."""
     fds = options.get("pass_fds", ())
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    umask = os.umask(0)
-    os.umask(umask)
-    order = {
-        "environ": dict(options.get("env") or os.environ),
-        "folder": os.fspath(options.get("cwd") or os.getcwd()),
-        "umask": umask,
-        "arguments": args[3:],
-        "fds": list(fds),
-        "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "starts_session": options.get("start_new_session", False),
-    }
+    order = make_order(
+        dict(options.get("env") or os.environ),
+        os.fspath(options.get("cwd") or os.getcwd()),
+        args[3:],
+        list(fds),
+        starts_session=options.get("start_new_session", False),
+    )
     with ExitStack() as closing:
         stdin = os.open(os.devnull, os.O_RDONLY) if options.get("stdin") == subprocess.DEVNULL else 0
         if stdin:

@@ -44,22 +44,12 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
         arguments: Its command-line arguments.
     """
     fds = _list_inherited()
-    import resource
     import socket
 
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"{folder}/{module}")
-        umask = os.umask(0)
-        os.umask(umask)
-        order = {
-            "environ": dict(os.environ),
-            "folder": os.getcwd(),
-            "umask": umask,
-            "arguments": arguments,
-            "fds": fds,
-            "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
-        }
+        order = make_order(dict(os.environ), os.getcwd(), arguments, fds)
         life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
         socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, *fds, life_fd])
         pid = connection.recv(32)
@@ -83,6 +73,33 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     if status:
         os._exit(int(status))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_order(
+    environ: dict[str, str], folder: str, arguments: list[str], fds: list[int], *, starts_session: bool = False
+) -> dict[str, object]:
+    """Returns what a lender is told of the copy that it is to fork; it has this process's mask and limits.
+
+    Args:
+        environ: Its environment.
+        folder: Its working directory.
+        arguments: Its command-line arguments.
+        fds: Numbers of the descriptors above the standard ones that it has.
+        starts_session: Whether it leads a session of its own.
+    """
+    import resource
+
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "environ": environ,
+        "folder": folder,
+        "umask": umask,
+        "arguments": arguments,
+        "fds": fds,
+        "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "starts_session": starts_session,
+    }
 
 
 def _list_inherited() -> list[int]:
