@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -109,13 +110,19 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     assert 51 in waiting[:]["number"].tolist()
 
 
-def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for_the_first(
-    client: tdserve.ClusterClient, crashing: list[Crashing]
-) -> None:
+def fill_first_of_two(client: tdserve.ClusterClient) -> tuple[Any, int, int]:
+    """Returns a table on two servers with ten rows in its first shard, their writer, and the server without a shard."""
     table = client.create_replay(next_name(), rows(1)[0], 300, shards=2)
     writer = next(each for each in range(1, 1000) if table.choose_shard(each) == 0)
     table.extend(rows(10), writer=writer)
     (free,) = {0, 1, 2} - set(table.placement.servers)
+    return table, writer, free
+
+
+def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for_the_first(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    table, writer, free = fill_first_of_two(client)
     with tdserve.connect(client.address) as mover:
         assert isinstance(mover, tdserve.ClusterClient)
         mover.rebalance(f"{table.name}#0", free)
@@ -211,10 +218,7 @@ def test_store_when_its_new_server_is_killed_before_it_shows_it_then_read_there_
 def test_shard_when_its_new_server_is_killed_before_it_shows_it_then_back_with_its_rows(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
-    table = client.create_replay(next_name(), rows(1)[0], 300, shards=2)
-    writer = next(each for each in range(1, 1000) if table.choose_shard(each) == 0)
-    table.extend(rows(10), writer=writer)
-    (free,) = {0, 1, 2} - set(table.placement.servers)
+    table, writer, free = fill_first_of_two(client)
     release_only(client, f"{table.name}#0", free, move=make_uid())
     crashing[free].kill()
     written = table.extend(rows(5, 10), writer=writer)
