@@ -82,7 +82,7 @@ def _describe_other(path: str) -> str:
     with open(path, "rb") as file:
         is_array = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
     if is_array:
-        return "it is one array (.npy), not an archive of named ones: give its name that ending, or import it as npy"
+        return "it is one array (.npy), not an archive of np.savez: give its name that ending, or import it as npy"
     return "it is no archive of np.savez"
 
 
