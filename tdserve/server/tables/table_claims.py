@@ -190,7 +190,7 @@ class TableClaims:
         """Ends the claim: the writer keeps only the rows that it is filling."""
         if self._state is _ClaimState.OPEN:
             self._enter(_ClaimState.ENDED)
-        self.catch_up()
+        self.listen()
 
     def abandon(self) -> None:
         """Ends the claim of a writer that fills nothing more. Rows that it has filled are committed first, and as long
@@ -357,10 +357,10 @@ class TableClaims:
         self._file.take(record.num_taken, record.num_allowed)
 
     def listen(self) -> None:
-        """Makes the writer report every record, because a call waits for the table."""
+        """Makes the writer report every record, because a call waits for the table or for the end of the claim."""
         self._request_messages()
         self.catch_up()
 
     def _request_messages(self) -> None:
-        is_awaited = bool(self._store.waiters.num_waiting)
+        is_awaited = self._state is not _ClaimState.OPEN or bool(self._store.waiters.num_waiting)
         self._file.request_messages(0 if is_awaited else self._num_claimed + self._window // 2)

@@ -154,6 +154,18 @@ def test_wait_when_a_call_waits_for_rows_then_the_client_reports_each_write(
     assert not writer.extend(3, 30, 1), "nobody waits any more"
 
 
+def test_take_back_when_rows_are_being_filled_then_the_writer_reports_them_and_the_claim_ends(
+    store: OpenedStore, writer: Claimant
+) -> None:
+    writer.claim(3)
+    store.get_table().take_back_claims()
+    assert store.get_table().claims, "its writer may fill what it has claimed"
+    assert writer.write(1, 3), "nobody else looks for its record: a checkpoint only waits for the end of the claim"
+    writer.tell()
+    assert not store.get_table().claims
+    assert live(store) == [0, 1, 2]
+
+
 def test_extend_when_another_writes_then_the_claim_is_over(world: World, store: OpenedStore, writer: Claimant) -> None:
     writer.extend(1, 10)
     assert plan(store, 2).rows.tolist() == [3, 4]
