@@ -17,7 +17,7 @@ import tdserve
 from tdserve.cli.main import main
 from tests.integration.adopted import content, loaded
 from tests.integration.conftest import FreshServer
-from tests.processes import wait_for
+from tests.processes import ready_worker, wait_for
 from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
@@ -232,7 +232,7 @@ def test_adoptable_when_a_symlink_leads_out_of_it_later_then_data_loss_and_nothi
         server = fresh_server(Path(server.config.root), adoptable=(str(tmp_path / "open"),))
     else:
         with server.client(transport="gloo") as client:
-            worker = client.stats()["workers"][0]
+            worker = ready_worker(client)
             os.kill(worker["pid"], signal.SIGKILL)
             wait_for(lambda: client.stats()["workers"][0]["num_restarts"] > worker["num_restarts"], "its restart")
     for transport in ("gloo", "shm"):

@@ -25,7 +25,7 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer
-from tests.processes import is_gone, open_files, wait_for
+from tests.processes import is_gone, open_files, ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -153,7 +153,7 @@ def test_write_when_control_is_killed_while_it_is_applied_then_it_is_whole_after
     generations = generations_of(crashing, client, "journal")
     before = [2] * (NUM_LONG + 1)
     assert generations.values.tolist() == before
-    worker = client.stats()["workers"][0]["pid"]
+    worker = ready_worker(client)["pid"]
     os.kill(worker, signal.SIGSTOP)  # so that it stays between the journal and the end
     # Such a long index does not fit into the control channel through the worker: it goes to control directly.
     everywhere = torch.randperm(NUM_LONG)
@@ -272,7 +272,7 @@ def test_store_when_its_files_are_damaged_then_the_server_starts_and_the_others_
 def test_root_when_its_server_is_killed_then_it_stays_taken_until_the_data_workers_are_gone(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
-    worker = client.stats()["workers"][0]["pid"]
+    worker = ready_worker(client)["pid"]
     assert str(crashing.root / "tdserve.lock") in open_files(worker), "the lock lives as long as anybody may write"
     os.kill(worker, signal.SIGSTOP)
     crashing.restart()

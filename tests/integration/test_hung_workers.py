@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
-from tests.processes import is_gone, wait_for
+from tests.processes import is_gone, ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +33,7 @@ def test_worker_when_it_is_stopped_then_it_is_replaced_and_calls_go_on(
         client.init_remote(ROWS, "store")
         replay = client.create_replay("replay", like=ROWS[0], capacity=200_000)
         replay.extend(ROWS)
-        hung = client.stats()["workers"][0]["pid"]
+        hung = ready_worker(client)["pid"]
         os.kill(hung, signal.SIGSTOP)
         began_s = time.monotonic()
         with ThreadPoolExecutor(3) as threads:

@@ -17,7 +17,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
-from tests.processes import stopped, wait_for
+from tests.processes import ready_worker, stopped, wait_for
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
@@ -57,8 +57,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def worker_of(client: tdserve.Client) -> int:
     """Returns the data worker's process id."""
-    pid: int = client.stats()["workers"][0]["pid"]
-    return pid
+    return ready_worker(client)["pid"]
 
 
 def session_of(client: tdserve.Client) -> Session:

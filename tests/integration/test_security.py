@@ -23,7 +23,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.contents import content_of
-from tests.processes import listening_addresses, wait_for
+from tests.processes import listening_addresses, ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +117,7 @@ def test_server_when_nothing_is_said_then_it_and_its_workers_listen_on_loopback_
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
     client.replay("replay").extend(BATCH)  # over gloo: its listener is open now
-    worker = client.stats()["workers"][0]["pid"]
+    worker = ready_worker(client)["pid"]
     for pid in (server.pid, worker, os.getpid()):
         assert listening_addresses(pid) <= LOOPBACK
     assert listening_addresses(server.pid)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.nursery import Nursery
 from tests.integration.programs import NUM_ROWS, row
-from tests.processes import wait_for
+from tests.processes import ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +86,7 @@ def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_ret
     server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, message: int
 ) -> None:
     client.create_replay(name, like=row(), capacity=NUM_ROWS)
-    pid = client.stats()["workers"][0]["pid"]
+    pid = ready_worker(client)["pid"]
     with nursery.start("move", server.address, "extend", name, at=message, pid=pid, counts_mail=True) as writer:
         assert writer.line() == "connected"
         assert writer.line().startswith("done")

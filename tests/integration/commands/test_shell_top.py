@@ -16,7 +16,7 @@ from tdserve.cli.exit_codes import INTERRUPTED, NO_ANSWER
 from tdserve.cli.main import main
 from tests.integration.shell import Shell
 from tests.integration.terminal import run_on_terminal
-from tests.processes import quiet_port
+from tests.processes import quiet_port, wait_for
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
@@ -72,9 +72,9 @@ def test_top_when_the_server_goes_and_comes_back_then_goes_on() -> None:
 
 
 def find_worker(server: tdserve.Server) -> int:
-    """Process id of its data worker."""
+    """Waits for its data worker, and returns the process id."""
     with tdserve.connect(server.address) as client:
-        pid: int = client.stats()["workers"][0]["pid"]
+        pid: int = wait_for(lambda: client.stats()["workers"][0]["pid"] or None, "a data worker")
     return pid
 
 
