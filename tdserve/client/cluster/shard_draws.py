@@ -129,8 +129,7 @@ class ShardDraws:
                 if not more and deadline.expired:
                     self.give_back(drawn)
                     return None
-                for part in more:
-                    self._weigh(part, masses)
+                self._weigh(more, masses)
                 drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
                 exact = getattr(self._table.settings.sampler, "is_exact", True)
@@ -251,18 +250,20 @@ class ShardDraws:
         draw_parts = self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
         return [part for part in draw_parts.values() if part is not None]
 
-    def _weigh(self, part: DrawnPart, masses: Mapping[int, ShardMass]) -> None:
+    def _weigh(self, parts: Sequence[DrawnPart], masses: Mapping[int, ShardMass]) -> None:
         """Makes probabilities and weights those of the whole table."""
-        tensors = part.rows.tensors
-        mine, whole = masses[part.shard], sum(found.mass for found in masses.values())
+        whole = sum(found.mass for found in masses.values())
         least = min((found.least for found in masses.values() if found.least > 0), default=0.0)
-        if _WEIGHT in tensors and least and mine.least:
-            shown = _find_beta(part, mine)
-            beta = float(getattr(self._table.settings.sampler, "beta", 0.0)) if shown is None else shown
-            tensors[_WEIGHT] = tensors[_WEIGHT] * (least / mine.least) ** beta
-
-        if _PROBABILITY in tensors and whole:
-            tensors[_PROBABILITY] = tensors[_PROBABILITY] * (mine.mass / whole)
+        weighted = [part for part in parts if _WEIGHT in part.rows.tensors and masses[part.shard].least]
+        shown = (_find_beta(part, masses[part.shard]) for part in weighted)
+        known = float(getattr(self._table.settings.sampler, "beta", 0.0))
+        beta = next((beta for beta in shown if beta is not None), known)
+        for part in weighted:
+            part.rows.tensors[_WEIGHT] = part.rows.tensors[_WEIGHT] * (least / masses[part.shard].least) ** beta
+        for part in parts:
+            tensors = part.rows.tensors
+            if _PROBABILITY in tensors and whole:
+                tensors[_PROBABILITY] = tensors[_PROBABILITY] * (masses[part.shard].mass / whole)
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table; rows, groups and slices are
@@ -281,7 +282,7 @@ class ShardDraws:
 
 def _find_beta(part: DrawnPart, mass: ShardMass) -> float | None:
     """Returns the exponent of the weights with which rows were drawn, from the least likely to the most weighty: others
-    may have changed it since this handle was made. None if it does not show, since all rows are the least likely."""
+    may have changed it since this handle was made. None if it does not show, as where all rows are the least likely."""
     weights, probabilities = part.rows.tensors[_WEIGHT].double(), part.rows.tensors[_PROBABILITY].double()
     row = int(weights.argmin())
     ratio = mass.least / (float(probabilities[row]) * mass.mass)
