@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -83,26 +83,34 @@ def _make_look(client: Client | ClusterClient, name: str, num_rows: int) -> Look
     if described.kind == "weights":
         return _look_at_versions(client, name, num_rows)
     if described.capacity:
-        return _look_at_tables(list(_list_tables(client[name])), num_rows)
+        table = client[name]
+        return _look_at_parts(table, num_rows) if hasattr(table, "ask_parts") else _look_at_table(table, num_rows)
     if described.kind == "keyed" or not described.batch_size:
         what = "entries of a keyed store" if described.kind == "keyed" else "a store without rows"
         raise NotSupportedError(feature=f"the tail of {what}", reason="there is no order; tdserve head shows some")
     return _look_at_rows(client, name, num_rows)
 
 
-def _list_tables(table: Any) -> Iterator[NewRows]:
-    """Yields the table, or the parts of one that several servers share."""
-    if not hasattr(table, "get_part"):
-        yield NewRows(table)
-        return
-    for shard in range(table.num_shards):
-        yield NewRows(table.get_part(shard), shard * table.part_capacity)
+def _look_at_table(table: Any, num_rows: int) -> Look:
+    new_rows = NewRows(table)
+    return lambda is_first: _list_lines(new_rows.take_last(num_rows) if is_first else new_rows.take_new())
 
 
-def _look_at_tables(tables: list[NewRows], num_rows: int) -> Look:
+def _look_at_parts(table: Any, num_rows: int) -> Look:
+    """Looks at the parts of a table that several servers share, as far as they answer."""
+    seen: dict[int, NewRows] = {}
+
+    def look_at(shard: int, part: Any) -> LatestRows:
+        if shard in seen:
+            return seen[shard].take_new()
+        new_rows = NewRows(part, shard * table.part_capacity)
+        found = new_rows.take_last(num_rows)
+        seen[shard] = new_rows
+        return found
+
     def look(is_first: bool) -> list[tuple[str, Any]]:
-        found = [table.take_last(num_rows) if is_first else table.take_new() for table in tables]
-        return [line for each in found for line in _list_lines(each)]
+        found = table.ask_parts(range(table.num_shards), look_at)
+        return [line for shard in sorted(found) for line in _list_lines(found[shard])]
 
     return look
 
