@@ -134,6 +134,8 @@ class PlacementRecord:
         shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
         move: Of a store that has moved: id of the move.
         owner: Number of the server that has the record, for the client that made it; None: not known.
+        copy_at: Number of the server for which this copy of the record was made, one of those with a part; None: it is
+            the record itself. Clients go by a copy while the owner does not answer.
     """
 
     kind: PlacementKind
@@ -144,6 +146,7 @@ class PlacementRecord:
     shard_by: tuple[str, ...] = ()
     move: str = ""
     owner: int | None = None
+    copy_at: int | None = None
 
     def __post_init__(self) -> None:
         for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
@@ -152,8 +155,9 @@ class PlacementRecord:
                 raise InvalidRequestError(argument=argument, reason=f"{value!r} is none of {list(get_args(choices))}")
         for server in self.servers:
             check_integer("servers", server, 0, maximum=MAX_SERVERS - 1)
-        if self.owner is not None:
-            check_integer("owner", self.owner, 0, maximum=MAX_SERVERS - 1)
+        for argument, number in (("owner", self.owner), ("copy_at", self.copy_at)):
+            if number is not None:
+                check_integer(argument, number, 0, maximum=MAX_SERVERS - 1)
         if not self.servers or len(set(self.servers)) < len(self.servers):
             raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
         check_integer("capacity", self.capacity, 0)
@@ -173,6 +177,15 @@ class PlacementRecord:
     def replace_server(self, shard: int, server: int) -> PlacementRecord:
         """Returns the record once a part is on another server. Raises InvalidRequestError if that has a part."""
         return replace(self, servers=(*self.servers[:shard], server, *self.servers[shard + 1 :]))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a copy of the owner's record."""
+        return self.copy_at is not None
+
+    def list_copies(self) -> dict[int, PlacementRecord]:
+        """Returns the copies of this record that the servers of its parts have, by server."""
+        return {server: replace(self, copy_at=server) for server in self.servers if server != self.owner}
 
     @property
     def num_shards(self) -> int:

@@ -110,7 +110,7 @@ class ClusterCatalog:
             if self.lost:
                 raise next(iter(self.lost.values()))
             raise next(iter(self._clients.values())).missing_names.explain(StoreNotFoundError(name=name), None)
-        server, described = next(iter(found.items()))
+        server, described = min(found.items(), key=lambda each: _is_copy(each[1]))
         if described.kind != "placement":
             return LocatedStore(described, (server,))
         record = PlacementRecord.from_json(described.settings)
@@ -198,6 +198,11 @@ def _find_here(client: CatalogClient, name: str) -> StoreDescription | None:
         return client.find(name)
     except StoreMovedError:
         return None  # the server to which it has moved has it
+
+
+def _is_copy(description: StoreDescription) -> bool:
+    """Returns whether a server has only a copy of the record of a shared store."""
+    return description.kind == "placement" and PlacementRecord.from_json(description.settings).is_copy
 
 
 def _find_part(client: CatalogClient, name: str, shard: int) -> StoreDescription | None:

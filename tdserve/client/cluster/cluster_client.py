@@ -163,7 +163,7 @@ class ClusterClient(ClusterMoves):
         if not isinstance(name, str):
             return False
         try:
-            return name in self.members.get(self.directory.find(name).server)
+            return self.directory.ask_home(name, lambda client: name in client)[0]
         except InvalidRequestError:  # no store can have this name
             return False
 
@@ -207,6 +207,8 @@ class ClusterClient(ClusterMoves):
         place = self.directory.find(name)
         if place.placement is not None:
             delete_parts(self.members, name, place.placement)
+            self.directory.forget(name)
+            place = self.directory.find(name)  # of the record, if it was that of a copy
         self.members.get(place.server).delete(name)
         self.directory.forget(name)
         self.servers.policies.note_change(name)

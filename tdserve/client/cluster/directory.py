@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -16,8 +16,11 @@ from tdserve.base.errors import (
     PermissionDeniedError,
     StoreMovedError,
     StoreNotFoundError,
+    TDServeError,
+    TransportError,
     WrongStateError,
 )
+from tdserve.client.client import Client
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
@@ -25,6 +28,8 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole
+
+_Result = TypeVar("_Result")
 
 MAX_REMEMBERED = 65_536
 """Names whose place a client remembers."""
@@ -34,7 +39,8 @@ class Place(NamedTuple):
     """Where a store is.
 
     Attributes:
-        server: Its server; of a store that several share, the owner of its name.
+        server: Its server; of a store that several share, the owner of its name, or one that has a copy of the record
+            while the owner does not answer.
         placement: How several servers share it; None if one has all of it.
     """
 
@@ -125,16 +131,37 @@ class Directory:
         Raises:
             StoreNotFoundError, StoreNotCreatedError: As of ``Client.describe``.
         """
-        place = self.find(name)
+
+        def describe(client: Client) -> StoreDescription:
+            return client.describe(name, timeout_s=timeout_s)
+
         try:
-            found = self._members.get(place.server).describe(name, timeout_s=timeout_s)
+            found, place = self.ask_home(name, describe)
         except StoreNotFoundError:
             again = self.find_again(name)
             if again is None:
                 raise
-            found = self._members.get(again.server).describe(name, timeout_s=timeout_s)
+            place = again
+            found = describe(self._members.get(place.server))
         known = self._places.get(name)  # the call may have followed it to another server
         return found, self._remember(name, place.server if known is None else known.server, found)
+
+    def ask_home(self, name: str, call: Callable[[Client], _Result]) -> tuple[_Result, Place]:
+        """Asks the server that has a store, or of a shared one the record; while that does not answer, one that has a
+        copy of the record. Returns the answer, and the place that was asked."""
+        place = self.find(name)
+        if place.placement is None:
+            return call(self._members.get(place.server)), place
+        try:
+            with reach_within(REACH_S):
+                return call(self._members.get(place.server)), place
+        except TransportError as error:
+            if not error.retryable:
+                raise
+            self._members.note_unreached(place.server, error)
+        self.forget(name)
+        place = self.find(name)
+        return call(self._members.get(place.server)), place
 
     @contextmanager
     def creating(self, name: str, server: int) -> Iterator[None]:
@@ -161,7 +188,8 @@ class Directory:
 
     def _search(self, name: str, deadline: Deadline) -> Place:
         owner = self.get_owner(name)
-        asked, lost = self._ask([owner], name)
+        asked, lost = self._ask(self._members.list_alive([owner]), name)
+        lost = lost or not asked
         if found := asked.get(owner):
             return self._follow(name, owner, found, deadline)
         if len(self._members) == 1 or (name in self._missed and not lost):
@@ -195,7 +223,8 @@ class Directory:
         first = server
         for _ in range(len(self._members) + 1):
             if not isinstance(found, StoreMovedError):
-                return self._remember(name, server, found)
+                place = self._remember(name, server, found)
+                return place if place.placement is None else self._find_record(name, place, place.placement)
             answer, is_lost = self._ask_target(name, found, deadline)
             if is_lost:
                 return Place(found.server)
@@ -205,6 +234,22 @@ class Directory:
                 return Place(self.get_owner(name) if find_whole(name) is None else first)
             server, found = found.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
+
+    def _find_record(self, name: str, place: Place, placement: PlacementRecord) -> Place:
+        """Returns the place of the record of a shared store, where this one may be a copy; the copy's while the owner
+        does not answer."""
+        owner = placement.owner
+        if not placement.is_copy or owner is None or self._members.is_lost(owner):
+            return place
+        asked, is_lost = self._ask([owner], name)
+        if is_lost:
+            return place
+        record = asked[owner]
+        if isinstance(record, StoreDescription):
+            return self._remember(name, owner, record)
+        with suppress(TDServeError):  # the store was deleted, but for this copy
+            self._members.get(place.server).delete(name)
+        return Place(self.get_owner(name))
 
     def _ask_target(self, name: str, moved: StoreMovedError, deadline: Deadline) -> tuple[_Answer, bool]:
         """Asks the server to which a store has moved; returns its answer, and whether it does not answer."""
@@ -235,17 +280,19 @@ class Directory:
             for shard_server in placement.servers:
                 self._check_server(name, shard_server)
             place = Place(server, placement)
-        with self._lock:
-            self._places[name] = place
-            self._missed.pop(name, None)
-            _drop_oldest(self._places)
+        if place.placement is None or not place.placement.is_copy:  # the owner's record is looked for each time
+            with self._lock:
+                self._places[name] = place
+                self._missed.pop(name, None)
+                _drop_oldest(self._places)
         return place
 
 
 def _check_order(name: str, server: int, placement: PlacementRecord) -> None:
     """Raises WrongStateError if this client numbers the servers otherwise than the one that made a record."""
-    if placement.owner not in (None, server):
-        state = f"server {server} of these was server {placement.owner} for the client that created {name!r}"
+    number = placement.copy_at if placement.is_copy else placement.owner
+    if number not in (None, server):
+        state = f"server {server} of these was server {number} for the client that created {name!r}"
         raise WrongStateError(state=state, event="finding its parts; all clients list the servers in the same order")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import ConnectError, TDServeError
+from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
+from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.lost_servers import REACH_S
@@ -20,7 +22,7 @@ from tdserve.v1 import control_pb2
 
 def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
     """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
-    record waits for parts that do not exist yet.
+    record waits for parts that do not exist yet. Of a store that exists only the record, or a copy, is compared.
 
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
@@ -58,14 +60,18 @@ def create_parts(
     known = cluster.directory.find(name).placement if exists_ok else None
     exists = known is not None and known.num_shards == placement.num_shards
     if exists and known is not None:
-        placement = replace(placement, servers=known.servers, owner=known.owner)  # its parts may have moved
+        # Its parts may have moved.
+        placement = replace(placement, servers=known.servers, owner=known.owner, copy_at=known.copy_at)
     else:
         check_answers(cluster.members, name, placement)
         placement = replace(placement, owner=cluster.directory.find(name).server)
     record_placement(cluster, name, placement, exists_ok=exists_ok)
     made: list[tuple[int, str]] = []
+    copies = placement.list_copies()
 
     def create(shard: int, server: int) -> None:
+        if server in copies:
+            record_copy(cluster.members, name, server, copies[server])
         create_part(shard, cluster.members.get(server))
         made.append((server, name_part(name, shard)))
 
@@ -76,6 +82,9 @@ def create_parts(
         if not exists_ok:  # otherwise nobody knows which of them this call has made
             for server, part in made:
                 cluster.members.get(server).delete(part)
+            for server in copies:
+                with suppress(TransportError):  # a copy without its record is removed when it is found
+                    delete_copy(cluster.members, name, server)
             cluster.members.get(cluster.directory.find(name).server).delete(name)
             cluster.directory.forget(name)
         raise
@@ -83,20 +92,35 @@ def create_parts(
         raise next(iter(lost.values()))
 
 
+def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:
+    """Gives the server of a part a copy of the record of the whole store, unless it has this one."""
+    found = members.get(server).catalog.find(name)
+    if found is None or found.settings != copy.to_json():
+        request_step(members.get(server), name, place=copy.to_json())
+
+
+def delete_copy(members: Members, name: str, server: int) -> None:
+    """Deletes a server's copy of the record of a shared store, if it has one."""
+    found = members.get(server).catalog.find(name)
+    if found is not None and found.kind == "placement" and PlacementRecord.from_json(found.settings).is_copy:
+        members.get(server).delete(name)
+
+
 def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:
-    """Raises ConnectError if the server of a shard does not answer."""
+    """Raises ConnectError if the server of a shard does not answer, or the one that has the record."""
 
     def ask(server: int) -> None:
         members.get(server).catalog.find("-")
 
-    _, lost = members.ask_all({server: partial(ask, server) for server in placement.servers})
+    owner = () if placement.owner is None else (placement.owner,)
+    _, lost = members.ask_all({server: partial(ask, server) for server in {*placement.servers, *owner}})
     for server, error in lost.items():
         reason = f"server {server}, one of those of {name!r}, does not answer: {error}"
         raise ConnectError(address=members.describe_address(server), reason=reason) from error
 
 
 def delete_parts(members: Members, name: str, placement: PlacementRecord) -> None:
-    """Deletes all parts of a store; those that are gone already do not matter.
+    """Deletes all parts of a store, and the copies of its record; those that are gone already do not matter.
 
     Raises:
         ConnectError: A server does not answer. Nothing was deleted.
@@ -107,3 +131,5 @@ def delete_parts(members: Members, name: str, placement: PlacementRecord) -> Non
         client = members.get(server)
         if part in client:
             client.delete(part)
+    for server in placement.list_copies():
+        delete_copy(members, name, server)

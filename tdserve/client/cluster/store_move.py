@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
     StoreNotFoundError,
     TDServeError,
+    TransportError,
     WrongStateError,
 )
 from tdserve.base.failpoints import reach
@@ -26,6 +28,8 @@ from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import Directory
+from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.part_creation import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import request_step
 from tdserve.messages.changed_blocks import count_changed_bytes
@@ -137,6 +141,9 @@ def _move_part(
     record = directory.find(whole, deadline).placement
     if record is None or shard >= record.num_shards:
         raise StoreNotFoundError(name=name)
+    if record.is_copy and record.owner is not None:
+        reason = f"server {record.owner} has the record of {whole!r}, which a move changes, and does not answer"
+        raise ConnectError(address=servers.members.describe_address(record.owner), reason=reason)
     places = _find_parts(directory, whole, record.num_shards, deadline)  # the record may be older
     if target in (*places[:shard], *places[shard + 1 :]):
         raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
@@ -174,9 +181,21 @@ def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> Non
         try:
             asked = {"place": mended.to_json(), "expected": record.to_json()}
             request_step(servers.members.get(place.server), whole, deadline=deadline, **asked)
+            _mend_copies(servers.members, whole, record, mended)
         except WrongStateError:  # another part has moved at the same time
             if deadline.expired:
                 raise
+
+
+def _mend_copies(members: Members, whole: str, before: PlacementRecord, after: PlacementRecord) -> None:
+    """Gives the servers that have the parts now copies of the record. An older copy leads to the server that a part has
+    left, and from there on."""
+    copies = after.list_copies()
+    with suppress(TransportError):
+        for server, copy in copies.items():
+            record_copy(members, whole, server, copy)
+        for server in before.list_copies().keys() - copies.keys():
+            delete_copy(members, whole, server)
 
 
 def choose_refuge(directory: Directory, name: str, drained: int) -> int:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,18 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Crashing
         yield [stack.enter_context(Crashing(tmp_path_factory.mktemp(f"root{number}"))) for number in range(3)]
 
 
+@contextmanager
+def connecting(crashing: list[Crashing], timeout_s: float = 30.0) -> Iterator[tdserve.ClusterClient]:
+    """A client of all of them."""
+    with tdserve.connect(",".join(each.server.address for each in crashing), timeout_s=timeout_s) as made:
+        assert isinstance(made, tdserve.ClusterClient)
+        yield made
+
+
 @pytest.fixture
 def client(crashing: list[Crashing]) -> Iterator[tdserve.ClusterClient]:
     """A client of all of them."""
-    with tdserve.connect(",".join(each.server.address for each in crashing)) as made:
-        assert isinstance(made, tdserve.ClusterClient)
+    with connecting(crashing) as made:
         yield made
 
 
@@ -60,6 +67,12 @@ def list_degraded(crashing: Crashing) -> list[str]:
     """Returns the stores that clients of a server report as degraded."""
     with CatalogClient(crashing.server.address) as asking:
         return [name for session in asking.observe(max_sessions=100).sessions for name in session.degraded]
+
+
+def list_stores(crashing: Crashing) -> list[str]:
+    """Returns all names that a server has, also of records and parts."""
+    with CatalogClient(crashing.server.address) as asking:
+        return asking.stores()
 
 
 def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is_back(
@@ -89,6 +102,63 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     assert not table.is_degraded
     assert len(table) == 35  # its calls bring the report
     assert list_degraded(crashing[table.placement.servers[0]]) == []
+
+
+def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_with_the_others(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    name = next_name()
+    like = rows(1)[0]
+    fill_each(client.create_replay(name, like, 300, shards="all"))
+    owner = client.find_server(name)
+    crashing[owner].kill()
+    with connecting(crashing, timeout_s=10.0) as late:
+        table = late.replay(name)
+        lost = table.placement.servers.index(owner)
+        others = {*range(30)} - {*range(10 * lost, 10 * lost + 10)}
+        assert set(table.sample(200)["number"].tolist()) == others
+        assert table.info()["degraded"] == [lost]
+        assert len(late.create_replay(name, like, 300, shards="all", exists_ok=True)) == 20
+        with pytest.raises(tdserve.StoreExistsError):
+            late.create_replay(name, like, 600, shards="all", exists_ok=True)
+        assert name in late
+        assert name in late.stores()
+        assert late.describe(name).num_rows == 20
+        written = table.extend(rows(5, 100), writer=1)
+        with pytest.raises(ConnectError, match="does not answer"):
+            late.delete(name)
+        assert len(table) == 25, "nothing was deleted"
+        crashing[owner].start()
+        wait_for(lambda: not late.replay(name).info()["degraded"], "the lost shard")
+        assert sorted(table[:]["number"].tolist()) == [*range(30), *range(100, 105)]
+        assert table[written]["number"].tolist() == [*range(100, 105)]
+        late.delete(name)
+        assert not any(name in list_stores(each) for each in crashing)
+
+
+def test_part_when_moved_then_all_are_found_without_the_server_that_has_the_record(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    name = next_name()
+    table = client.create_replay(name, rows(1)[0], 100, shards=2)
+    for writer in range(20):
+        table.extend(rows(1, writer), writer=writer)
+    owner = client.find_server(name)
+    before = next(server for server in table.placement.servers if server != owner)
+    part = f"{name}#{table.placement.servers.index(before)}"
+    (after,) = {0, 1, 2} - {*table.placement.servers}
+    client.rebalance(part, after)
+    crashing[owner].kill()
+    with connecting(crashing, timeout_s=10.0) as late:
+        moved = late.replay(name)
+        assert after in moved.placement.servers
+        assert len(moved) == len(client.replay(name)) > 0
+        with pytest.raises(ConnectError, match=f"server {owner} has the record"):
+            late.rebalance(part, before)
+        crashing[owner].start()
+        wait_for(lambda: len(moved) == 20, "the lost shard")
+        late.delete(name)
+        assert not any(name in list_stores(each) for each in crashing)
 
 
 def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_created(

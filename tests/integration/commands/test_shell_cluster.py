@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.cli.exit_codes import FAILED, NO_ANSWER, NOT_FOUND
+from tests.integration.crashing import Crashing
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, quiet_port
 from tests.roots import make_quick_root
@@ -139,3 +141,26 @@ def test_ls_when_of_several_servers_then_imports_no_torch(addresses: list[str]) 
             check=True,
         )
         assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_shared_store_when_the_server_with_its_record_is_killed_then_shown_without_its_part(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with Crashing(tmp_path / "0") as first, Crashing(tmp_path / "1") as second:
+        servers = (first, second)
+        address = ",".join(each.server.address for each in servers)
+        with tdserve.connect(address) as client:
+            assert isinstance(client, tdserve.ClusterClient)
+            table = client.create_replay("shared", like=ROW, capacity=100, shards=2)
+            for writer in range(20):
+                table.extend(ROW.expand(1), writer=writer)
+            owner = client.find_server("shared")
+            shard = table.placement.servers.index(1 - owner)
+            num_left = client.describe(f"shared#{shard}").num_rows
+        servers[owner].kill()
+        shell = Shell(address, capsys)
+        assert shell.run(NO_ANSWER, "ls")[0].split() == ["shared"]
+        described = json.loads(shell.run(NO_ANSWER, "info", "shared", "--json")[0])
+        assert (described["num_rows"], described["degraded"]) == (num_left, [1 - shard])
+        assert len(shell.lines("tail", "shared", "-n", "30", "--json")) == num_left
+        assert shell.lines("keys", "shared") == ["x"]
