@@ -109,9 +109,14 @@ class ShardedDataset(ShardedStore):
 
     def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads a leaf or nested part of some rows."""
-        if to_path(key) is None or self.spec.find(to_path(key) or ()) is None:
-            raise KeyNotFoundError(store=self.name, key=".".join(to_path(key) or (str(key),)))
+        self.spec.find(self._to_path(key), store=self.name)
         return self._gather(index, lambda part, rows: part.get_at(key, rows, timeout_s=timeout_s))
+
+    def _to_path(self, key: Any) -> Path:
+        path = to_path(key)
+        if path is None:
+            raise KeyNotFoundError(store=self.name, key=str(key))
+        return path
 
     def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
         """Reads all rows."""
@@ -153,7 +158,7 @@ class ShardedDataset(ShardedStore):
         where = self._split(numbers)
         found = self.ask_each(where, lambda shard, part: read(part, self._to_local(numbers[where[shard]], shard)))
         if not found:
-            return read(self.get_part(0), slice(0, 0))
+            return self.ask_part(0, lambda part: read(part, slice(0, 0)))
         shards = sorted(found)
         rows = join_rows([found[shard] for shard in shards])
         places = np.concatenate([where[shard] for shard in shards])
@@ -172,8 +177,8 @@ class ShardedDataset(ShardedStore):
 
     def set_at_(self, key: str | Path, value: Any, index: Any) -> ShardedDataset:
         """Writes a leaf or nested part of some rows; a value without a dimension for them is meant for each."""
-        leaf = self.spec.find(to_path(key) or ())
-        num_dims = len(leaf.shape if isinstance(leaf, TensorLeaf) else leaf.batch_size) if leaf is not None else 1
+        leaf = self.spec.find(self._to_path(key), store=self.name)
+        num_dims = len(leaf.shape if isinstance(leaf, TensorLeaf) else leaf.batch_size)
         self._scatter(index, value, num_dims, lambda part, rows, values: part.set_at_(key, values, rows))
         return self
 

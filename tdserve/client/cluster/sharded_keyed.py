@@ -77,7 +77,7 @@ class ShardedKeyedHandle(ShardedStore):
 
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
-            return {shard: call(self.get_part(shard), list(keys), numbers)}
+            return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers))}
         return self.ask_each(where, act, reach_s=self._cluster.timeout_s)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
@@ -98,9 +98,11 @@ class ShardedKeyedHandle(ShardedStore):
     def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
         """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server."""
         if isinstance(keys, str):
-            return self.get_part(self._find_shard(keys)).put(
-                keys, values, if_version, return_early=return_early, **options
-            )
+
+            def put_one(part: Any) -> Any:
+                return part.put(keys, values, if_version, return_early=return_early, **options)
+
+            return self.ask_part(self._find_shard(keys), put_one)
         names = _list_names(keys)
         _check_length("values", values, names)
         if if_version is not None and not isinstance(if_version, int):
@@ -132,7 +134,7 @@ class ShardedKeyedHandle(ShardedStore):
     def pop(self, keys: Any, **options: Any) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
         if isinstance(keys, str):
-            return self.get_part(self._find_shard(keys)).pop(keys, **options)
+            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, **options))
         names = _list_names(keys)
         return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, **options)))
 
@@ -142,10 +144,11 @@ class ShardedKeyedHandle(ShardedStore):
     def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, *, numpy: bool | None = None) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
         if isinstance(keys, str):
-            return self.get_part(self._find_shard(keys)).get(keys, select, timeout_s, numpy=numpy)
+            shard = self._find_shard(keys)
+            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, numpy=numpy))
         names = _list_names(keys)
         if not names:
-            return self.get_part(0).get(names, select, timeout_s, numpy=numpy)
+            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, numpy=numpy))
         return self._join(
             names, self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, numpy=numpy))
         )
@@ -153,7 +156,8 @@ class ShardedKeyedHandle(ShardedStore):
     def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
         if isinstance(keys, str):
-            return self.get_part(self._find_shard(keys)).get_with_versions(keys, select, timeout_s, **options)
+            shard = self._find_shard(keys)
+            return self.ask_part(shard, lambda part: part.get_with_versions(keys, select, timeout_s, **options))
         names = _list_names(keys)
         found = self._ask_owners(
             names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options)
@@ -164,7 +168,7 @@ class ShardedKeyedHandle(ShardedStore):
     def versions(self, keys: Any) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         if isinstance(keys, str):
-            return self.get_part(self._find_shard(keys)).versions(keys)
+            return self.ask_part(self._find_shard(keys), lambda part: part.versions(keys))
         names = _list_names(keys)
         return self._join(names, self._ask_owners(names, lambda part, some, _: part.versions(some))) if names else []
 
@@ -180,7 +184,7 @@ class ShardedKeyedHandle(ShardedStore):
         return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key in self.get_part(self._find_shard(key))
+        return isinstance(key, str) and self.ask_part(self._find_shard(key), lambda part: key in part)
 
     def __getitem__(self, key: Any) -> Any:
         return self.get(key)

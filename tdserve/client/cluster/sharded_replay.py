@@ -95,7 +95,7 @@ class ShardedReplayHandle(ShardedTable):
         path = None if balance is None else check_path(balance, argument="balance")
         share = parse_share(rank, world_size, step, path, run)
         if path is not None:
-            self.get_any_part().check_key(path)
+            self.check_key(path)
         return share
 
     def _get_step_count(self, share: Share) -> StepCount:

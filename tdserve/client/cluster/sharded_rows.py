@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,11 +14,13 @@ from tensordict import is_leaf_nontensor
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
+from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
 
@@ -72,6 +75,11 @@ class ShardedRows(ShardedStore):
         for _, handle in self._handles.values():
             return handle
         return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
+
+    def check_key(self, path: Path) -> None:
+        """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
+        with naming_whole(self.name):
+            self.get_any_part().check_key(path)
 
     def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call."""
@@ -189,16 +197,15 @@ class ShardedRows(ShardedStore):
                 step = int(local[1] - local[0]) if len(local) > 1 else 1
                 if isinstance(index, slice):
                     end = int(local[-1]) + (1 if step > 0 else -1)
-                    rows = self.get_part(shard).read_rows(slice(int(local[0]), end if end >= 0 else None, step))
+                    selected: Any = slice(int(local[0]), end if end >= 0 else None, step)
                 else:
-                    mask = np.zeros(lengths[shard], np.bool_)
-                    mask[local] = True
-                    rows = self.get_part(shard).read_rows(mask)
-                parts.append(rows)
+                    selected = np.zeros(lengths[shard], np.bool_)
+                    selected[local] = True
+                parts.append(self.ask_part(shard, methodcaller("read_rows", selected)))
                 order.append(where)
             begin += lengths[shard]
         if not parts:
-            return self.get_part(shards[0]).read_rows(slice(0, 0))
+            return self.ask_part(shards[0], lambda part: part.read_rows(slice(0, 0)))
         return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, StoreMovedError, StoreNotFoundError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
@@ -185,8 +186,13 @@ class ShardedStore:
             raise ConnectError(address=self._cluster.address, reason=reason)
         return found
 
+    def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
+        """Calls a part; its errors name the store. Other arguments and errors as of ``get_part``."""
+        with naming_whole(self.name):
+            return call(self.get_part(shard, timeout_s))
+
     def _ask_part(self, shard: int, call: Callable[[int, Any], _Result], timeout_s: float | None) -> _Result:
-        return call(shard, self.get_part(shard, timeout_s))
+        return self.ask_part(shard, partial(call, shard), timeout_s)
 
     def _note_left_out(self) -> None:
         lost = set(self._cluster.members.lost)
@@ -223,7 +229,8 @@ class ShardedStore:
         raise failure
 
     def _call_client(self, server: int, call: Callable[[Client, str], _Result], part: str) -> _Result:
-        return call(self._cluster.members.get(server), part)
+        with naming_whole(self.name):
+            return call(self._cluster.members.get(server), part)
 
     def _describe_any(self, timeout_s: float) -> StoreDescription:
         return self.ask_any(lambda client, part: client.describe(part, timeout_s=timeout_s))

@@ -202,7 +202,7 @@ class ShardedTable(ShardedRows):
                 continue
             try:
                 with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):
-                    return self._shift(write(self.get_part(number, deadline.remaining_s)), number)
+                    return self._shift(self.ask_part(number, write, deadline.remaining_s), number)
             except DeadlineExceededError:
                 members.note_silent(server)  # the next write goes elsewhere
                 raise
@@ -234,7 +234,7 @@ class ShardedTable(ShardedRows):
 
         path, num_rows = check_path(key), len(to_row_numbers(index))
         wait_s = self._get_timeout_s(timeout_s)
-        self.get_any_part().check_key(path)
+        self.check_key(path)
         split = self._split_values(path, value, num_rows)
 
         def write() -> None:

@@ -1,0 +1,79 @@
+"""Errors of shared stores name the store, not the part of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.base.errors import (
+    KeyNotFoundError,
+    SelectionError,
+    SpecMismatchError,
+    StoreNotFoundError,
+    TDServeError,
+    TooLargeError,
+    VersionConflictError,
+)
+from tests.integration.cluster.names import next_name
+
+pytestmark = pytest.mark.integration
+
+
+def rows(num_rows: int) -> TensorDict:
+    """Returns some rows."""
+    return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+
+
+def get_text_of(act: Callable[[], Any], kind: type[TDServeError], name: str) -> str:
+    """Returns the text of an error, which must be of a kind and name a store, and no part of it."""
+    with pytest.raises(kind) as caught:
+        act()
+    assert repr(name) in str(caught.value)
+    assert f"{name}#" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_table_when_a_call_is_refused_then_the_error_names_the_table(user: tdserve.ClusterClient, name: str) -> None:
+    table = user.create_replay(name, rows(1)[0], 300, shards="all")
+    wrong = TensorDict({"y": torch.arange(3)}, [3])
+    assert "'x'" in get_text_of(lambda: table.extend(wrong), SpecMismatchError, name)
+    table.extend(rows(3))
+    assert "shard 1" in get_text_of(lambda: table[199], SelectionError, name)
+    get_text_of(lambda: table.sample(3, group_by="y"), KeyNotFoundError, name)
+    get_text_of(lambda: table.set_at_("y", torch.zeros(1), [0]), KeyNotFoundError, name)
+
+
+def test_queue_when_rows_never_fit_then_the_error_names_the_queue(user: tdserve.ClusterClient, name: str) -> None:
+    queue = user.create_queue(name, rows(1)[0], 30, shards="all")
+    get_text_of(lambda: queue.extend(rows(40)), TooLargeError, name)
+
+
+def test_keyed_store_when_a_key_is_missing_then_the_error_names_the_store(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    kv = user.create_kv(name, shards="all")
+    assert f"client.kv({name!r}).keys()" in get_text_of(lambda: kv["a"], KeyNotFoundError, name)
+    get_text_of(lambda: kv.get(["a", "b", "c", "d"]), KeyNotFoundError, name)
+    get_text_of(lambda: kv.pop("a"), KeyNotFoundError, name)
+    get_text_of(lambda: kv.put("a", {"n": 1}, if_version=3), VersionConflictError, name)
+
+
+def test_dataset_when_a_key_is_missing_then_the_error_names_the_dataset(user: tdserve.ClusterClient, name: str) -> None:
+    frames = user.memmap(rows(30), name, shards="all")
+    get_text_of(lambda: frames["y"], KeyNotFoundError, name)
+    get_text_of(lambda: frames.set_at_("x", torch.zeros(2, 2), slice(0, 2)), SpecMismatchError, name)
+
+
+def test_table_when_it_was_deleted_then_the_error_names_it(user: tdserve.ClusterClient) -> None:
+    name = next_name()
+    table = user.create_replay(name, rows(1)[0], 300, shards="all")
+    table.extend(rows(3))
+    user.delete(name)
+    get_text_of(lambda: table.sample(3), StoreNotFoundError, name)
+    get_text_of(lambda: table.extend(rows(3)), StoreNotFoundError, name)
+    get_text_of(lambda: len(table), StoreNotFoundError, name)
