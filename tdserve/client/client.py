@@ -81,7 +81,8 @@ class Client(TensorDictClient):
     A dict of NumPy arrays is accepted wherever a tensordict is, except as ``out``; nested dicts, tensors, numbers,
     strings and other values in it are fine. Its arrays are not copied first, unless they are read-only, have negative
     strides or another byte order. Where the structure is known, numbers of Python and lists get its dtypes, and the
-    dimensions of the arrays tell one row from several; elsewhere the batch size is ``[]``.
+    dimensions of the arrays tell one row from several; in ``like`` they declare float32 and int64. Elsewhere they are
+    stored as the values that they are, and the batch size is ``[]``.
 
     What ``latest``, ``version`` and ``subscribe`` share:
 

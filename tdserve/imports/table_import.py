@@ -52,7 +52,7 @@ def append_rows(
         if not source.num_rows:
             raise InvalidRequestError(argument="path", reason=f"{path} has no rows")
         for num_read, content in iter_checked(source, str(path), max_rows=described.capacity):
-            rows = read_dict(content, batch_size=[num_read], store=name)
+            rows = read_dict(content, batch_size=[num_read], store=name, declares=True)
             if not num_written:
                 _check_complete(described, capture(rows, store=name).spec)
             table.extend(rows)

@@ -1,11 +1,13 @@
 """Dicts of NumPy arrays as content: read as tensordicts, which share their memory where torch can.
 
 A dict has no batch size. Where a structure is known it follows from the dimensions that leaves have there, so that one
-row and several rows are told apart.
+row and several rows are told apart. Its arrays and tensors are leaves. Its numbers are leaves only where a structure
+has leaves, or where the dict declares one; elsewhere they remain the values that they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from tdserve.structure.stacks.elements import make_single_value
 from tdserve.structure.tensordict_private import new_tensordict
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
+from tdserve.values.supported import ATOMS
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -48,24 +51,27 @@ def read_dict(
     batch_size: Sequence[int] | None = None,
     store: str = "",
     is_one: bool = True,
+    declares: bool = False,
 ) -> Any:
     """Reads a dict of arrays, tensors, numbers, values and further dicts as a tensordict.
 
     Args:
-        content: Numbers of Python and lists get the dtype of the structure where they can have it. Arrays share their
-            memory with the tensordict, unless they are read-only, have negative strides, or another byte order. Arrays
-            of strings and objects become non-tensor values, one per row.
+        content: Numbers of Python and lists get the dtype of the structure where they can have it, and are non-tensor
+            values where there is none. Arrays share their memory with the tensordict, unless they are read-only, have
+            negative strides, or another byte order. Arrays of strings and objects become values, one per row.
         like: A structure, of any number of rows, that it is for: its leaves decide how many dimensions are batch
             dimensions.
         batch_size: Without a structure; None is [].
         store: Name, for errors.
         is_one: Whether a dict without tensors is one row of ``like``. False: it is as many as it has strings at a key.
+        declares: Whether numbers stand for tensors where there is no structure, in the dtypes that torch gives them:
+            the dict declares a structure, or its lists are columns.
 
     Raises:
         NotSupportedError: There is an array that no tensor can show; the error names its key.
         SpecMismatchError: A number, list or array does not fit the structure.
     """
-    reader = _DictReader(store)
+    reader = _DictReader(store, declares)
     if like is None:
         return reader.read(content, None, tuple(batch_size or ()), ())
     place = like.memo.get(_DictNode)
@@ -115,15 +121,24 @@ def _check_alike(rows: Sequence[Any], store: str) -> None:
 def read_entry(value: Any, batch_size: Sequence[int], path: Path, *, store: str) -> Any:
     """Reads a dict or an array as an entry of a tensordict of this batch size; anything else is returned as it is.
 
-    Errors as of ``read_dict``.
+    Numbers become what ``TensorDict.set`` makes of them. Errors as of ``read_dict``.
     """
     if isinstance(value, dict):
-        return _DictReader(store).read(value, None, tuple(batch_size), path)
+        return _DictReader(store, declares=True).read(value, None, tuple(batch_size), path)
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind in "USO":
         return _make_value(value, tuple(batch_size))
     return read_array(value, path, store=store)
+
+
+def has_tensors(content: Mapping[Any, Any]) -> bool:
+    """Returns whether a dict, or one in it, has a tensor or a tensordict."""
+    return any(
+        has_tensors(each) if isinstance(each, dict) else isinstance(each, torch.Tensor) or is_tensor_collection(each)
+        for each in content.values()
+        if type(each) not in ATOMS
+    )
 
 
 def select_entries(content: Mapping[str, Any], paths: Sequence[Path]) -> dict[Path, Any]:
@@ -162,8 +177,9 @@ def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torc
 class _DictReader:
     """One pass over one dict."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, declares: bool = False) -> None:
         self._store = store
+        self._declares = declares
 
     def read(self, content: Mapping[str, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path) -> Any:
         """Reads a dict that stands for a tensordict of this batch size."""
@@ -228,10 +244,9 @@ class _DictReader:
             is_per_row = entry.per_row or len(entry.batch_size) < len(batch_size)
             return self._read_values(value, batch_size, path) if is_per_row else _make_value(value, batch_size)
         if isinstance(value, dict):
-            place = entry if isinstance(entry, _DictNode) else None
-            return self.read(value, place, self._find_nested_size(value, place, batch_size, path), path)
+            return self._read_nested(value, entry if isinstance(entry, _DictNode) else None, batch_size, path)
         if isinstance(value, _NUMBERS):
-            return self._read_numbers(value, entry, path)
+            return self._read_numbers(value, entry, batch_size, path)
         if isinstance(value, (list, tuple)):
             return self._read_list(value, entry, batch_size, path)
         if not isinstance(value, np.ndarray) and hasattr(value, "__array__") and not isinstance(value, np.generic):
@@ -239,6 +254,13 @@ class _DictReader:
         if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
             return read_array(value, path, store=self._store)
         return _make_value(value, batch_size)
+
+    def _read_nested(
+        self, value: Mapping[Any, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path
+    ) -> Any:
+        if place is None and not all(isinstance(key, str) for key in value) and not has_tensors(value):
+            return _make_value(value, batch_size)  # no tensordict has such keys
+        return self.read(value, place, self._find_nested_size(value, place, batch_size, path), path)
 
     def _find_nested_size(
         self, content: Mapping[str, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path
@@ -255,25 +277,39 @@ class _DictReader:
             array = np.empty(0, object)
         if _is_unknown(array.dtype):
             return read_array(array, path, store=self._store)  # raises the reason
-        if array.dtype.kind not in "biufc":
+        is_large = array.dtype.kind == "O" and array.size and all(type(each) is int for each in array.flat)
+        if array.dtype.kind not in "biufc" and not (is_large and isinstance(entry, TensorLeaf)):
             return _make_value(value, batch_size)
-        return self._read_numbers(value, entry, path)
+        return self._read_numbers(value, entry, batch_size, path)
 
-    def _read_numbers(self, value: Any, entry: Any, path: Path, dtype: str = "") -> torch.Tensor:
-        """Reads a number, or a list of them, in the dtype of the structure; else in that which torch gives them."""
-        wanted = entry.dtype if isinstance(entry, TensorLeaf) else dtype
+    def _read_numbers(self, value: Any, entry: Any, batch_size: tuple[int, ...], path: Path) -> Any:
+        """Reads a number, or a list of them, as a leaf in the dtype of the structure; without one, see ``declares``."""
+        if isinstance(entry, TensorLeaf):
+            return self._read_leaf(value, entry.dtype, path)
+        if isinstance(value, np.generic) or _has_arrays(value):
+            return read_array(np.asarray(value), path, store=self._store)
+        return self._read_leaf(value, "", path) if self._declares else _make_value(value, batch_size)
+
+    def _read_leaf(self, value: Any, dtype: str, path: Path) -> torch.Tensor:
+        """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
         array = np.asarray(value)
-        if not wanted:
-            is_typed = isinstance(value, np.generic) or _has_arrays(value)
+        is_typed = isinstance(value, np.generic) or _has_arrays(value)
+        if array.dtype.kind == "O" or (array.dtype.kind == "u" and not is_typed and not dtype):
+            expected = f"{dtype or 'int64'} numbers, integers of at most 64 bits"
+            raise self._make_mismatch(path, expected, f"{value!r}"[:80])
+        if not dtype:
             return read_array(array, path, store=self._store) if is_typed else torch.tensor(value)
         tensor = read_array(np.array(array), path, store=self._store)
-        if array.dtype.kind == "b" or wanted.startswith(("float", "bfloat", "complex")):
-            is_fit = array.dtype.kind != "c" or wanted.startswith("complex")
+        if dtype.startswith(("float", "bfloat", "complex")):
+            is_fit = array.dtype.kind != "c" or dtype.startswith("complex")
+            is_fit = is_fit and _is_in_range(array, dtype)
+        elif array.dtype.kind == "b":
+            is_fit = True
         else:
-            is_fit = array.dtype.kind in "iu" and wanted != "bool" and np.array_equal(array.astype(wanted), array)
+            is_fit = array.dtype.kind in "iu" and dtype != "bool" and np.array_equal(array.astype(dtype), array)
         if not is_fit:
-            raise self._make_mismatch(path, f"{wanted} numbers", f"{value!r}"[:80])
-        return tensor.to(to_torch(wanted))
+            raise self._make_mismatch(path, f"numbers that {dtype} can hold", f"{value!r}"[:80])
+        return tensor.to(to_torch(dtype))
 
     def _read_ragged(self, value: Any, leaf: ValueLeaf, batch_size: tuple[int, ...], path: Path) -> torch.Tensor:
         """Reads a tensor whose rows differ in size: one row, or a list of rows."""
@@ -281,13 +317,13 @@ class _DictReader:
         if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
             return read_array(value, path, store=self._store)
         if not batch_size or not isinstance(value, (list, tuple, np.ndarray)):
-            return self._read_numbers(value, None, path, dtype)
+            return self._read_leaf(value, dtype, path)
         rows = [
             each
             if isinstance(each, torch.Tensor)
             else read_array(each, path, store=self._store)
             if isinstance(each, np.ndarray)
-            else self._read_numbers(each, None, path, dtype)
+            else self._read_leaf(each, dtype, path)
             for each in value
         ]
         is_jagged = leaf.ragged is not None and leaf.ragged.form is Form.JAGGED
@@ -370,6 +406,16 @@ def _measure(value: Any) -> tuple[int, ...]:
 def _is_unknown(dtype: np.dtype[Any]) -> bool:
     """Returns whether neither tensors nor values show arrays of a dtype: dates, fields and long doubles."""
     return dtype.kind in "MmV" or dtype.char in "gG"
+
+
+def _is_in_range(array: NDArray[Any], dtype: str) -> bool:
+    """Returns whether a floating-point dtype holds integers exactly, and rounds no finite number to infinity."""
+    limits = torch.finfo(to_torch(dtype))
+    size = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+    if array.dtype.kind not in "iu" or size < 2 / limits.eps:
+        return size <= limits.max
+    converted = torch.tensor(array.tolist(), dtype=to_torch(dtype)).real.double().flatten().tolist()
+    return all(map(math.isfinite, converted)) and list(map(int, converted)) == array.flatten().tolist()
 
 
 def _has_arrays(value: Any) -> bool:

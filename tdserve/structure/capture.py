@@ -51,7 +51,8 @@ def capture(
         allow_pickle: Whether non-tensor values of any type are accepted; those of a destination always are.
         is_exact: True also records what is part of a tensordict besides its content: locks, ``requires_grad``,
             parameters and buffers. False ignores all of that.
-        takes_structure: Whether meta and fake tensors are accepted, as meta tensors.
+        takes_structure: Whether ``td`` is taken for its structure: meta and fake tensors are accepted, as meta tensors,
+            and the numbers of a dict declare leaves.
         ignores: Keys of the root that are left out where ``like`` does not have them.
 
     Raises:
@@ -60,7 +61,7 @@ def capture(
         InvalidSpecError: The tensordict is inconsistent (it was made by an unchecked constructor).
     """
     if isinstance(td, dict) and not is_destination:
-        td = read_dict(td, like, store=store)
+        td = read_dict(td, like, store=store, declares=takes_structure)
     if like is not None and like.packed:
         checks = not (allow_pickle or is_destination)
         reader = NodeReader(

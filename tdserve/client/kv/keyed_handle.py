@@ -88,7 +88,9 @@ class KeyedHandle(ByAddress):
         Args:
             keys: One key, or several; each a str of 1 to 500 bytes in UTF-8.
             values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor. If the store
-                has a structure, a dict of arrays stands for a tensordict, and an array for a tensor.
+                has a structure, a dict of arrays stands for a tensordict, and an array for a tensor. Otherwise a dict
+                comes back as a tensordict if there is a tensor in it, and else as a dict; what is in it beside tensors
+                and arrays comes back as it was. Tensors in lists are refused.
             if_version: Nothing is put unless the entry has this version, 0 if it must be absent; one per key, or one
                 for all.
             return_early: True returns a future at once; ``values`` may change afterwards. Puts and deletions of one

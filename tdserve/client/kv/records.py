@@ -30,7 +30,7 @@ from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.client.kv.tensor_records import TENSOR_FORM, decode_tensor, encode_column, encode_tensor, find_form
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
-from tdserve.structure.array_dicts import read_array, read_dict
+from tdserve.structure.array_dicts import has_tensors, read_array, read_dict
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.packing import pack, unpack
@@ -73,11 +73,20 @@ class AnyRecords:
             value.is_nested or value.layout is not torch.strided or value.is_meta
         ):
             return encode_tensor(value)
-        if isinstance(value, dict) and not self._allow_pickle and _has_tensors(value):
+        given = value
+        if isinstance(value, dict) and not self._allow_pickle and has_tensors(value):
             value = read_dict(value, store=self._store)
-        if is_tensor_collection(value) or isinstance(value, torch.Tensor):
-            return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
-        return _VALUE_FORM + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
+        try:
+            if is_tensor_collection(value) or isinstance(value, torch.Tensor):
+                return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
+            return _VALUE_FORM + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
+        except NotSupportedError as error:
+            if (place := _find_tensor(given)) is None:
+                raise
+            raise NotSupportedError(
+                feature=f"a tensor in a list, at {place} of entry {key!r} of {self._store!r},",
+                reason="stack the tensors, or give them as values of a dict with a key each",
+            ) from error
 
     def encode_many(self, keys: Sequence[str], values: Any, *, copies: bool = True) -> SplitColumn:
         """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor.
@@ -298,14 +307,20 @@ def _check_num_rows(keys: Sequence[str], values: Any) -> None:
 
 def _is_simple(value: Any) -> bool:
     """Returns whether a value may be encoded together with others: it is no tensor, and no dict with tensors."""
-    return type(value) in _SIMPLE_TYPES or (type(value) is dict and not _has_tensors(value))
+    return type(value) in _SIMPLE_TYPES or (type(value) is dict and not has_tensors(value))
 
 
-def _has_tensors(value: dict[Any, Any]) -> bool:
-    """Returns whether a dict, or one in it, has a tensor."""
-    return any(
-        isinstance(each, torch.Tensor) or (isinstance(each, dict) and _has_tensors(each)) for each in value.values()
-    )
+def _find_tensor(value: Any, place: str = "") -> str | None:
+    """Returns where in nested containers the first tensor or tensordict in a list or tuple is; None without any."""
+    if not isinstance(value, (list, tuple, dict)):
+        return None
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        inner = f"{place}[{key!r}]"
+        if not isinstance(value, dict) and (isinstance(each, torch.Tensor) or is_tensor_collection(each)):
+            return inner
+        if (found := _find_tensor(each, inner)) is not None:
+            return found
+    return None
 
 
 def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:

@@ -60,7 +60,7 @@ class StoreFilling:
         """
         client, name = self._client, self._name
         if isinstance(rows, dict):
-            rows = read_dict(rows, batch_size=batch_size, store=name)
+            rows = read_dict(rows, batch_size=batch_size, store=name, declares=True)
         if self._description is None:
             self._create(rows)
         stored = self._description.spec

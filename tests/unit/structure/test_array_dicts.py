@@ -22,7 +22,7 @@ DTYPES = ["bool", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f
 
 def spec_of(row: dict[str, Any]) -> Spec:
     """The structure of a row."""
-    return capture(row).spec
+    return capture(row, takes_structure=True).spec
 
 
 ROW = spec_of({"x": np.zeros(2, np.float32), "n": {"y": np.int32(0), "b": False}, "text": "a"})
@@ -159,9 +159,41 @@ def test_dict_when_no_structure_is_known_then_as_the_tensordict_of_its_content()
     assert read_dict({}).batch_size == ()
 
 
-def test_dict_when_it_has_numbers_and_lists_then_of_torchs_dtypes_unless_they_have_some() -> None:
+NUMBERS = {
+    "f": 16777217.0,
+    "i": 2**70,
+    "b": True,
+    "l": [0.1, 2**70],
+    "t": (1, 2),
+    "c": 1j,
+    "empty": [],
+    "d": {"x": 0.1, "y": [[1], [2]]},
+    "by number": {1: 2.5, (2, 3): None},
+}
+
+
+@pytest.mark.parametrize("batch_size", [(), (2,)], ids=str)
+def test_dict_when_it_has_numbers_without_a_structure_then_they_stay_what_they_are(batch_size: tuple[int, ...]) -> None:
+    found = read_dict({**NUMBERS, "x": np.zeros(2)}, batch_size=batch_size)
+    assert isinstance(found["x"], torch.Tensor)
+    one = found[0] if batch_size else found
+    expected = {**NUMBERS, "l": NUMBERS["l"][0], "d": {"x": 0.1, "y": [1]}} if batch_size else NUMBERS  # type: ignore[index]
+    given = {key: value for key, value in one.to_dict().items() if key != "x"}
+    assert given == expected
+    assert [type(value) for value in given.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize("given", [2**70, -(2**70), 2**63, 2**64], ids=str)
+def test_number_when_of_more_than_64_bits_then_no_leaf(given: Any) -> None:
+    with pytest.raises(
+        SpecMismatchError, match=r"'frames', key .*'n', 'a'.*: expected int64 numbers, integers of at most 64 bits"
+    ):
+        read_dict({"n": {"a": given}}, store="frames", declares=True)
+
+
+def test_dict_when_it_declares_then_numbers_and_lists_are_of_torchs_dtypes_unless_they_have_some() -> None:
     given = {"f": 1.5, "i": 3, "b": True, "l": [1.0, 2.0], "g": np.float64(2), "h": [np.float16(1), np.float16(2)]}
-    found = read_dict(given)
+    found = read_dict(given, declares=True)
     dtypes = [torch.float32, torch.int64, torch.bool, torch.float32, torch.float64, torch.float16]
     assert [found[key].dtype for key in given] == dtypes
 
@@ -196,7 +228,19 @@ def test_dict_when_nodes_have_dimensions_of_their_own_then_they_get_them() -> No
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(1, "uint8"), ([1, 2], "int16"), (2, "float16"), (1.5, "bfloat16"), (1.5, "complex64"), (True, "int8")],
+    [
+        (1, "uint8"),
+        ([1, 2], "int16"),
+        (2, "float16"),
+        (1.5, "bfloat16"),
+        (1.5, "complex64"),
+        (True, "int8"),
+        (2**25, "float32"),
+        (0.5, "float16"),
+        (2**60, "float64"),
+        (float("inf"), "float32"),
+        ([256, -1], "bfloat16"),
+    ],
 )
 def test_number_when_the_structure_has_a_dtype_for_it_then_of_that(value: Any, dtype: str) -> None:
     leaf = TensorLeaf(dtype, tuple(np.shape(value)))
@@ -207,7 +251,23 @@ def test_number_when_the_structure_has_a_dtype_for_it_then_of_that(value: Any, d
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(300, "uint8"), (-1, "uint8"), (1.5, "int64"), (1j, "float32"), (2, "bool"), ([1, 2.5], "int8")],
+    [
+        (300, "uint8"),
+        (-1, "uint8"),
+        (1.5, "int64"),
+        (1j, "float32"),
+        (2, "bool"),
+        ([1, 2.5], "int8"),
+        (2**24 + 1, "float32"),
+        ([0, 2**53 + 1], "float64"),
+        (257, "bfloat16"),
+        (2**70, "float32"),
+        ([2**70], "int64"),
+        (1e300, "float32"),
+        ([1.0, -1e5], "float16"),
+        (2**63 - 1, "complex128"),
+        (70000, "float16"),
+    ],
 )
 def test_number_when_the_dtype_would_change_it_then_refused(value: Any, dtype: str) -> None:
     leaf = TensorLeaf(dtype, tuple(np.shape(value)))

@@ -171,6 +171,28 @@ def test_any_records_when_many_of_several_kinds_then_as_one_by_one(allow_pickle:
     assert torch.equal(found[1], MIXED["tensor"])
 
 
+@pytest.mark.parametrize("value", [16777217.0, 2**70, [1, 2.5], (0.1,), {"x": [1], "y": None}, {1: 2}], ids=str)
+def test_any_record_when_a_dict_has_a_tensor_then_its_other_values_stay(value: Any) -> None:
+    given = {"value": value, "tensor": torch.arange(3)}
+    for record in (ANY.encode("k", given), *cut(ANY.encode_many(["k"], [given]))):
+        found = ANY.decode("k", record, None).to_dict()
+        assert torch.equal(found.pop("tensor"), given["tensor"])
+        assert (found, type(found["value"])) == ({"value": value}, type(value))
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(2), TensorDict({"x": torch.zeros(2)}, [])], ids=["tensor", "tensordict"]
+)
+def test_any_record_when_a_tensor_is_in_a_list_then_the_error_has_its_path(tensor: Any) -> None:
+    for value, path in (
+        ({"a": {"b": [1, tensor]}}, r"\['a'\]\['b'\]\[1\]"),
+        ({"t": torch.zeros(1), "a": ["x", {"b": (tensor, 1)}]}, r"\['a'\]\[1\]\['b'\]\[0\]"),
+        ([tensor, 1], r"\[0\]"),
+    ):
+        with pytest.raises(NotSupportedError, match=rf"in a list, at {path} of entry 'k' of .*stack the tensors"):
+            ANY.encode("k", value)
+
+
 def test_any_records_when_one_of_many_is_refused_then_the_error_names_its_key() -> None:
     with pytest.raises(NotSupportedError, match="'c'"):
         ANY.encode_many(["a", "b", "c"], ["x", {"y": 1}, [Path("x")]])
