@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,20 @@ def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("page ") == len(scripts)
     assert "['batch', 'policy', 'replay', 'todo']" in done.stdout
+
+
+SPAWNING = """import multiprocessing; multiprocessing.set_start_method("spawn", force=True)  # as torchrl does\n"""
+
+
+def test_datasets_when_a_file_whose_processes_are_spawned_then_every_line_holds(tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text(SPAWNING + python_of(REPOSITORY / "tdserve" / "guide" / "datasets.md"))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_readme_when_measured_then_is_short() -> None:
