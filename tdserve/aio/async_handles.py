@@ -5,7 +5,12 @@ A method is written down only for type checkers, or because its result is entere
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import Any
+
 from tdserve.aio.async_objects import (
+    BLOCK,
     AsyncObject,
     AsyncSequence,
     AsyncSteps,
@@ -21,6 +26,7 @@ from tdserve.client.datasets.epoch_batches import EpochBatches
 from tdserve.client.groups.group import Group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.view import StoreView
+from tdserve.client.kv.entry_mapping import EntryIterator
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.queue import QueueHandle
@@ -114,6 +120,21 @@ class AsyncQueueHandle(AsyncSequence, of=QueueHandle, attributes=_TABLE):
     writer = make_opening(QueueHandle.writer, AsyncReplayWriter)  # type: ignore[arg-type]  # its **options might be self=
 
 
+class AsyncEntries(AsyncObject, of=EntryIterator):
+    """An iterator over entries, or values of entries, that are read in batches."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while block := await self._run(lambda: list(islice(self.sync, BLOCK))):
+            for each in block:
+                yield each
+
+    async def __aenter__(self) -> AsyncEntries:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+
 class AsyncKeyedHandle(AsyncSequence, of=KeyedHandle, attributes=("name", "settings", "spec")):
     """A keyed store."""
 
@@ -122,6 +143,11 @@ class AsyncKeyedHandle(AsyncSequence, of=KeyedHandle, attributes=("name", "setti
     pop = make_coroutine(KeyedHandle.pop)
     delete = make_coroutine(KeyedHandle.delete)
     keys = make_coroutine(KeyedHandle.keys)
+    items = make_opening(KeyedHandle.items, AsyncEntries)
+    values = make_opening(KeyedHandle.values, AsyncEntries)
+    update = make_coroutine(KeyedHandle.update)
+    setdefault = make_coroutine(KeyedHandle.setdefault)
+    clear = make_coroutine(KeyedHandle.clear)
     versions = make_coroutine(KeyedHandle.versions)
     info = make_coroutine(KeyedHandle.info)
 

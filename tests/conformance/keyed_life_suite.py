@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import tdserve
-from tests.conformance.keyed_suite import KeyedSuite, assert_same, entry
+from tests.conformance.keyed_mapping_suite import KeyedMappingSuite
+from tests.conformance.keyed_suite import assert_same, entry
 from tests.conformance.suite import Connect
 from tests.processes import wait_for
 
 
 @pytest.mark.integration
-class KeyedLifeSuite(KeyedSuite):
+class KeyedLifeSuite(KeyedMappingSuite):
     """All requirements of keyed stores; ``connect`` as of ``KeyedSuite``."""
 
     # ------------------------------------------------------------ order, limits

@@ -13,6 +13,8 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.handles.key_paths import NO_DEFAULT
+from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
@@ -40,7 +42,7 @@ def create_sharded_keyed(
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok or existsok)
 
 
-class ShardedKeyedHandle(ShardedStore):
+class ShardedKeyedHandle(EntryMapping, ShardedStore):
     """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
 
     A call reads or changes the keys of one server as of one moment, and those of several servers one server after the
@@ -131,26 +133,26 @@ class ShardedKeyedHandle(ShardedStore):
 
         return sum(self._ask_owners(names, delete).values()) if names else 0
 
-    def pop(self, keys: Any, **options: Any) -> Any:
+    def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
         if isinstance(keys, str):
-            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, **options))
+            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, default, **options))
         names = _list_names(keys)
-        return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, **options)))
+        return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, default, **options)))
 
     # ------------------------------------------------------------ reads
 
     @gather_spans
-    def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, *, numpy: bool | None = None) -> Any:
+    def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
         if isinstance(keys, str):
             shard = self._find_shard(keys)
-            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, numpy=numpy))
+            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, **options))
         names = _list_names(keys)
         if not names:
-            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, numpy=numpy))
+            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, **options))
         return self._join(
-            names, self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, numpy=numpy))
+            names, self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, **options))
         )
 
     def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:

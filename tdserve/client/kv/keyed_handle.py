@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from tdserve.base.errors import (
 )
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import check_real
-from tdserve.client.handles.key_paths import check_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
+from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -39,10 +41,11 @@ MAX_POP_TRIES = 1000
 """Tries of a pop whose entries others change in between; each such change is a success of theirs."""
 
 
-class KeyedHandle(ByAddress):
-    """A keyed store on the server: string keys to tensordicts, tensors or values.
+class KeyedHandle(EntryMapping, ByAddress):
+    """A keyed store on the server: string keys to tensordicts, tensors or values. It has the calls of a dict.
 
-    Every call reads or changes its keys as of one moment: all of them, or none.
+    Every call reads or changes its keys as of one moment: all of them, or none. The handle is by name: after the store
+    was deleted, it means the next one of its name and structure.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 
@@ -154,6 +157,7 @@ class KeyedHandle(ByAddress):
     def pop(
         self,
         keys: str | Sequence[str],
+        default: Any = NO_DEFAULT,
         *,
         timeout_s: float | None = 0,
         select: Any = None,
@@ -161,7 +165,8 @@ class KeyedHandle(ByAddress):
     ) -> Any:
         """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
 
-        The content is here before anything is deleted, so nothing is lost if the call is retried within.
+        The content is here before anything is deleted, so nothing is lost if the call is retried within. Arguments as
+        of ``get``; with ``default`` absent keys are no error.
 
         Raises:
             KeyNotFoundError: As of ``get``. Nothing was deleted.
@@ -173,14 +178,16 @@ class KeyedHandle(ByAddress):
         encoded = _encode_keys(names)
         if len(set(encoded)) < len(encoded):
             raise InvalidRequestError(argument="keys", reason="a key occurs twice")
-        wait = self._make_wait(timeout_s)
+        wait = self._make_wait(timeout_s, default)
         self._coalescer.flush(self._client.deadline(None))
         for number in range(MAX_POP_TRIES):
-            found = self._find(encoded, wait)
-            values = self._decode(keys, found.records, select, numpy)
+            found = self._find(encoded, wait) if default is NO_DEFAULT else self._find_present(encoded)
+            values = self._decode(keys, found, select, numpy, default)
+            there = [(key, version) for key, version in zip(encoded, found.versions, strict=True) if version != ABSENT]
             try:
-                if encoded:
-                    self._remove(encoded, found.versions, self._client.deadline(None), missing_ok=False)
+                if there:
+                    present, versions = map(list, zip(*there, strict=True))
+                    self._remove(present, versions, self._client.deadline(None), missing_ok=False)
                 break
             except (VersionConflictError, KeyNotFoundError):  # changed since it was read
                 if number + 1 == MAX_POP_TRIES:
@@ -217,6 +224,7 @@ class KeyedHandle(ByAddress):
         select: Any = None,
         timeout_s: float | None = 0,
         *,
+        default: Any = NO_DEFAULT,
         numpy: bool | None = None,
     ) -> Any:
         """Returns entries, as of one moment.
@@ -226,6 +234,8 @@ class KeyedHandle(ByAddress):
             select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
             timeout_s: Seconds to wait for keys that are absent; 0 does not wait, None waits as long as the client's
                 timeout.
+            default: Returned in place of each entry that is absent, by a call that does not wait. Several keys then
+                give a list, also if the store has a structure.
             numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of
                 what was received; None is the client's setting.
 
@@ -236,7 +246,10 @@ class KeyedHandle(ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
-        return self._decode(keys, self._get(keys, timeout_s).records, select, numpy)
+        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
+        wait = self._make_wait(timeout_s, default)
+        found = self._find(encoded, wait) if default is NO_DEFAULT else self._find_present(encoded)
+        return self._decode(keys, found, select, numpy, default)
 
     def get_with_versions(
         self,
@@ -250,8 +263,10 @@ class KeyedHandle(ByAddress):
 
         Of one key a value and a version, of several the values and a list of versions.
         """
-        found = self._get(keys, timeout_s)
-        values = self._decode(keys, found.records, select, numpy)
+        found = self._find(
+            _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys)), self._make_wait(timeout_s)
+        )
+        values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
 
     def versions(self, keys: str | Sequence[str]) -> Any:
@@ -295,20 +310,27 @@ class KeyedHandle(ByAddress):
     def __delitem__(self, key: str | Sequence[str]) -> None:
         self.delete(key)
 
-    def _decode(self, keys: str | Sequence[str], records: Sequence[bytes], select: Any, numpy: bool | None) -> Any:
+    def _decode(
+        self, keys: str | Sequence[str], found: FoundEntries, select: Any, numpy: bool | None, default: Any = NO_DEFAULT
+    ) -> Any:
         chosen = None if select is None else _list_paths(select)
         show = partial(self._client.hand_over, numpy=numpy)
+        if default is not NO_DEFAULT:
+            names = [keys] if isinstance(keys, str) else keys
+            values = [
+                default if version == ABSENT else show(self._records.decode(key, record, chosen))
+                for key, version, record in zip(names, found.versions, found.records, strict=True)
+            ]
+            return values[0] if isinstance(keys, str) else values
         if isinstance(keys, str):
-            return show(self._records.decode(keys, records[0], chosen))
-        found = self._records.decode_many(keys, records, chosen)
-        return [*map(show, found)] if type(found) is list else show(found)
+            return show(self._records.decode(keys, found.records[0], chosen))
+        several = self._records.decode_many(keys, found.records, chosen)
+        return [*map(show, several)] if type(several) is list else show(several)
 
-    def _get(self, keys: str | Sequence[str], timeout_s: float | None) -> FoundEntries:
-        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
-        return self._find(encoded, self._make_wait(timeout_s))
-
-    def _make_wait(self, timeout_s: float | None) -> Deadline | None:
+    def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:
         """Returns the deadline of a wait for absent keys; None not to wait."""
+        if default is not NO_DEFAULT and timeout_s != 0:
+            raise InvalidRequestError(argument="default", reason="a call that waits for absent keys returns none")
         return None if timeout_s == 0 else self._client.deadline(timeout_s)
 
     def _find(self, keys: list[bytes], wait: Deadline | None) -> FoundEntries:
@@ -333,6 +355,22 @@ class KeyedHandle(ByAddress):
             if wait.expired:  # each time it was there when the server had looked, and gone when it was read
                 what = f"a put of entry {show_key(missing)!r} in keyed store {self.name!r}"
                 raise DeadlineExceededError(what=what, timeout_s=wait.timeout_s)
+
+    def _find_present(self, keys: list[bytes]) -> FoundEntries:
+        """Returns entries, some of which may be absent; those that are not are as of one moment."""
+        check_real("reading a keyed store")
+        while keys:
+            with suppress(KeyNotFoundError):
+                return self._look_up(keys)
+            versions = [0] if len(keys) == 1 else self._look_up(keys, asks_versions=True).versions
+            present = [number for number, version in enumerate(versions) if version != ABSENT]
+            found = FoundEntries([ABSENT] * len(keys), [b""] * len(keys))
+            with suppress(KeyNotFoundError):  # deleted since
+                some = self._look_up([keys[number] for number in present]) if present else found
+                for number, version, record in zip(present, some.versions, some.records, strict=False):
+                    found.versions[number], found.records[number] = version, record
+                return found
+        return FoundEntries([], [])
 
     def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:
         """Returns entries, some of which may be absent if the client can read them itself.

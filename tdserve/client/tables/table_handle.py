@@ -47,7 +47,7 @@ from tdserve.v1 import content_pb2, control_pb2
 
 
 class TableHandle(FollowedTable):
-    """A table of rows on the server.
+    """A table of rows on the server, by name: after it was deleted, the handle means the next one for the same rows.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 

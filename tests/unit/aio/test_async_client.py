@@ -41,7 +41,7 @@ WRAPPED: dict[type[AsyncObject], type] = {
     aio.AsyncEpochBatches: EpochBatches,
 }
 
-OPENINGS = {"take", "batches", "writer", "subscribe", "group", "lock_", "unlock_"}
+OPENINGS = {"items", "values", "take", "batches", "writer", "subscribe", "group", "lock_", "unlock_"}
 """Methods that return an ``OpeningCall``, which is a coroutine and more."""
 
 QUESTIONS = {"is_locked", "saved_path"}
@@ -110,6 +110,22 @@ def test_take_when_it_waits_then_other_tasks_go_on(run: Run) -> None:
             assert rows["x"].equal(ROWS["x"])
         with pytest.raises(tdserve.DeadlineExceededError):
             await queue.take(4, timeout_s=0)
+
+    run(scenario)
+
+
+def test_entries_when_a_store_is_used_as_a_mapping_then_as_without_asyncio(run: Run) -> None:
+    async def scenario(client: aio.AsyncClient) -> None:
+        kv = await client.create_kv("kv")
+        await kv.update({str(number): number for number in range(100)}, a="b")
+        assert {key: value async for key, value in kv.items()} == {**{str(n): n for n in range(100)}, "a": "b"}
+        assert [value async for value in kv.values(prefix="9")] == [9, *range(90, 100)]
+        async with kv.values("a") as values:
+            assert [value async for value in values] == ["b"]
+        assert (await kv.setdefault("a", 1), await kv.setdefault("c", 1), await kv.pop("x", None)) == ("b", 1, None)
+        assert await kv.get("x", default=5) == 5
+        await kv.clear()
+        assert await kv.keys() == []
 
     run(scenario)
 
