@@ -252,9 +252,9 @@ class Campaign:
         for fault in self._histories.glob("fault-*.txt"):
             raise AssertionError(f"{fault.name}: {fault.read_text()}")
         now = self._sizes()
-        newest = range(1, self._num_clients + 1)
-        living = {number for number in newest if any(f"-{number:05d}." in name for name in now)}
-        return len(living) == self._num_clients and all(
+        # A client that was killed while it started has no history.
+        have_begun = (any(f"-{client.number:05d}." in name for name in now) for client in self._clients)
+        return all(have_begun) and all(
             sum(size - before.get(name, 0) for name, size in now.items() if f"{role}-" in name) > 0
             for role in ACTIVITIES
             if role not in MAY_WAIT
