@@ -27,7 +27,7 @@ from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
-from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole
+from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole, name_part
 
 _Result = TypeVar("_Result")
 
@@ -237,7 +237,8 @@ class Directory:
 
     def _find_record(self, name: str, place: Place, placement: PlacementRecord) -> Place:
         """Returns the place of the record of a shared store, where this one may be a copy; the copy's while the owner
-        does not answer."""
+        does not answer, or if its disk was lost. A copy whose server has no part any more is one of a store that was
+        deleted."""
         owner = placement.owner
         if not placement.is_copy or owner is None or self._members.is_lost(owner):
             return place
@@ -247,7 +248,10 @@ class Directory:
         record = asked[owner]
         if isinstance(record, StoreDescription):
             return self._remember(name, owner, record)
-        with suppress(TDServeError):  # the store was deleted, but for this copy
+        with suppress(TDServeError):
+            parts = [name_part(name, shard) for shard, at in enumerate(placement.servers) if at == place.server]
+            if any(isinstance(self._ask_server(place.server, part), StoreDescription) for part in parts):
+                return place
             self._members.get(place.server).delete(name)
         return Place(self.get_owner(name))
 

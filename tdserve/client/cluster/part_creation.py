@@ -90,6 +90,9 @@ def create_parts(
         raise
     if lost and not (exists and made_at):
         raise next(iter(lost.values()))
+    owner = placement.owner
+    if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
+        request_step(cluster.members.get(owner), name, place=replace(placement, copy_at=None).to_json())
 
 
 def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:

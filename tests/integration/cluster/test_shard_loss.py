@@ -136,6 +136,29 @@ def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_
         assert not any(name in list_stores(each) for each in crashing)
 
 
+def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole_by_creating_it_again(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    name, like = next_name(), rows(1)[0]
+    table = client.create_replay(name, like, 300, shards="all")
+    writers = fill_each(table)
+    owner = client.find_server(name)
+    lost = table.placement.servers.index(owner)
+    with tdserve.connect(crashing[owner].server.address) as alone:  # as a new disk does not have them
+        alone.delete(name)
+        alone.delete(f"{name}#{lost}")
+    with connecting(crashing) as late:
+        again = late.create_replay(name, like, 300, shards="all", exists_ok=True)
+        others = {*range(30)} - {*range(10 * lost, 10 * lost + 10)}
+        assert set(again[:]["number"].tolist()) == others
+        again.extend(rows(10, 10 * lost), writer=writers[lost])
+        assert set(again[:]["number"].tolist()) == {*range(30)}
+    assert name in list_stores(crashing[owner])
+    with connecting(crashing) as late:
+        assert len(late.replay(name)) == 30
+        late.delete(name)
+
+
 def test_part_when_moved_then_all_are_found_without_the_server_that_has_the_record(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
