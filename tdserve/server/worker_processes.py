@@ -36,6 +36,10 @@ START_TIMEOUT_S = 120.0
 REAP_PAUSE_S = 0.01
 """Pause between looks for the exit code of a process that is gone: the kernel mostly has it within microseconds."""
 
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
+"""Unless the user has set it. torch writes lines of its own, in no form of our log, about errors that it raises
+too."""
+
 _MAX_ANSWER_BYTES = 1 << 12
 
 _log = logging.getLogger("tdserve.server")
@@ -141,7 +145,10 @@ class ForkServerProcess:
             # Blocks for a few milliseconds (vfork). The thread of the event loop does it: the process ends with its
             # parent thread.
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=build_single_threaded_environment()
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=QUIET_TORCH | build_single_threaded_environment(),
             )
         except BaseException:
             self._socket.close()

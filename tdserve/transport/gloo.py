@@ -24,6 +24,7 @@ import torch
 from tdserve.base.errors import DeadlineExceededError, PeerLostError, TDServeError
 from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.channel import PerMessage, Work
+from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
@@ -106,7 +107,7 @@ class GlooChannel:
             return _GlooWork(self, works, buffer, may_be_cut=buffer.numel() > WHOLE_MESSAGE_BYTES)
         except RuntimeError as error:
             self.close()
-            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+            raise PeerLostError(peer=self.peer, reason=get_reason(error)) from error
 
     def recv(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
         group = self._require_group()
@@ -115,7 +116,7 @@ class GlooChannel:
             return _GlooWork(self, works[::-1], buffer, may_be_cut=buffer.numel() >= LARGE_MESSAGE_BYTES)
         except RuntimeError as error:
             self.close()
-            raise PeerLostError(peer=self.peer, reason=str(error).partition("\n")[0][:300]) from error
+            raise PeerLostError(peer=self.peer, reason=get_reason(error)) from error
 
     def wait_all(self, works: Sequence[Work], timeout_s: float) -> None:
         """Waits for several works with at most one thread switch for all of them."""
@@ -168,7 +169,7 @@ class GlooChannel:
             found = DeadlineExceededError(what="a gloo transfer", timeout_s=timeout_s)
             self._end(str(found))
         else:
-            reason = str(error).partition("\n")[0][:300]
+            reason = get_reason(error)
             if _OTHER_WAIT in reason and self._is_ended.wait(_TOLD_WITHIN_S):
                 reason = self._ended_by
             else:

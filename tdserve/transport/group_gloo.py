@@ -13,7 +13,6 @@ Facts that this file relies on beside those in ``gloo``:
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,6 +23,7 @@ import torch
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.transport.blocking_threads import BlockingThreads
+from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proven import close_pairs, form_proven
 from tdserve.transport.proving import Bond
 from tdserve.transport.rendezvous import KVStore
@@ -179,9 +179,4 @@ class GroupChannel:
     def _close_as_lost(self, peer: int, error: BaseException) -> PeerLostError:
         """Closes the channel, and returns the error that names the lost member."""
         self.close()
-        return PeerLostError(peer=self._peers[peer], reason=_get_first_line(error))
-
-
-def _get_first_line(error: BaseException) -> str:
-    """Returns the first line of an error, without the place in gloo's sources in front of it."""
-    return re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])[:300]
+        return PeerLostError(peer=self._peers[peer], reason=get_reason(error))

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError, TransportError
 from tdserve.transport.distributed_private import make_gloo_options
+from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections
@@ -199,7 +200,7 @@ def form_proven(
             group = _connect(branch, rank, world_size, device, max(end_s - time.monotonic(), 0.001))
         except _FORMING_FAULTS as fault:
             note_unformed(host, pid)
-            reason = f"gloo: {_get_first_line(fault)}"
+            reason = f"gloo: {get_reason(fault)}"
             # A stranger's connection may have come before ours; a connection that does not come at all has another
             # cause.
             if not branch.num_addresses or attempt >= MAX_UNCONNECTED:
@@ -214,7 +215,7 @@ def form_proven(
                 raise ConnectError(address=host, reason=f"gloo: {fault}") from fault
             except RuntimeError as fault:
                 close_pairs(group, rank, world_size)
-                reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {_get_first_line(fault)}"
+                reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {get_reason(fault)}"
             del group
         kv_store.set(_name_outcome(attempt, rank), _FAILED)
         _leave(device, host, pid)
@@ -256,14 +257,10 @@ def _find_device(host: str, pid: int) -> _GlooDevice:
     try:
         return get_gloo_device(host, pid)
     except _FORMING_FAULTS as fault:
-        raise ConnectError(address=host, reason=f"gloo: {_get_first_line(fault)}") from fault
+        raise ConnectError(address=host, reason=f"gloo: {get_reason(fault)}") from fault
 
 
 def _connect(kv_store: KVStore, rank: int, world_size: int, device: _GlooDevice, timeout_s: float) -> Any:
     options = make_gloo_options(device.device, timeout_s, num_threads=0)
     kv_store.timeout_s = timeout_s
     return dist.ProcessGroupGloo(kv_store, rank, world_size, options)
-
-
-def _get_first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:300]

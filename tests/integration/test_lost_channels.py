@@ -242,7 +242,7 @@ def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, 
 def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes_on(
     client: tdserve.Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tdserve.client")
+    caplog.set_level(logging.DEBUG, "tdserve.client")
     made, session = make_ring(client, name)
     for count in range(MAX_BROKEN - 1):
         early = [made.extend(rows(SMALL), return_early=True) for _ in range(2)]

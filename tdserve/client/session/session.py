@@ -352,7 +352,7 @@ class Session:
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or self._contents.is_worn_out:
             self.close()
         elif self._contents.replace(number, reason, waits=waits):
-            _log.info("session %d: channel %d for content is lost: %s", self.welcome.session, number, reason)
+            _log.debug("session %d: channel %d for content is lost: %s", self.welcome.session, number, reason)
             lost = control_pb2.ChannelLost(channel=number, reason=reason)
             with suppress(TransportError):
                 self._stream.send(control_pb2.ClientMessage(channel_lost=lost))
