@@ -24,7 +24,7 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass, put_back
-from tdserve.store.watermark import SyncedStore, Watermark
+from tdserve.store.watermark import SyncedStore
 
 _log = logging.getLogger("tdserve.server")
 
@@ -37,64 +37,74 @@ def recover(root: Root) -> None:
     """
     if not root.has_lost_power():
         return
-    if not put_back(root.synced_folder, root.catalog_folder):
-        damaged = root.catalog_folder / DATA_FILE
-        if damaged.exists():
-            damaged.rename(damaged.with_name(f"{DATA_FILE}.lost"))
     _log.warning(
         "the machine was started anew before %s was synced: what was written since the last sync is gone, or is "
         "reported as damaged; stores that were made since then are gone",
         root.path,
     )
+    for loss in return_to_last_sync(root):
+        _log.warning("%s", loss)
+
+
+def return_to_last_sync(root: Root) -> list[str]:
+    """Makes a root what it was at the last sync; returns what is lost, by store.
+
+    Raises:
+        TDServeError: It cannot be done now. The next call starts anew.
+    """
+    if not put_back(root.synced_folder, root.catalog_folder):
+        damaged = root.catalog_folder / DATA_FILE
+        if damaged.exists():
+            damaged.rename(damaged.with_name(f"{DATA_FILE}.lost"))
+    losses = list[str]()
     with CatalogDB(root.catalog_folder) as db:
         _forget_writers(db)
         specs = Specs(db, set)
-        kept = set()
+        kept = set[str]()
         for _, content in db.scan("stores"):
             record = StoreRecord.from_bytes(content)
-            if _recover_store(root, db, specs, record):
-                kept.add(record.name)
+            exists, loss = _recover_store(root, db, specs, record)
+            kept.update([record.name] if exists else ())
+            losses += [loss] if loss else []
         for folder in sorted((root.path / "stores").iterdir()):
             if not folder.name.startswith(".") and folder.name not in kept:
-                _log.warning("%s is of no store that was synced; it is %s now", folder, root.set_aside(folder.name))
+                aside = root.set_aside(folder.name)
+                losses.append(f"{folder} is of no store that was synced; it is {aside} now")
         db.sync()
     Pass(str(root.catalog_folder), str(root.synced_folder)).run()
+    return losses
 
 
-def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord) -> bool:
-    """Repairs a store; returns whether it still exists."""
+def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord) -> tuple[bool, str]:
+    """Repairs a store; returns whether it still exists, and what is lost of it."""
     folder = root.store_folder(record.name)
     uid = record.uid.encode()
     if _is_packed(db, specs, folder, record):
         db.put("stores", record.name.encode(), replace(record, packed=True).to_bytes())
-        return True
+        return True, ""
     kind = KINDS[record.kind]
     if record.loading or not kind.is_folder_of(folder, record):
         with db.begin_transaction() as txn:
             txn.delete("stores", record.name.encode())
             txn.delete("states", uid)
-        if not record.loading:
-            _log.warning("store %r was deleted, and is gone", record.name)
-        return False
+        return False, "" if record.loading else f"store {record.name!r} was deleted, and is gone"
     try:
         lost = kind.repair(folder, record, db, specs)
     except TDServeError as error:
         _log.error("store %r cannot be repaired: %s", record.name, error)
-        return True
-    if lost:
-        _log.warning("store %r: %s had not reached the disk", record.name, lost)
-    return True
+        return True, ""
+    return True, f"store {record.name!r}: {lost} had not reached the disk" if lost else ""
 
 
 def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -> bool:
     """Returns whether a store has its content in the catalog, and nothing later has reached the disk."""
     if record.packed or db.get("packed", record.uid.encode()) is None:
         return record.packed
-    stored = KINDS[record.kind].make_stored_spec(record, specs.get(record.fingerprint, record.order))
+    kind = KINDS[record.kind]
+    stored = kind.make_stored_spec(record, specs.get(record.fingerprint, record.order))
+    store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
     try:
-        store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
-        first = FILLED if has_content(db, record) else 0
-        return int(Watermark.open(store, makes=False).generations.max()) <= first
+        return not kind.has_synced_changes(store, first=FILLED if has_content(db, record) else 0)
     except TDServeError:  # no pass has covered its files
         return True
 

@@ -95,6 +95,7 @@ def put_back(target: Path, catalog: Path) -> bool:
     with convert_os_errors(copy):
         if not copy.exists():
             return False
+        catalog.mkdir(exist_ok=True)
         fresh = catalog / f"{DATA_FILE}.new"
         fresh.write_bytes(copy.read_bytes())
         sync_file(fresh)

@@ -50,6 +50,11 @@ class ValueCopy:
         self._store_folder = Path(store_folder)
         self.folder = self._store_folder / NAME
 
+    @property
+    def exists(self) -> bool:
+        """Whether a sync has made it."""
+        return Objects.exists(self.folder)
+
     def refresh(self, epoch: int) -> None:
         """Copies the values again if there were commits since the last copy.
 

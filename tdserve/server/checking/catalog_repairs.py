@@ -8,32 +8,66 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.kinds.all_kinds import KINDS
-from tdserve.server.power_loss import recover
+from tdserve.server.kinds.keyed_kind import KeyedKind
+from tdserve.server.power_loss import return_to_last_sync
 from tdserve.server.specs import make_keys
-from tdserve.store import environments
+from tdserve.store import environments, object_folders
 from tdserve.store.catalog_db import CatalogDB, Table, Transaction
+from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.objects import Objects
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
+from tdserve.store.value_copy import ValueCopy
 
 _FROM_COPY = ("stores", "specs", "states", "packed")
 """Tables whose records are taken from the copy; those of others are of requests and writers that have ended."""
 
 
 def put_back_catalog(root: Root) -> str:
-    """Replaces a catalog that cannot be read by its copy, as after a loss of power."""
+    """Replaces a catalog that cannot be read by its copy, and what the stores have of rows and versions by what they
+    had at the last sync. Entries of keyed stores stay as they are, where they are whole."""
     if not (root.synced_folder / COPY_FILE).exists():
         expected = "a copy of the catalog, as each sync makes one"
         raise CorruptDataError(path=str(root.synced_folder / COPY_FILE), expected=expected, actual="none")
-    root.note_lost_power()
-    recover(root)
+    is_orderly = root.has_ended_in_order()
+    kept = _copy_live_entries(root)
+    root.note_lost_power()  # after a crash in between, the next start completes this
+    losses = return_to_last_sync(root)
     root.note_run(is_synced=True)
-    return "as of the last sync; what was written since is gone"
+    if is_orderly and not losses:
+        return "as of the last sync, with which the server ended in order: nothing is lost"
+    stay = f", except entries of {', '.join(map(repr, kept))}" if kept else ""
+    done = f"as of the last sync; what was written since is gone{stay}"
+    return "; ".join([done, *losses])
+
+
+def _copy_live_entries(root: Root) -> list[str]:
+    """Makes the copies of the last sync of keyed stores equal to the entries that are whole; returns their names."""
+    kept = []
+    with _CatalogCopy(root) as copy, EnvironmentScanner() as scanner:
+        for key in () if copy is None else copy.list_keys("stores"):
+            with suppress(TDServeError):
+                record = StoreRecord.from_bytes(cast(CatalogDB, copy).get("stores", key) or b"")
+                folder = root.store_folder(record.name)
+                if record.kind != KeyedKind.name or not KINDS[record.kind].is_folder_of(folder, record):
+                    continue
+                generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
+                epoch = generations.objects_epoch
+                generations.close()
+                values = object_folders.get_folder(folder, epoch)
+                scanned = scanner.scan(values / DATA_FILE) if Objects.exists(values) else None
+                if scanned is not None and not (scanned.failure or scanned.damaged):
+                    ValueCopy(folder).refresh(epoch)
+                    kept.append(record.name)
+    return kept
 
 
 def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> str:

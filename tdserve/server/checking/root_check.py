@@ -15,6 +15,7 @@ from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try
 from tdserve.server.checking.row_check import check_rows
 from tdserve.server.checking.version_check import check_versions
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.power_loss import return_to_last_sync
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environment_scan import EnvironmentScanner
@@ -59,14 +60,17 @@ def check_root(
     Raises:
         RootInUseError, InvalidRequestError: There is no root, or a server has it.
         CorruptDataError: It has another format version.
-        WrongStateError: The machine has lost its power since: a server has to start first. Nothing was changed.
+        WrongStateError: The machine has lost its power since, or a repair was interrupted, and this is no repair.
+            Nothing was changed.
     """
     root = Root.acquire_for_check(path)
     try:
-        if root.has_lost_power() and not _is_run_damaged(root):
-            state = f"{root.path} was not recovered since the machine lost its power"
-            raise WrongStateError(state=state, event="checking it; start a server there once")
         done: list[Finding] = []
+        if root.has_lost_power() and not _is_run_damaged(root):
+            if not repairs:
+                state = f"{root.path} was not recovered since the machine lost its power, or a repair was interrupted"
+                raise WrongStateError(state=state, event="checking it; start a server there once, or add --repair")
+            done.append(_recover(root))
         with EnvironmentScanner() as scanner:
             report = _check(root, scanner, on_progress)
             for _ in range(MAX_ROUNDS if repairs else 0):
@@ -79,6 +83,14 @@ def check_root(
         return replace(report, findings=(*done, *report.findings))
     finally:
         root.release()
+
+
+def _recover(root: Root) -> Finding:
+    """Does what the next start of a server would do first."""
+    losses = return_to_last_sync(root)
+    root.note_run(is_synced=False)
+    reason = "the machine lost its power, or a repair was interrupted, before all was synced"
+    return Finding("run.json", reason, repaired="; ".join(["all is as of the last sync", *losses]))
 
 
 def _repair(finding: Finding) -> Finding:

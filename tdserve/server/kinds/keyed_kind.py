@@ -23,6 +23,7 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
 from tdserve.store.use_marks import UseMarks
 from tdserve.store.value_copy import ValueCopy
+from tdserve.store.watermark import SyncedStore, Watermark
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -97,6 +98,11 @@ class KeyedKind(StoreKind):
     def may_have_values(self, record: StoreRecord, specs: Specs) -> bool:
         """Returns True: its entries are values."""
         return True
+
+    def has_synced_changes(self, store: SyncedStore, *, first: int) -> bool:
+        """Returns whether a pass has copied entries: they change no generation."""
+        Watermark.open(store, makes=False)
+        return ValueCopy(store.folder).exists
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
         """Makes the entries those of the last pass. Versions of later ones are not used again."""

@@ -18,6 +18,7 @@ from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.root import Root
+from tdserve.store.watermark import SyncedStore, Watermark
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -164,6 +165,17 @@ class StoreKind(ABC):
         """Returns whether a folder belongs to this incarnation of the store; some of its files may be missing."""
         path = folder / GENERATION_FILE
         return is_of(path, uid=record.uid) if path.exists() and path.stat().st_size else folder.exists()
+
+    def has_synced_changes(self, store: SyncedStore, *, first: int) -> bool:
+        """Returns whether a completed pass has covered anything later than the first content of a store.
+
+        Args:
+            first: Largest generation of that content.
+
+        Raises:
+            CorruptDataError: No pass has covered its files.
+        """
+        return int(Watermark.open(store, makes=False).generations.max()) > first
 
     @abstractmethod
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:

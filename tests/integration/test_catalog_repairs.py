@@ -1,0 +1,83 @@
+"""Keyed stores whose catalog is lost, or goes back to the last sync: their entries have files of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tdserve
+from tdserve.base.machine import read_boot_id
+from tdserve.cli.check_root import check
+from tdserve.store.checked_json import encode_checked
+from tests.processes import is_gone, wait_for
+
+pytestmark = pytest.mark.integration
+
+ENTRIES = {f"key {number}": number for number in range(20)}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root whose server has ended in order after its first pass over a keyed store."""
+    root = tmp_path / "root"
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        client.create_kv("entries").put(list(ENTRIES), list(ENTRIES.values()))
+    return root
+
+
+def read_entries(root: Path) -> dict[str, int]:
+    with tdserve.Server(root, sync_interval_s=0).start() as server, server.client() as client:
+        entries = client.kv("entries")
+        return {key: entries[key] for key in entries.keys()}  # noqa: SIM118 (not a dict)
+
+
+def overwrite(folder: Path) -> None:
+    (folder / "data.mdb").write_bytes(bytes(1 << 16))
+
+
+@pytest.mark.parametrize("damage", [overwrite, shutil.rmtree])
+def test_catalog_when_lost_after_an_orderly_end_then_a_repair_loses_no_entry(
+    root: Path, damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    damage(root / "catalog")
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert done.return_value == 0
+    assert "nothing is lost" in done.output
+    assert "machine" not in done.output + capfd.readouterr().err
+    assert read_entries(root) == ENTRIES
+
+
+def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_named(root: Path) -> None:
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        client.kv("entries")["later"] = 20
+        client.create_kv("young")["a"] = 1
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid) or None, "the end of the server")
+    (root / "run.json").write_bytes(encode_checked({"boot_id": read_boot_id(), "is_synced": False}))
+    overwrite(root / "catalog")
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert "except entries of 'entries'" in done.output
+    assert f"{root / 'stores' / 'young'} is of no store that was synced" in done.output
+    assert read_entries(root) == {**ENTRIES, "later": 20}
+
+
+def test_root_when_the_power_was_lost_after_the_first_pass_over_a_store_then_its_entries_are_there(root: Path) -> None:
+    (root / "run.json").write_bytes(encode_checked({"boot_id": "of another start", "is_synced": False}))
+    assert read_entries(root) == ENTRIES
+
+
+def test_repair_when_the_power_was_lost_then_goes_back_to_the_last_sync(root: Path) -> None:
+    (root / "run.json").write_bytes(encode_checked({"boot_id": "of another start", "is_synced": False}))
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert done.return_value == 0
+    assert "all is as of the last sync" in done.output
+    assert read_entries(root) == ENTRIES
