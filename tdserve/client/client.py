@@ -638,6 +638,8 @@ class Client(TensorDictClient):
             DeadlineExceededError: The time was over, or a client has begun to write and did not end. The place has the
                 checkpoints that it had.
             CapacityError: The place, or the server's disk, is full. Likewise.
+            InvalidRequestError: The place is in the root of a server, whose next start would remove it, or cannot be
+                written.
         """
         deadline = Deadline.after(timeout_s)
         return checkpoint_server(self, place, uid=make_uid(), keep=keep, deadline=deadline, on_progress=on_progress)

@@ -25,6 +25,7 @@ from tdserve.server.control_process import ControlProcess
 from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
 from tdserve.server.root_watch import watch_root
+from tdserve.store.archive import check_outside_roots
 from tdserve.store.root import Root
 
 READY_PREFIX = "tdserve ready at "
@@ -70,6 +71,8 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
 
 
 async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
+    if config.checkpoint_to is not None:
+        check_outside_roots(config.checkpoint_to, config.root)
     tokens = TokenRegister.open(config)
     root = Root.acquire(config.root)
     try:

@@ -11,6 +11,10 @@ from typing import Any, Protocol
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.root import is_root
+
+_LOCAL_SCHEMES = ("file", "local")
+"""Schemes of URLs whose paths are of this machine's files."""
 
 
 class Archive(Protocol):
@@ -42,6 +46,27 @@ def open_archive(place: str | os.PathLike[str]) -> Archive:
     if not text.strip():
         raise InvalidRequestError(argument="place", reason="it is empty")
     return _UrlArchive(text) if "://" in text else _FolderArchive(Path(text))
+
+
+def check_outside_roots(place: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
+    """Raises InvalidRequestError if a place is in the root of a server that this machine sees, or is one itself: the
+    next start of that server removes checkpoints there as leftovers.
+
+    Args:
+        place: As of ``open_archive``.
+        root: One that need not exist yet.
+    """
+    scheme, is_url, path = os.fspath(place).rpartition("://")
+    if is_url and scheme not in _LOCAL_SCHEMES:
+        return
+    folder = Path(path).resolve()
+    new = None if root is None else Path(root).resolve()
+    for each in (folder, *folder.parents):
+        if each == new or is_root(each):
+            reason = (
+                f"{place} is in {each}, the root of a server, which removes it when it starts; name a folder outside"
+            )
+            raise InvalidRequestError(argument="place", reason=reason)
 
 
 class _FolderArchive:

@@ -79,6 +79,7 @@ class Root:
         """
         root = Path(os.path.abspath(path))
         with convert_os_errors(root):
+            _refuse_checkpoints(root)
             _make_folder(root)
             lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
@@ -385,6 +386,20 @@ def _describe_holder(content: bytes) -> str:
         return f"process {holder['pid']} on {holder['host']} at {holder['address'] or 'an address not known yet'}"
     except (ValueError, TypeError, KeyError):
         return "a process that has not written its name yet"
+
+
+def is_root(folder: Path) -> bool:
+    """Returns whether a server has its files in this folder."""
+    return (folder / _FORMAT_FILE).exists()
+
+
+def _refuse_checkpoints(root: Path) -> None:
+    """Raises InvalidRequestError for a place of checkpoints: a start of a server empties ``checkpoints`` of its root."""
+    if not is_root(root) and not (root / "catalog").exists() and any((root / "checkpoints").glob("*")):
+        reason = (
+            f"{root} is a place of checkpoints; name another folder, and bring them there by tdserve restore --root"
+        )
+        raise InvalidRequestError(argument="root", reason=reason)
 
 
 def _make_folder(root: Path) -> None:

@@ -316,3 +316,15 @@ def test_session_when_it_ends_then_nothing_is_kept_for_its_checkpoint(server: td
             client.checkpoint(tmp_path / "place", on_progress=interrupt)
     wait_for(lambda: not any((tmp_path / "root").glob("checkpoints/*")), "the end of what was kept")
     assert tdserve.list_checkpoints(tmp_path / "place") == []
+
+
+def test_place_when_in_the_root_of_the_server_then_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with tdserve.Server(root).start() as server, server.client() as client:
+        client.init_remote(TensorDict({"x": torch.zeros(3)}, []), "store")
+        for place in (root, root / "below"):
+            with pytest.raises(tdserve.InvalidRequestError, match=f"{place} is in {root}, the root of a server"):
+                client.checkpoint(place)
+        assert not (root / "below").exists()
+    with pytest.raises(tdserve.TDServeError, match="the root of a server"):
+        tdserve.Server(root, checkpoint_every_s=60, checkpoint_to=str(root / "below")).start()

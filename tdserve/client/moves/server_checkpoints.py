@@ -16,7 +16,7 @@ from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoin
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
 from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
-from tdserve.store.archive import open_archive
+from tdserve.store.archive import check_outside_roots, open_archive
 from tdserve.v1 import control_pb2
 
 CHECKPOINT_TIMEOUT_S = 3600.0
@@ -34,6 +34,7 @@ def checkpoint_server(
     """Writes a checkpoint; see ``Client.checkpoint``."""
     if keep is not None:
         check_integer("keep", keep, 1)
+    check_outside_roots(place)
     archive = open_archive(place)
     names, server_id = client.catalog.stores(), client.catalog.get_server_stats().server_id
     made = write_checkpoint(

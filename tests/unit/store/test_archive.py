@@ -6,7 +6,8 @@ import pytest
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.base.ids import make_uid
-from tdserve.store.archive import Archive, open_archive
+from tdserve.store.archive import Archive, check_outside_roots, open_archive
+from tdserve.store.root import Root
 
 
 @pytest.fixture(params=["folder", "url", "file-url"])
@@ -43,3 +44,19 @@ def test_place_when_it_cannot_be_written_then_a_typed_error(tmp_path: Path) -> N
         open_archive(tmp_path / "file").write("a", b"x")
     with pytest.raises(InvalidRequestError, match="nowhere"):
         open_archive("nowhere://x")
+
+
+@pytest.mark.parametrize("place", ["root", "root/below", "file://{}/root/below", "link/below"])
+def test_place_when_in_a_root_then_refused_with_both_paths(tmp_path: Path, place: str) -> None:
+    Root.acquire(tmp_path / "root").release()
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    named = place.format(tmp_path) if "://" in place else str(tmp_path / place)
+    with pytest.raises(InvalidRequestError, match=f"{named} is in {tmp_path / 'root'}, the root of a server.*outside"):
+        check_outside_roots(named)
+    check_outside_roots(tmp_path / "beside")
+    check_outside_roots("memory://root")
+
+
+def test_place_when_in_a_root_that_is_not_made_yet_then_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="the root of a server"):
+        check_outside_roots(tmp_path / "root" / "below", tmp_path / "root")

@@ -200,3 +200,12 @@ def test_root_when_its_folder_is_replaced_then_is_not_in_place(tmp_path: Path) -
     assert other.is_in_place()
     other.release()
     root.release()
+
+
+def test_root_when_it_is_a_place_of_checkpoints_then_is_refused_and_these_stay(tmp_path: Path) -> None:
+    manifest = tmp_path / "checkpoints" / "one.json"
+    manifest.parent.mkdir()
+    manifest.write_text("{}")
+    with pytest.raises(InvalidRequestError, match=f"{tmp_path} is a place of checkpoints.*restore --root"):
+        Root.acquire(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [manifest]
