@@ -394,7 +394,7 @@ def is_root(folder: Path) -> bool:
 
 
 def _refuse_checkpoints(root: Path) -> None:
-    """Raises InvalidRequestError for a place of checkpoints: a start of a server empties ``checkpoints`` of its root."""
+    """Raises InvalidRequestError for a place of checkpoints: a server that starts empties that folder of its root."""
     if not is_root(root) and not (root / "catalog").exists() and any((root / "checkpoints").glob("*")):
         reason = (
             f"{root} is a place of checkpoints; name another folder, and bring them there by tdserve restore --root"

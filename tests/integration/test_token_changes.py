@@ -333,6 +333,23 @@ def test_rate_when_calls_come_faster_then_they_are_made_to_wait(
     assert operator.replay("table").info()["inserts"] == 16 * (1 + num_calls)
 
 
+@pytest.mark.parametrize("transport", ["gloo", "shm", "grpc"])
+def test_rate_when_stores_are_listed_and_opened_faster_then_these_calls_wait_until_their_timeout(
+    tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, transport: str
+) -> None:
+    rate, num_calls = 10, 15
+    with connect(server, tokens.add("member", "read", limits={"rate": rate}), transport) as client:
+        begun_s = time.monotonic()
+        for _ in range(num_calls):
+            assert "table" in client.stores()
+            assert client["table"].name == "table"
+        assert time.monotonic() - begun_s > (2 * num_calls - rate) / rate * 0.9
+        client.timeout_s = 0.0
+        with pytest.raises(tdserve.ServerBusyError, match="requests per second of token 'member'"):
+            for _ in range(2 * rate):
+                client.stores()
+
+
 def test_requests_when_their_limit_is_reached_then_others_are_refused_until_one_ends(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:

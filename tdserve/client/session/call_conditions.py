@@ -6,6 +6,10 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.v1 import control_pb2
 
+RETRY_BACKOFF_S = 0.05
+MAX_RETRY_BACKOFF_S = 0.5
+"""First and longest pause before a call is tried again."""
+
 
 def has_to_wait(request: object) -> bool:
     """Returns whether a question about stores may take long to answer."""

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     ForkedClientError,
     InvalidRequestError,
+    ServerBusyError,
     StoreMovedError,
     StoreNotCreatedError,
     StoreNotFoundError,
@@ -27,6 +28,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
+from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, is_cancelled, is_over
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.reach import Reach, get_reach
@@ -262,15 +264,22 @@ class CatalogClient:
             return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
 
     def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
-        """Calls a method of the server, again while the store is at rest for a move or a checkpoint."""
+        """Calls a method of the server, again while the store is at rest for a move or a checkpoint, or the server, or
+        a limit of the token, has no room for it."""
         deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+        backoff_s = RETRY_BACKOFF_S
         while True:
+            pause_s = ASK_AGAIN_S
             try:
                 return self._ask_once(method, request, deadline.remaining_s or 0.0)
             except StoreMovedError as error:
                 if error.server is not None or deadline.expired:
                     raise
-            time.sleep(ASK_AGAIN_S)
+            except ServerBusyError:
+                if is_over(deadline, backoff_s) or is_cancelled():
+                    raise
+                pause_s, backoff_s = backoff_s, min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+            time.sleep(pause_s)
 
     def _ask_once(self, method: str, request: object, wait_s: float) -> Any:
         self.check_usable()

@@ -26,7 +26,13 @@ from tdserve.base.errors import (
 from tdserve.base.tls import TLS
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_conditions import has_to_wait, is_cancelled, is_over
+from tdserve.client.session.call_conditions import (
+    MAX_RETRY_BACKOFF_S,
+    RETRY_BACKOFF_S,
+    has_to_wait,
+    is_cancelled,
+    is_over,
+)
 from tdserve.client.session.call_traces import carry_context, find_call_traces, get_traced_call
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
@@ -44,9 +50,6 @@ from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import control_pb2
-
-RETRY_BACKOFF_S = 0.05
-MAX_RETRY_BACKOFF_S = 0.5
 
 MAX_BACKGROUND_THREADS = 4
 """Threads for calls with ``return_early=True``."""
