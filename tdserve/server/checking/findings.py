@@ -107,6 +107,11 @@ class CheckedRoot:
         self.progress.nbytes += nbytes
         self.show(self.progress)
 
+    def drop_changed_below(self, folder: Path) -> None:
+        """Drops the changed files of a folder that a finding of its own names."""
+        for name in [each for each in self.changed if each.startswith(f"{self.get_name(folder)}/")]:
+            del self.changed[name]
+
     def get_name(self, path: Path) -> str:
         """Returns the path of a file below the root."""
         return str(path.relative_to(self.root.path))

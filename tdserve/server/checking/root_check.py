@@ -218,6 +218,7 @@ def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
         reason = "its first content had not come"
         return [Finding(checked.get_name(folder), reason, record.name, is_damage=False, remedy="a server removes it")]
     if not folder.is_dir():
+        checked.drop_changed_below(folder)
         remedy = "restore it from a checkpoint, or delete it"
         return [Finding(checked.get_name(folder), "its folder is gone", record.name, remedy=remedy)]
     kind = KINDS[record.kind]
@@ -235,15 +236,13 @@ def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
     root = checked.root
     for folder in sorted((root.path / "stores").iterdir()):
         name = checked.get_name(folder)
-        of_it = [each for each in checked.changed if each.startswith(f"{name}/")]
         if folder.name.startswith(".lost-"):
             yield Finding(name, "files of no store, set aside before", is_damage=False, remedy="look at it, delete it")
         elif folder.name.startswith("."):
             repair = partial(remove_folder, folder)
             yield Finding(name, "files of a store that was deleted", is_damage=False, repair=repair)
         elif folder.name not in names:
-            for each in of_it:
-                checked.changed.pop(each)
+            checked.drop_changed_below(folder)
             yield Finding(name, "the catalog has no store of this name", repair=partial(take_back, root, folder.name))
     for folder in (root.path / "checkpoints", root.path / "arriving"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
@@ -200,6 +201,12 @@ def test_leftovers_when_found_then_are_no_damage_and_go(root: Path) -> None:
     assert (len(report.findings), report.num_damaged) == (4, 0)
     assert len(check_root(root, repairs=True).findings) == 4
     assert check_root(root).findings == ()
+
+
+def test_store_when_its_folder_is_gone_then_one_fault(root: Path) -> None:
+    shutil.rmtree(root / "stores/replay")
+    (finding,) = check_root(root).findings
+    assert (finding.path, finding.reason) == ("stores/replay", "its folder is gone")
 
 
 def edit_catalog(root: Path, change: Callable[..., object]) -> None:
