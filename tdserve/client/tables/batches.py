@@ -27,8 +27,8 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.content.devices import begin, resolve_device
-from tdserve.client.session.session import Session
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S
+from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
