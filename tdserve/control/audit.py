@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from tdserve.base.errors import PermissionDeniedError, TDServeError
 from tdserve.base.logs import SparseLog
-from tdserve.rules.access.grants import Caller
+from tdserve.rules.access.grants import Caller, Grant
 
 MAX_KINDS = 1_000
 """Kinds of refusals that are counted on their own: by entry of a token, call and error."""
+
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Where a word begins in the name of a method: other lines name calls in snake case."""
 
 _log = logging.getLogger("tdserve.audit")
 
@@ -23,16 +27,19 @@ class AuditLog:
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str, str], SparseLog] = {}
 
-    def note_stranger(self, peer: str, error: TDServeError, *, token: str, method: str) -> None:
+    def note_stranger(self, peer: str, error: TDServeError, *, named: Grant | None, method: str) -> None:
         """Notes a call whose token is missing, wrong or over.
 
         Args:
-            token: Name of the entry that it names, or ""; never the token.
+            named: What the entry grants, or granted, that it names; None if there is none.
             method: Path of the call.
         """
-        why = error.fields.get("reason") or "its token is missing or wrong"
+        why = str(error.fields.get("reason") or "its token is missing or wrong")
+        token, role = ("", "none") if named is None else (named.name, named.role.label)
+        call = _CAPITAL.sub("_", method.rpartition("/")[2]).lower()
         # Anybody may cause these: the method, which is any text, makes no kind.
-        self._note((token, "", error.code), f"refused a call from {peer}: {why} (token {token!r}, call {method!r})")
+        facts = f"token {token!r}, role {role}, call {call!r}"
+        self._note((token, why, error.code), f"refused a call from {peer}: {why} ({facts})")
 
     def note_refusal(self, caller: Caller, error: TDServeError, *, call: str, store: str = "") -> None:
         """Notes a call that the token does not grant, or that is beyond its limits."""

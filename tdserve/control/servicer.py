@@ -86,8 +86,8 @@ class Authenticator(Protocol):
         """Returns what the token in an ``authorization`` grants; raises UnauthenticatedError."""
         ...
 
-    def find_name(self, authorization: bytes) -> str:
-        """Returns the name of the entry that a token names, for logs; "" for none."""
+    def find_named(self, authorization: bytes) -> Grant | None:
+        """Returns what the entry grants, or granted, that a token names, for logs; None if there is none."""
         ...
 
 
@@ -206,17 +206,17 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if details.method == _HEALTH_CHECK:
                 return _answer_unread(self._check, handler)
             refusal = UnauthenticatedError(address=self._address, reason=error.reason)
-            token = self._tokens.find_name(authorization)
-            return _answer_unread(partial(self._refuse, refusal, token, details.method), handler)
+            named = self._tokens.find_named(authorization)
+            return _answer_unread(partial(self._refuse, refusal, named, details.method), handler)
         return handler
 
     async def _check(self, messages: Any, context: Any) -> health_pb2.HealthCheckResponse:
         return self._status()
 
     async def _refuse(
-        self, refusal: UnauthenticatedError, token: str, method: str, messages: Any, context: Any
+        self, refusal: UnauthenticatedError, named: Grant | None, method: str, messages: Any, context: Any
     ) -> NoReturn:
-        self._audit.note_stranger(context.peer(), refusal, token=token, method=method)
+        self._audit.note_stranger(context.peer(), refusal, named=named, method=method)
         await abort(context, refusal)
 
 

@@ -263,6 +263,24 @@ def test_server_when_its_file_is_invalid_then_does_not_start(
         fresh_server(tokens_file=str(path))
 
 
+def is_revoked(server: tdserve.Server, token: str) -> bool:
+    try:
+        server.client(token=token).close()
+    except tdserve.UnauthenticatedError as error:
+        return "it was revoked" in str(error)
+    return False
+
+
+def test_file_when_it_has_no_tokens_at_the_start_or_later_then_the_log_warns(
+    tokens: TokenFile, server: tdserve.Server, log: Path
+) -> None:
+    line = f"{tokens.path.name} has no tokens: nobody can connect"
+    assert log.read_text().count(line) == 1
+    connect(server, tokens.add("member", "read")).close()
+    tokens.remove("member")
+    wait_for(lambda: log.read_text().count(line) == 2 or None, "the second warning")
+
+
 def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_secret(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, log: Path
 ) -> None:
@@ -277,6 +295,7 @@ def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_se
     with pytest.raises(tdserve.UnauthenticatedError, match="use one of --token-file/--tokens"):
         server.client(token=f"{token}x")
     tokens.remove("member")
+    wait_for(lambda: is_revoked(server, token), "the revocation")
     operator.close()
     server.shutdown()
     logged = log.read_text()
@@ -284,7 +303,8 @@ def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_se
     for part in (
         "role read, call 'extend', store 'table'",
         "role read, call 'describe_store', store 'hidden'",
-        "'/tdserve",
+        "missing or wrong (token 'member', role read, call 'session')",
+        "it was revoked (token 'member', role read, call 'session')",
     ):
         assert sum(part in line and "'member'" in line for line in lines) == 1, (part, lines)
     for held in (token, tokens_of(operator)):
@@ -346,8 +366,7 @@ def test_rate_when_stores_are_listed_and_opened_faster_then_these_calls_wait_unt
         assert time.monotonic() - begun_s > (2 * num_calls - rate) / rate * 0.9
         client.timeout_s = 0.0
         with pytest.raises(tdserve.ServerBusyError, match="requests per second of token 'member'"):
-            for _ in range(2 * rate):
-                client.stores()
+            [client.stores() for _ in range(2 * rate)]
 
 
 def test_requests_when_their_limit_is_reached_then_others_are_refused_until_one_ends(

@@ -89,10 +89,10 @@ class TokenTable:
         matches = [entry.grant for entry in candidates if entry.is_of(token) and entry is not _NOBODY]
         return matches[0] if matches else None
 
-    def find_name(self, token: bytes) -> str:
-        """Returns the name of the entry that a token names, right or wrong, for logs; "" if there is none."""
-        name = token.partition(b".")[0].decode("ascii", errors="replace")
-        return name if name in self._named else ""
+    def find_named(self, token: bytes) -> Grant | None:
+        """Returns what the entry grants that a token names, right or wrong, for logs; None if there is none."""
+        entry = self._named.get(token.partition(b".")[0].decode("ascii", errors="replace"))
+        return None if entry is None else entry.grant
 
     def explain_end(self, grant: Grant, now_s: float) -> str | None:
         """Returns why sessions with this grant end: it has expired, was revoked, or was changed (""); None if they do

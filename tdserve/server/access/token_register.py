@@ -50,6 +50,7 @@ class TokenRegister:
         self._seen = None if path is None else read_state(path)
         self._revoked = TokenTable()
         self._table = self._read()
+        self._warn_if_empty()
 
     @classmethod
     def open(cls, config: ServerConfig) -> TokenRegister | None:
@@ -87,9 +88,10 @@ class TokenRegister:
             raise UnauthenticatedError(reason="it has expired")
         return grant
 
-    def find_name(self, authorization: bytes) -> str:
-        """Returns which entry a token claims to be of, for logs; "" if of none."""
-        return self._table.find_name(_find_token(authorization))
+    def find_named(self, authorization: bytes) -> Grant | None:
+        """Returns what the entry grants, or granted before it was revoked, of which a token claims to be, for logs."""
+        token = _find_token(authorization)
+        return self._table.find_named(token) or self._revoked.find_named(token)
 
     def explain_end(self, grant: Grant) -> str | None:
         """Returns why sessions with this grant end; as ``TokenTable.explain_end``."""
@@ -119,10 +121,16 @@ class TokenRegister:
             before, self._table = self._table, await asyncio.to_thread(self._read)
             self._revoked = TokenTable(before.list_revoked(self._table)[:MAX_REMEMBERED])
             _log.info("read %s again: it has %d tokens", name, len(self._table) - len(self._others))
+            self._warn_if_empty()
         except InvalidRequestError as error:
             _log.error("%s was changed, and its earlier tokens stay valid: %s", name, error.fields["reason"])
         except Exception:  # noqa: BLE001 (or nobody would look at the file, and at what has expired, any more)
             _log.exception("%s was changed, and its earlier tokens stay valid", name)
+
+    def _warn_if_empty(self) -> None:
+        if self._path is not None and len(self._table) == len(self._others):
+            who = "nobody" if self._plain is None else "nobody without the token of --token-file"
+            _log.warning("%s has no tokens: %s can connect", os.path.basename(self._path), who)
 
     def _read(self) -> TokenTable:
         named = [] if self._path is None else read_entries(parse_document(read_content(self._path), self._path))

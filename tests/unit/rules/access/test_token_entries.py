@@ -124,7 +124,8 @@ def test_find_when_a_token_has_no_name_then_found_among_the_others() -> None:
 
 def test_find_name_when_a_token_is_wrong_then_the_entry_that_it_names() -> None:
     table = make_table()
-    assert [table.find_name(token) for token in (b"learner.wrong", b"nobody.x", b"s3cret")] == ["learner", "", ""]
+    named = [table.find_named(token) for token in (b"learner.wrong", b"nobody.x", b"s3cret")]
+    assert [grant and grant.name for grant in named] == ["learner", None, None]
 
 
 def test_explain_end_when_the_entry_is_the_same_then_none() -> None:
