@@ -2,7 +2,7 @@
 
 gloo's constructor is not notified if the other end dies in the middle of its handshake, and then outlasts even its own
 timeout (measured). If it gives up while the interpreter ends, the process crashes (seen: SIGABRT instead of its exit
-code), so the end of the interpreter waits for it for a while.
+code), so the end of the interpreter ends its waits (``forming_groups``), and waits for it for a while.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from threading import Condition, Thread, current_thread
 
 from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.transport.channel import Channel
+from tdserve.transport.forming_groups import end_forming
 
 JOIN_TIMEOUT_S = 1.0
 """Time for a thread whose handshake continues; one that hangs is left alone."""
 
 EXIT_TIMEOUT_S = 3.0
-"""Time for all of them at the end of the interpreter: callers give up two seconds before gloo does."""
+"""Time for all of them at the end of the interpreter, after their waits for connections were ended."""
+
+EXIT_PAUSE_S = 0.05
+"""Time between two such attempts."""
 
 _threads: set[Thread] = set()
 
@@ -112,5 +116,6 @@ class Forming:
 
 def _join_all() -> None:
     end_s = time.monotonic() + EXIT_TIMEOUT_S
-    for thread in list(_threads):
-        thread.join(max(end_s - time.monotonic(), 0.0))
+    while (living := [thread for thread in _threads if thread.is_alive()]) and time.monotonic() < end_s:
+        end_forming()  # again and again: gloo tries a connection that fails four times
+        living[0].join(min(EXIT_PAUSE_S, max(end_s - time.monotonic(), 0.0)))

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError, TransportError
 from tdserve.transport.distributed_private import make_gloo_options
+from tdserve.transport.forming_groups import end_connecting, note_forming
 from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
@@ -142,17 +143,21 @@ class _NotingStore(Branch):
     Attributes:
         sent_address: The address that this rank has sent.
         num_addresses: How often another rank's address was requested and had arrived.
+        other_addresses: What had arrived.
     """
 
     def __init__(self, trunk: KVStore, attempt: int) -> None:
         super().__init__(trunk, f"attempt {attempt}")
         self.sent_address: bytes | None = None
         self.num_addresses = 0
+        self.other_addresses: list[bytes] = []
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
         """As of KVStore."""
         found = super().get_within(key, timeout_s)
-        self.num_addresses += found != self.sent_address
+        if found != self.sent_address:
+            self.num_addresses += 1
+            self.other_addresses.append(found)
         return found
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -191,10 +196,33 @@ def form_proven(
     Raises:
         ConnectError: It could not be formed. Nothing but proofs was sent.
     """
+    attempts: list[_NotingStore] = []
+
+    def end() -> None:
+        kv_store.close()
+        for each in attempts[-1:]:
+            end_connecting(host, each.sent_address, each.other_addresses, rank, world_size)
+
+    with note_forming(end):
+        return _form(kv_store, rank, world_size, attempts, host=host, bond=bond, timeout_s=timeout_s)
+
+
+def _form(
+    kv_store: KVStore,
+    rank: int,
+    world_size: int,
+    attempts: list[_NotingStore],
+    *,
+    host: str,
+    bond: Bond,
+    timeout_s: float,
+) -> tuple[Any, KVStore]:
+    """Forms a group as ``form_proven`` does; appends the rendezvous of each attempt to ``attempts``."""
     pid, end_s = os.getpid(), time.monotonic() + timeout_s
     proof_s, pause_s = FIRST_PROOF_S + PROOF_PER_RANK_S * world_size, FIRST_PAUSE_S
     for attempt in itertools.count():
         branch = _NotingStore(kv_store, attempt)
+        attempts.append(branch)
         device = _find_device(host, pid)
         try:
             group = _connect(branch, rank, world_size, device, max(end_s - time.monotonic(), 0.001))

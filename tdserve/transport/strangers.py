@@ -8,7 +8,7 @@ import socket
 import stat
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ MAX_NAMED = 5
 NUMBER_BYTES = 8
 """Length of the first bytes of a connection: the number of its pair. A proof follows."""
 
-_ESTABLISHED = "01"
+_ESTABLISHED, _SYN_SENT = "01", "02"
 
 _BYTES_RECEIVED_AT = 128
 _TCP_INFO_BYTES = 136
@@ -36,7 +36,7 @@ def describe_connections(address: bytes | None) -> str:
     Args:
         address: The address that the rank has sent through the rendezvous; None: it has sent nothing.
     """
-    port = _decode_port(address or b"")
+    port = decode_port(address or b"")
     if port is None:
         return "its address is not known"
     return f"connected to port {port} are {_describe_hosts(_count_hosts(port))}"
@@ -123,7 +123,29 @@ def _describe_hosts(hosts: Counter[str]) -> str:
     return f"{', '.join(named) or 'none any more'}{more}"
 
 
-def _decode_port(address: bytes) -> int | None:
+def abandon_connecting(ports: Collection[int]) -> None:
+    """Gives up the connections that this process opens to these ports, on any host, and that have got no answer yet."""
+    inodes = {
+        int(fields[9])
+        for fields in _read_connections()
+        if fields[3] == _SYN_SENT and int(fields[2].rpartition(":")[2], 16) in ports
+    }
+    for name in os.listdir("/proc/self/fd") if inodes else ():
+        with suppress(OSError):
+            found = os.fstat(int(name))
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino in inodes:
+                with socket.socket(fileno=os.dup(int(name))) as each:
+                    each.shutdown(socket.SHUT_RDWR)
+
+
+def _read_connections() -> Iterator[list[str]]:
+    """Yields the fields of each TCP connection of this network namespace, as the kernel lists them."""
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            yield from (line.split() for line in Path("/proc/self/net", name).read_text().splitlines()[1:])
+
+
+def decode_port(address: bytes) -> int | None:
     """Returns the port from gloo's description of a rank: the length of its host's name, the name, and a sockaddr after
     its own length."""
     try:

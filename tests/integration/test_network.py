@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.two_machines import SERVER_ADDRESS, ip, join_namespaces, serving
+from tests.integration.two_machines import SERVER_ADDRESS, filtering, ip, join_namespaces, serving
 from tests.processes import REPOSITORY, Program, listening_addresses
 
 pytestmark = pytest.mark.integration
@@ -71,3 +71,24 @@ def test_group_when_a_member_came_by_loopback_then_the_others_reach_it_all_the_s
             for member in members:
                 member.kill()
                 member.communicate()
+
+
+UNREACHED = """
+import sys, tdserve, torch
+client = tdserve.connect(sys.argv[1], transport="gloo", timeout_s=2.0)
+try:
+    client.publish("policy", {"w": torch.zeros(100_000)})
+except tdserve.ConnectError as error:
+    print("gloo" in str(error))
+"""
+
+
+@pytest.mark.parametrize("rule", ["OUTPUT -o tds1 -p tcp ! --dport 7707", "INPUT -i tds1 -p tcp ! --sport 7707"])
+@pytest.mark.usefixtures("server")
+def test_client_when_the_ports_of_gloo_are_blocked_then_an_error_and_it_ends_cleanly(
+    namespaces: tuple[str, str], rule: str
+) -> None:
+    command = ["ip", "netns", "exec", namespaces[1], sys.executable, "-c", UNREACHED, f"{SERVER_ADDRESS}:7707"]
+    with filtering(namespaces[1], rule):
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100.0, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
