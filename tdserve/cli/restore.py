@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import tdserve
+from tdserve.base.errors import InvalidRequestError
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import ProgressLine
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_lines
+from tdserve.server.checking.catalog_repairs import remove_file
+from tdserve.store.root import Root
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
@@ -41,7 +46,8 @@ def restore(
     with ExitStack() as stack:
         client: Client | ClusterClient
         if root is not None:
-            client = stack.enter_context(stack.enter_context(tdserve.Server(root, port=0).start()).client())
+            folder = stack.enter_context(_stage(root))
+            client = stack.enter_context(stack.enter_context(tdserve.Server(folder, port=0).start()).client())
         else:
             client = inquiry.connect()
             stack.callback(client.close)
@@ -52,6 +58,35 @@ def restore(
         finally:
             progress.end()
     inquiry.answer(found, lambda: print_lines(escape_unprintable(name) for name in found))
+
+
+@contextmanager
+def _stage(root: Path) -> Iterator[Path]:
+    """A block in which a new root is made beside its place, which it takes at the end: an error leaves nothing, and a
+    kill a folder that the next attempt removes. A folder that exists is used where it is.
+
+    Raises:
+        RootInUseError: Another restore makes this root.
+    """
+    if root.exists():
+        is_empty = root.is_dir() and not any(root.iterdir())
+        try:
+            yield root
+        except BaseException:
+            for path in root.iterdir() if is_empty else ():
+                remove_file(path)
+            raise
+        return
+    staged = root.absolute().with_name(f".{root.name}.restoring")
+    with suppress(InvalidRequestError):  # it is not there, or has nothing of a root
+        Root.acquire_for_check(staged).release()
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        yield staged
+        staged.rename(root)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
 
 
 class RestoreLine(ProgressLine):

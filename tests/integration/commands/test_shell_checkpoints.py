@@ -7,8 +7,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import InvalidRequestError, StoreExistsError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError
 from tdserve.cli.exit_codes import EXIT_CODES, FAILED
+from tdserve.store.root import Root
 from tests.integration.shell import Shell
 
 pytestmark = pytest.mark.integration
@@ -51,6 +52,31 @@ def test_restore_when_into_a_root_then_a_server_has_the_stores(
     with tdserve.Server(tmp_path / "root").start() as server, server.client() as restored:
         assert len(restored.replay("table")) == 3
         assert restored["content"]["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_restore_when_into_a_root_fails_then_nothing_is_left_and_the_next_one_succeeds(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, exists: bool
+) -> None:
+    fill(client)
+    place, roots = tmp_path / "place", tmp_path / "roots"
+    shell.lines("checkpoint", str(place))
+    blocks = [path for path in (place / "blocks").rglob("*") if path.is_file()]
+    contents = [path.read_bytes() for path in blocks]
+    for path in blocks:
+        path.write_bytes(b"damaged")
+    roots.mkdir()
+    if exists:
+        (roots / "root").mkdir()
+    else:  # what a restore that was killed has left
+        Root.acquire(roots / ".root.restoring").release()
+    options = ("restore", str(place), "--root", str(roots / "root"))
+    assert "blocks" in shell.error(EXIT_CODES[CorruptDataError.code], *options)
+    assert [path for path in roots.rglob("*") if path != roots / "root"] == []
+    for path, content in zip(blocks, contents, strict=True):
+        path.write_bytes(content)
+    assert shell.lines(*options) == ["content", "table"]
+    assert [path.name for path in roots.iterdir()] == ["root"]
 
 
 def test_restore_when_a_name_is_taken_or_there_is_no_checkpoint_then_one_line_and_its_code(
