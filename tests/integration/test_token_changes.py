@@ -296,6 +296,8 @@ def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_se
         server.client(token=f"{token}x")
     tokens.remove("member")
     wait_for(lambda: is_revoked(server, token), "the revocation")
+    with pytest.raises(tdserve.UnauthenticatedError, match="it was revoked"):  # what ended may have been a session
+        server.client(token=token)
     operator.close()
     server.shutdown()
     logged = log.read_text()
