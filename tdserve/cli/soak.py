@@ -37,7 +37,7 @@ def _read_transports(context: click.Context, parameter: click.Parameter, value: 
     type=click.FloatRange(min=0.0),
     default=15.0,
     metavar="SECONDS",
-    help="Mean time between two kills; 0: none.",
+    help="Mean time between two kills, less in a short run; 0: none.",
 )
 @click.option("--workers", "num_workers", type=click.IntRange(min=1), default=2, help="Data workers of the server.")
 @click.option("--seed", type=int, default=1, help="Decides what is killed in which order.")
@@ -48,7 +48,7 @@ def soak(*, as_json: bool, **settings: Any) -> int:
 
     In rounds of at most 90 s: after each, all content is compared with what the clients were told, the stores are
     deleted, and memory, descriptors, threads, disk and shared memory are measured. In the first half of the time every
-    kind of process is killed, in the second half clients alone.
+    kind of process is killed, each at least once however short the time is, in the second half clients alone.
 
     Exits with 8 if content was lost, doubled or torn, or a client failed; with 1 if a figure grows; else with 0.
     """

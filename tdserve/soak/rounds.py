@@ -8,6 +8,7 @@ to be judged.
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import tempfile
@@ -36,6 +37,12 @@ MIN_ROUND_S = 3.0
 USUAL_ROUNDS = 20
 """Of a short run; slopes need a few in each half."""
 
+CLIENT_KINDS = ("client", "leaving client")
+"""What is killed, or leaves, in both halves."""
+
+KINDS = (*VICTIMS, *CLIENT_KINDS)
+"""What is killed in the first half, which lasts until each was."""
+
 MIN_ROUNDS = 2
 """One with kills of every kind, one with kills of clients alone."""
 
@@ -53,7 +60,7 @@ class SoakOptions:
         minutes: How long, without the start.
         root: The server's root, which is kept; None: a temporary one.
         transports: One client of each lives from the beginning to the end, and one more comes and goes, or is killed.
-        kill_every_s: Seconds between two kills; 0: none.
+        kill_every_s: Most seconds between two kills, on average; 0: none.
         seed: Decides what is killed in which order. What is under way then is chance.
         num_workers: Data workers of the server.
     """
@@ -69,6 +76,11 @@ class SoakOptions:
     def round_s(self) -> float:
         """Length of a round, seconds."""
         return min(ROUND_S, max(MIN_ROUND_S, 60 * self.minutes / USUAL_ROUNDS))
+
+    @property
+    def pause_s(self) -> float:
+        """Mean time between two kills; in a short run less than ``kill_every_s``, for one of each kind in its half."""
+        return min(self.kill_every_s, 30 * self.minutes / len(KINDS))
 
 
 @dataclass
@@ -113,6 +125,9 @@ class Soak:
         self._num_clients = 0
         self._begin_s = 0.0
         self._victims: list[str] = []
+        self._is_calm_plan = False
+        self._num_calm_rounds = 0
+        self._next_kill_s = math.inf
 
     def run(self) -> SoakResult:
         """Runs all rounds. A round that a fault ends is the last.
@@ -129,6 +144,7 @@ class Soak:
             self._clients = [self._start_client(place) for place in range(2 * len(self._options.transports))]
             stack.callback(self._end_clients)
             self._begin_s = time.monotonic()
+            self._plan_kill()
             while not self._is_over:
                 try:
                     self._run_round(folder / "histories", f"soak-{self._result.num_rounds}-", is_calm=self._is_calm)
@@ -161,12 +177,13 @@ class Soak:
 
     @property
     def _is_over(self) -> bool:
-        return self._elapsed >= 1.0 and self._result.num_rounds >= MIN_ROUNDS
+        return self._elapsed >= 1.0 and self._num_calm_rounds >= MIN_ROUNDS // 2
 
     @property
     def _is_calm(self) -> bool:
         """Whether only clients are killed."""
-        return self._elapsed >= 0.5 and self._result.num_rounds >= MIN_ROUNDS // 2
+        has_killed_all = not self._options.kill_every_s or all(self._result.kills[kind] for kind in KINDS)
+        return self._elapsed >= 0.5 and self._result.num_rounds >= MIN_ROUNDS // 2 and has_killed_all
 
     @property
     def _residents(self) -> list[KillableClient]:
@@ -186,10 +203,10 @@ class Soak:
         self._await_answers(folder)
         end_s = time.monotonic() + self._options.round_s
         while (left_s := end_s - time.monotonic()) > 0:
-            pause_s = self._options.kill_every_s * self._chance.uniform(0.5, 1.5) or left_s
-            Event().wait(min(pause_s, left_s))
-            if time.monotonic() < end_s:
+            Event().wait(max(min(self._next_kill_s - time.monotonic(), left_s), 0.0))
+            if time.monotonic() >= self._next_kill_s:
                 self._disturb(folder, prefix, is_calm=is_calm)
+                self._plan_kill()
         for each in self._clients:
             each.request_end()
         for each in self._clients:
@@ -207,13 +224,19 @@ class Soak:
                 client.delete(name)
         shutil.rmtree(folder)
         self._result.num_rounds += 1
+        self._num_calm_rounds += is_calm
         self._measure(is_calm=is_calm)
+
+    def _plan_kill(self) -> None:
+        """Chooses when the next kill is, which may be in a later round: a round may be shorter than the pause."""
+        if self._options.kill_every_s:
+            self._next_kill_s = time.monotonic() + self._options.pause_s * self._chance.uniform(0.5, 1.5)
 
     def _disturb(self, folder: Path, prefix: str, *, is_calm: bool) -> None:
         """Kills something, waits until all clients work again, and notes how long that took."""
-        if not self._victims:
-            kinds = ("client", "leaving client") if is_calm else (*VICTIMS, "client", "leaving client")
-            self._victims = self._chance.sample(kinds, len(kinds))
+        if not self._victims or is_calm != self._is_calm_plan:
+            kinds = CLIENT_KINDS if is_calm else KINDS
+            self._victims, self._is_calm_plan = self._chance.sample(kinds, len(kinds)), is_calm
         victim = self._victims.pop()
         self._result.kills[victim] += 1
         if victim in VICTIMS:

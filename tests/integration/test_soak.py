@@ -23,19 +23,19 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.timeout(300)
 def test_soak_when_processes_are_killed_then_clean_and_nothing_is_left(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tdserve", "soak", "--minutes", "0.1", "--kill-every", "1", "--json"]
+    command = [sys.executable, "-m", "tdserve", "soak", "--minutes", "0.1", "--json"]
     command += ["--transports", "gloo", "--workers", "1", "--root", str(tmp_path / "root")]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=280.0)
     found = json.loads(ran.stdout)
     assert ran.returncode == 0, ran.stderr
     assert found["verdict"] == "clean"
-    assert found["rounds"] == 2
-    assert sum(found["kills"].values()) >= 2
+    assert found["rounds"] >= 2
+    assert set(found["kills"]) == {"worker", "fork server", "control", "server", "client", "leaving client"}
     for kind in ("extends of claimed", "extends of asked", "changes of entries", "publishes", "overwrites"):
         assert found["counts"][f"{kind}: acknowledged"] > 0
     roles = {each["role"] for each in found["slopes"]}
     assert {"control", "worker", "fork server", "root", "client, gloo"} <= roles
-    assert ": 2 rounds, " in ran.stderr
+    assert f": {found['rounds']} rounds, " in ran.stderr
     assert list(tmp_path.glob("root/stores/*")) == []
 
 
