@@ -15,7 +15,7 @@ import torch
 import tdserve
 from tests.integration.crashing import Crashing, Writer
 from tests.integration.nursery import Nursery
-from tests.processes import wait_for
+from tests.processes import ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -44,8 +44,7 @@ def client(request: pytest.FixtureRequest, crashing: Crashing) -> Iterator[tdser
 def kill_worker(crashing: Crashing) -> None:
     """Kills the worker that stores entries."""
     with crashing.server.client(transport="shm", timeout_s=60.0) as client:
-        wait_for(lambda: client.stats()["workers"][0]["is_ready"], "a ready worker")
-        os.kill(client.stats()["workers"][0]["pid"], signal.SIGKILL)
+        os.kill(ready_worker(client)["pid"], signal.SIGKILL)
 
 
 STRIKES: dict[str, Callable[[Crashing], None]] = {"control": Crashing.restart, "worker": kill_worker}

@@ -17,7 +17,7 @@ import tdserve
 from tdserve.base.logs import BURST
 from tdserve.control.connection import check_health
 from tests.integration.logged_server import LoggedServer, run_server
-from tests.processes import wait_for
+from tests.processes import ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -84,7 +84,7 @@ def test_server_when_its_root_is_moved_away_then_does_not_serve_until_it_is_back
 def test_lines_when_from_any_process_then_json_of_the_same_fields(tmp_path: Path) -> None:
     with run_server(tmp_path / "log", "--log-format", "json") as server:
         with tdserve.connect(server.address) as client:
-            pid = client.stats()["workers"][0]["pid"]
+            pid = ready_worker(client)["pid"]
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: any("died after" in each["message"] for each in server.entries()), "a line about a death")
         fields = {"time", "level", "process", "pid", "logger", "message"}
