@@ -15,6 +15,13 @@ from tdserve.store.catalog_db import CatalogDB, Table
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.root import Root
+from tdserve.store.sync_pass import COPY_FILE
+
+_WITHOUT_COPY = (
+    "there is no copy of it either: restore a checkpoint into another root (tdserve restore PLACE --root OTHER), "
+    "or serve the folders stores/NAME/rows there (tdserve adopt PATH NAME)"
+)
+"""What to do with stores that no catalog describes."""
 
 
 def check_catalog(
@@ -30,8 +37,10 @@ def check_catalog(
         return [], True
     scanned = scanner.scan(path)
     if scanned.failure:
-        repair = partial(put_back_catalog, root)
-        return [Finding(name, f"it cannot be read: {scanned.failure}", repair=repair)], False
+        reason = f"it cannot be read: {scanned.failure}"
+        if not (root.synced_folder / COPY_FILE).exists():
+            return [Finding(name, reason, remedy=_WITHOUT_COPY)], False
+        return [Finding(name, reason, repair=partial(put_back_catalog, root))], False
     by_table = defaultdict(list)
     for each in scanned.damaged:
         by_table[each.table].append(each.key)

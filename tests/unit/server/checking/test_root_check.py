@@ -203,6 +203,17 @@ def test_leftovers_when_found_then_are_no_damage_and_go(root: Path) -> None:
     assert check_root(root).findings == ()
 
 
+def test_catalog_when_it_and_its_copy_are_gone_then_nothing_changes_and_the_remedy_is_named(root: Path) -> None:
+    shutil.rmtree(root / "catalog")
+    (root / "synced" / "catalog.mdb").unlink()
+    run = (root / "run.json").read_bytes()
+    for repairs in (True, True, False):
+        (fault,) = [each for each in check_root(root, repairs=repairs).findings if not each.repaired]
+        assert fault.path == "catalog/data.mdb"
+        assert "tdserve restore PLACE --root OTHER" in fault.remedy
+    assert (root / "run.json").read_bytes() == run
+
+
 def test_store_when_its_folder_is_gone_then_one_fault(root: Path) -> None:
     shutil.rmtree(root / "stores/replay")
     (finding,) = check_root(root).findings
