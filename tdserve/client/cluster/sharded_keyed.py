@@ -80,7 +80,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
             return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers))}
-        return self.ask_each(where, act, reach_s=self._cluster.timeout_s)
+        return self.ask_each(where, act)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""

@@ -170,15 +170,19 @@ class ShardedStore:
         shards: Collection[int],
         call: Callable[[int, Any], _Result],
         *,
-        reach_s: float = REACH_S,
+        reach_s: float | None = None,
         deadline: Deadline | None = None,
     ) -> dict[int, _Result]:
         """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately.
+
+        Args:
+            reach_s: How long a server is waited for; None: the client's timeout, as if it were the only one.
 
         Raises:
             TransportError: One does not answer. The calls of the others were made.
             TDServeError: The first other error.
         """
+        reach_s = self._cluster.timeout_s if reach_s is None else reach_s
         found = self.ask_parts(shards, call, reach_s=reach_s, deadline=deadline, skips_lost=False)
         missing = sorted(set(shards) - found.keys())
         if missing:

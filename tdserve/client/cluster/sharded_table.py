@@ -332,7 +332,7 @@ class ShardedTable(ShardedRows):
 
     def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""
-        return self.ask_each(range(self.num_shards), call, reach_s=self._cluster.timeout_s)
+        return self.ask_each(range(self.num_shards), call)
 
 
 class _WriterShard:

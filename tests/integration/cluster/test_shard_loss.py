@@ -104,6 +104,26 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     assert list_degraded(crashing[table.placement.servers[0]]) == []
 
 
+def test_rows_when_their_server_restarts_then_reading_and_writing_them_waits_for_it(
+    client: tdserve.ClusterClient, crashing: list[Crashing], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+    fill_each(table)
+    frames: Any = client.memmap(rows(30), next_name(), shards="all")
+    wanted = torch.tensor([0, 101, 202])
+    lost = table.placement.servers[1]
+    crashing[lost].kill()
+    with ThreadPoolExecutor(3) as pool:
+        reading = [pool.submit(lambda: table[wanted]), pool.submit(lambda: frames[:])]
+        writing = pool.submit(lambda: frames.set_at_("number", -1, [29]))
+        wait_for(lambda: caplog.text.count("no server answers") >= 1, "tries that failed")
+        crashing[lost].start()
+        assert reading[0].result()["number"].tolist() == [0, 11, 22]
+        assert reading[1].result()["number"].tolist()[:29] == [*range(29)]
+        writing.result()
+    assert frames[29]["number"] == -1
+
+
 def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_with_the_others(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
