@@ -208,8 +208,8 @@ class ClusterClient(ClusterMoves):
         if place.placement is not None:
             delete_parts(self.members, name, place.placement)
             self.directory.forget(name)
-            place = self.directory.find(name)  # of the record, if it was that of a copy
-        self.members.get(place.server).delete(name)
+        if place.placement is None or name in self:  # its record may be lost with a disk
+            self.get_home(name).delete(name)
         self.directory.forget(name)
         self.servers.policies.note_change(name)
 

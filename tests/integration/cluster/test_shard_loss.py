@@ -69,6 +69,13 @@ def list_degraded(crashing: Crashing) -> list[str]:
         return [name for session in asking.observe(max_sessions=100).sessions for name in session.degraded]
 
 
+def lose_disk(crashing: Crashing, name: str, shard: int) -> None:
+    """Takes the record and the part of a store from a server, as if it started with an empty disk."""
+    with tdserve.connect(crashing.server.address) as alone:
+        alone.delete(name)
+        alone.delete(f"{name}#{shard}")
+
+
 def list_stores(crashing: Crashing) -> list[str]:
     """Returns all names that a server has, also of records and parts."""
     with CatalogClient(crashing.server.address) as asking:
@@ -164,9 +171,7 @@ def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole
     writers = fill_each(table)
     owner = client.find_server(name)
     lost = table.placement.servers.index(owner)
-    with tdserve.connect(crashing[owner].server.address) as alone:  # as a new disk does not have them
-        alone.delete(name)
-        alone.delete(f"{name}#{lost}")
+    lose_disk(crashing[owner], name, lost)
     with connecting(crashing) as late:
         again = late.create_replay(name, like, 300, shards="all", exists_ok=True)
         others = {*range(30)} - {*range(10 * lost, 10 * lost + 10)}
@@ -176,7 +181,10 @@ def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole
     assert name in list_stores(crashing[owner])
     with connecting(crashing) as late:
         assert len(late.replay(name)) == 30
+    lose_disk(crashing[owner], name, lost)
+    with connecting(crashing) as late:
         late.delete(name)
+    assert not any(name in list_stores(each) for each in crashing)
 
 
 def test_part_when_moved_then_all_are_found_without_the_server_that_has_the_record(
