@@ -136,6 +136,7 @@ class PlacementRecord:
         owner: Number of the server that has the record, for the client that made it; None: not known.
         copy_at: Number of the server for which this copy of the record was made, one of those with a part; None: it is
             the record itself. Clients go by a copy while the owner does not answer.
+        revision: How many times parts have moved; of several copies the latest counts.
     """
 
     kind: PlacementKind
@@ -147,6 +148,7 @@ class PlacementRecord:
     move: str = ""
     owner: int | None = None
     copy_at: int | None = None
+    revision: int = 0
 
     def __post_init__(self) -> None:
         for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
@@ -161,6 +163,7 @@ class PlacementRecord:
         if not self.servers or len(set(self.servers)) < len(self.servers):
             raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
         check_integer("capacity", self.capacity, 0)
+        check_integer("revision", self.revision, 0)
         if self.is_moved != bool(self.move) or (self.is_moved and self.num_shards > 1):
             raise InvalidRequestError(argument="settings", reason=f"no move to one server: {self!r}")
 

@@ -257,7 +257,7 @@ class ClusterClient(ClusterMoves):
                 ``"wait"`` waits until its deadline, ``"raise"`` raises at once. An extend whose outcome is unknown
                 always waits for its own shard.
         """
-        servers = choose_servers(name, shards, len(self.members))
+        servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _create_replay(self, name, like, capacity, **options)
         return self._create_table("replay", name, like, capacity, servers, options, shard_by, on_shard_loss)
@@ -279,10 +279,19 @@ class ClusterClient(ClusterMoves):
         The order of a shared queue is that of each shard. Readers take from the shards in proportion to the rows that
         wait there, so a row is overtaken by at most the rows that wait in the other shards when it is written.
         """
-        servers = choose_servers(name, shards, len(self.members))
+        servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _create_queue(self, name, like, max_size, **options)
         return self._create_table("queue", name, like, max_size, servers, options, shard_by, on_shard_loss)
+
+    def _choose_servers(self, name: str, shards: Shards, options: dict[str, Any]) -> tuple[int, ...]:
+        """Returns the servers of a new store; with ``"all"`` those of one that exists and may, since more servers may
+        have joined after its creation."""
+        servers = choose_servers(name, shards, len(self.members))
+        if shards == "all" and (options.get("exists_ok") or options.get("existsok")):
+            known = self.directory.find(name).placement
+            return servers if known is None else known.servers
+        return servers
 
     def _create_table(
         self, kind: Any, name: str, like: Any, capacity: int, servers: Any, options: Any, *more: Any
@@ -306,7 +315,7 @@ class ClusterClient(ClusterMoves):
         With ``shards=``, as of ``create_replay``, several servers share it: each key is on the server that its hash
         chooses, and ``max_bytes`` is divided. A call with keys of several servers is atomic on each of them.
         """
-        servers = choose_servers(name, options.pop("shards", 1), len(self.members))
+        servers = self._choose_servers(name, options.pop("shards", 1), options)
         if len(servers) == 1:
             return _create_kv(self, name, like, max_bytes, *args, **options)
         create_sharded_keyed(self.servers, name, servers, like, max_bytes, *args, **options)
@@ -324,7 +333,7 @@ class ClusterClient(ClusterMoves):
         Args:
             shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
         """
-        servers = choose_servers(name, shards, len(self.members))
+        servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _memmap(self, td, name, *args, **options)
 
@@ -351,7 +360,7 @@ class ClusterClient(ClusterMoves):
         Args:
             shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
         """
-        servers = choose_servers(name, shards, len(self.members))
+        servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _memmap_like(self, like, name, *args, batch_size=batch_size, **options)
         sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)

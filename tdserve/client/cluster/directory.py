@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -118,11 +119,11 @@ class Directory:
                     return self._follow(moved.name, moved.server, answer, deadline)
         return self.find(moved.name, deadline)
 
-    def find_again(self, name: str) -> Place | None:
+    def find_again(self, name: str, deadline: Deadline | None = None) -> Place | None:
         """Looks again for a store that was not where it was looked for: it has moved, or the server to which it had
         moved does not show it before it is asked to. Returns None if no server has it."""
         self.forget(name)
-        self.find(name)
+        self.find(name, deadline)
         return self._places.get(name)
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> tuple[StoreDescription, Place]:
@@ -196,9 +197,10 @@ class Directory:
             return Place(owner)
         others = [server for server in range(len(self._members)) if server != owner]
         everywhere, _ = self._ask(self._members.list_alive(others), name)
-        for server, found in everywhere.items():
-            if found is not None:
-                return self._follow(name, server, found, deadline)
+        there = {server: found for server, found in everywhere.items() if found is not None}
+        if there:  # of copies of a record the latest
+            server = max(there, key=lambda server: _get_revision(there[server]))
+            return self._follow(name, server, there[server], deadline)
         if not lost:
             with self._lock:
                 self._missed[name] = None
@@ -290,6 +292,14 @@ class Directory:
                 self._missed.pop(name, None)
                 _drop_oldest(self._places)
         return place
+
+
+def _get_revision(answer: StoreDescription | StoreMovedError) -> float:
+    """Returns how late a copy of a record is; anything else comes after all copies."""
+    if isinstance(answer, StoreDescription) and answer.kind == "placement":
+        placement = PlacementRecord.from_json(answer.settings)
+        return placement.revision if placement.is_copy else math.inf
+    return math.inf
 
 
 def _check_order(name: str, server: int, placement: PlacementRecord) -> None:

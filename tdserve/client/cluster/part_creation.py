@@ -61,7 +61,9 @@ def create_parts(
     exists = known is not None and known.num_shards == placement.num_shards
     if exists and known is not None:
         # Its parts may have moved.
-        placement = replace(placement, servers=known.servers, owner=known.owner, copy_at=known.copy_at)
+        placement = replace(
+            placement, servers=known.servers, owner=known.owner, copy_at=known.copy_at, revision=known.revision
+        )
     else:
         check_answers(cluster.members, name, placement)
         placement = replace(placement, owner=cluster.directory.find(name).server)

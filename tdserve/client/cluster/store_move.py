@@ -20,7 +20,6 @@ from tdserve.base.errors import (
     InvalidRequestError,
     StoreNotFoundError,
     TDServeError,
-    TransportError,
     WrongStateError,
 )
 from tdserve.base.failpoints import reach
@@ -142,9 +141,12 @@ def _move_part(
     if record is None or shard >= record.num_shards:
         raise StoreNotFoundError(name=name)
     if record.is_copy and record.owner is not None:
+        if not servers.members.is_lost(record.owner):
+            state = f"server {record.owner} has lost the record of {whole!r}"
+            raise WrongStateError(state=state, event="moving a part; create the store again with exists_ok=True")
         reason = f"server {record.owner} has the record of {whole!r}, which a move changes, and does not answer"
         raise ConnectError(address=servers.members.describe_address(record.owner), reason=reason)
-    places = _find_parts(directory, whole, record.num_shards, deadline)  # the record may be older
+    places = _find_parts(directory, whole, record, deadline)
     if target in (*places[:shard], *places[shard + 1 :]):
         raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
     if source != target:
@@ -155,12 +157,11 @@ def _move_part(
     _mend_record(servers, whole, deadline)
 
 
-def _find_parts(directory: Directory, whole: str, num_shards: int, deadline: Deadline) -> tuple[int, ...]:
-    """Finds the servers of all parts of a store."""
-    parts = [name_part(whole, shard) for shard in range(num_shards)]
-    for part in parts:
-        directory.forget(part)
-    return tuple(directory.find(part, deadline).server for part in parts)
+def _find_parts(directory: Directory, whole: str, record: PlacementRecord, deadline: Deadline) -> tuple[int, ...]:
+    """Finds the servers of all parts of a store, of which the record may be older; a part that no server shows now is
+    where the record says."""
+    places = [directory.find_again(name_part(whole, shard), deadline) for shard in range(record.num_shards)]
+    return tuple(known if place is None else place.server for place, known in zip(places, record.servers, strict=True))
 
 
 def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> None:
@@ -172,12 +173,12 @@ def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> Non
         record = place.placement
         if record is None:
             raise StoreNotFoundError(name=whole)
-        found = _find_parts(directory, whole, record.num_shards, deadline)
+        found = _find_parts(directory, whole, record, deadline)
         if found == record.servers or len(set(found)) < len(
             found
         ):  # two moves at once: their parts are found by asking
             return
-        mended = replace(record, servers=found)
+        mended = replace(record, servers=found, revision=record.revision + 1)
         try:
             asked = {"place": mended.to_json(), "expected": record.to_json()}
             request_step(servers.members.get(place.server), whole, deadline=deadline, **asked)
@@ -191,11 +192,9 @@ def _mend_copies(members: Members, whole: str, before: PlacementRecord, after: P
     """Gives the servers that have the parts now copies of the record. An older copy leads to the server that a part has
     left, and from there on."""
     copies = after.list_copies()
-    with suppress(TransportError):
-        for server, copy in copies.items():
-            record_copy(members, whole, server, copy)
-        for server in before.list_copies().keys() - copies.keys():
-            delete_copy(members, whole, server)
+    calls = {server: partial(record_copy, members, whole, server, copy) for server, copy in copies.items()}
+    left = before.list_copies().keys() - copies.keys()
+    members.ask_all({**calls, **{server: partial(delete_copy, members, whole, server) for server in left}})
 
 
 def choose_refuge(directory: Directory, name: str, drained: int) -> int:

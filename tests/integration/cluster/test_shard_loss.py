@@ -163,6 +163,45 @@ def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_
         assert not any(name in list_stores(each) for each in crashing)
 
 
+def test_part_when_moved_while_a_server_with_a_copy_is_away_then_found_by_the_latest_copy(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        four = [stack.enter_context(Crashing(tmp_path / f"root{number}")) for number in range(4)]
+        with connecting(four) as client:
+            table = client.create_replay("rows", rows(1)[0], 300, shards=3)
+            fill_each(table)
+            owner, leaving, away = table.placement.servers
+            (target,) = {*range(4)} - {owner, leaving, away}
+            four[away].kill()
+            begun_s = time.monotonic()
+            assert client.rebalance("rows#1", target) == target
+            assert time.monotonic() - begun_s < 15.0, "half of the client's timeout"
+        four[away].start()
+        four[owner].kill()
+        four[leaving].kill()
+        with connecting(four) as late:
+            moved = late.replay("rows")
+            assert moved.placement.servers == (owner, target, away)
+            assert set(moved[:]["number"].tolist()) == {*range(10, 30)}
+            assert moved.info()["degraded"] == [0]
+
+
+def test_table_when_a_server_has_joined_then_created_again_with_all_it_stays_on_those_that_it_had(
+    crashing: list[Crashing],
+) -> None:
+    name = next_name()
+    with connecting(crashing[:2]) as few:
+        fill = few.create_replay(name, rows(1)[0], 300, shards="all")
+        fill.extend(rows(5))
+        kv = few.create_kv(f"{name}-kv", shards="all")
+        kv.update({"a": 1, "b": 2})
+    with connecting(crashing) as more:
+        again = more.create_replay(name, rows(1)[0], 300, shards="all", exists_ok=True)
+        assert (again.num_shards, len(again)) == (2, 5)
+        assert len(more.create_kv(f"{name}-kv", shards="all", exists_ok=True)) == 2
+        more.delete(name)
+        more.delete(f"{name}-kv")
+
+
 def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole_by_creating_it_again(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
