@@ -196,12 +196,13 @@ class Directory:
         if len(self._members) == 1 or (name in self._missed and not lost):
             return Place(owner)
         others = [server for server in range(len(self._members)) if server != owner]
-        everywhere, _ = self._ask(self._members.list_alive(others), name)
+        alive = self._members.list_alive(others)
+        everywhere, are_lost = self._ask(alive, name)
         there = {server: found for server, found in everywhere.items() if found is not None}
         if there:  # of copies of a record the latest
             server = max(there, key=lambda server: _get_revision(there[server]))
             return self._follow(name, server, there[server], deadline)
-        if not lost:
+        if not lost and not are_lost and alive == others:  # a server that is away may have it
             with self._lock:
                 self._missed[name] = None
                 _drop_oldest(self._missed)
