@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tdserve.base.errors import CapacityError, DeadlineExceededError, InvalidRequestError, WrongStateError
+from tdserve.base.errors import CapacityError, ConnectError, DeadlineExceededError, InvalidRequestError, WrongStateError
 from tdserve.exports.column_spool import ColumnSpool
 from tdserve.exports.content_columns import Columns, Key, list_columns
 from tdserve.exports.file_formats import WRITERS, find_format
@@ -56,6 +56,7 @@ def export_store(
         InvalidRequestError: There is no format for its name, or a folder of that name with other files.
         NotSupportedError: The format cannot hold a key.
         CapacityError: The disk is full. Nothing was written.
+        ConnectError: A server that has a part of it does not answer. Nothing was written.
     """
     target = Path(path)
     write = WRITERS[find_format(target)]
@@ -69,7 +70,9 @@ def export_store(
             made, spooled = Path(folder) / f"made{target.suffix}", Path(folder) / "rows"
             spooled.mkdir()
             with ColumnSpool(spooled) as spool:
+                _check_whole(client, name)
                 columns, num_rows = _read(client, name, keys, version, spool, on_progress)
+                _check_whole(client, name)
                 write(made, columns, num_rows)
                 del columns
             if is_folder:
@@ -91,6 +94,16 @@ def _is_of_tensordict(folder: Path) -> bool:
     """Returns whether a folder holds a tensordict and nothing else, so that it may be replaced by another."""
     files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
     return (folder / "meta.json").is_file() and all(path.suffix in _OF_TENSORDICT for path in files)
+
+
+def _check_whole(client: Any, name: str) -> None:
+    """Raises ConnectError if a part of a shared store does not answer: reads would leave its rows out."""
+    if client.describe(name).kind == "weights":  # one server has them
+        return
+    store = client[name]
+    missing = store.info()["degraded"] if hasattr(store, "ask_parts") else []
+    if missing:
+        raise ConnectError(address=client.address, reason=f"shards {missing} of {name!r} do not answer")
 
 
 def _read(

@@ -164,3 +164,5 @@ def test_shared_store_when_the_server_with_its_record_is_killed_then_shown_witho
         assert (described["num_rows"], described["degraded"]) == (num_left, [1 - shard])
         assert len(shell.lines("tail", "shared", "-n", "30", "--json")) == num_left
         assert shell.lines("keys", "shared") == ["x"]
+        assert "do not answer" in shell.run(NO_ANSWER, "get", "shared", str(tmp_path / "out.npz"))[1]
+        assert not (tmp_path / "out.npz").exists()
