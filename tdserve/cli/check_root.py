@@ -107,9 +107,12 @@ def _print(path: str, report: RootReport, *, repairs: bool) -> None:
             f"the last server did not end in order: {progress.num_unsummed_rows} rows and "
             f"{progress.num_unsummed_versions} versions, written since the last sync, could not be compared"
         )
-    if report.num_damaged:
+    num_faults = sum(each.is_damage and not each.repaired for each in report.findings)
+    if num_faults:
         hint = "" if repairs or not any(map(_is_repairable, report.findings)) else "; --repair repairs what can be"
-        click.echo(f"{report.num_damaged} faults{hint}")
+        click.echo(f"{num_faults} fault{'s' if num_faults > 1 else ''}{hint}")
+    elif report.num_damaged:
+        click.echo("the rest is whole again; what is named as lost is not")
     else:
         click.echo("all is whole" if not any(each.repaired for each in report.findings) else "all is whole again")
 

@@ -64,6 +64,7 @@ def return_to_last_sync(root: Root) -> list[str]:
         for _, content in db.scan("stores"):
             record = StoreRecord.from_bytes(content)
             exists, loss = _recover_store(root, db, specs, record)
+            exists = exists and not _is_of_another(root, record)
             kept.update([record.name] if exists else ())
             losses += [loss] if loss else []
         for folder in sorted((root.path / "stores").iterdir()):
@@ -93,7 +94,13 @@ def _recover_store(root: Root, db: CatalogDB, specs: Specs, record: StoreRecord)
     except TDServeError as error:
         _log.error("store %r cannot be repaired: %s", record.name, error)
         return True, ""
-    return True, f"store {record.name!r}: {lost} had not reached the disk" if lost else ""
+    return True, f"store {record.name!r}: {lost}" if lost else ""
+
+
+def _is_of_another(root: Root, record: StoreRecord) -> bool:
+    """Returns whether a later store of the same name has the folder of one whose content is in the catalog."""
+    folder = root.store_folder(record.name)
+    return folder.exists() and not KINDS[record.kind].is_folder_of(folder, record)
 
 
 def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -> bool:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import tdserve
 from tdserve.base.machine import read_boot_id
 from tdserve.cli.check_root import check
+from tdserve.cli.exit_codes import DAMAGED
 from tdserve.store.checked_json import encode_checked
 from tests.processes import is_gone, wait_for
 
@@ -29,12 +30,14 @@ def root(tmp_path: Path) -> Path:
     server = tdserve.Server(root, sync_interval_s=0)
     with server.start(), server.client() as client:
         client.create_kv("entries").put(list(ENTRIES), list(ENTRIES.values()))
+        client.create_kv("unused")
+        client.create_kv("replaced")
     return root
 
 
-def read_entries(root: Path) -> dict[str, int]:
+def read_entries(root: Path, name: str = "entries") -> dict[str, int]:
     with tdserve.Server(root, sync_interval_s=0).start() as server, server.client() as client:
-        entries = client.kv("entries")
+        entries = client.kv(name)
         return {key: entries[key] for key in entries.keys()}  # noqa: SIM118 (not a dict)
 
 
@@ -58,6 +61,9 @@ def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_na
     server = tdserve.Server(root, sync_interval_s=0)
     with server.start(), server.client() as client:
         client.kv("entries")["later"] = 20
+        client.kv("unused")["first"] = 21
+        client.delete("replaced")
+        client.create_kv("replaced")["a"] = 1
         client.create_kv("young")["a"] = 1
         pid = server.pid
         os.kill(pid, signal.SIGKILL)
@@ -65,9 +71,15 @@ def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_na
     (root / "run.json").write_bytes(encode_checked({"boot_id": read_boot_id(), "is_synced": False}))
     overwrite(root / "catalog")
     done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
-    assert "except entries of 'entries'" in done.output
-    assert f"{root / 'stores' / 'young'} is of no store that was synced" in done.output
+    assert done.return_value == DAMAGED
+    assert "lost: what was written after the last sync, except entries of 'entries', 'unused'" in done.output
+    for name in ("young", "replaced"):
+        assert f"{root / 'stores' / name} is of no store that was synced" in done.output
+    assert [line for line in done.output.splitlines() if line.startswith("repaired: ")] == done.output.splitlines()[:1]
     assert read_entries(root) == {**ENTRIES, "later": 20}
+    assert read_entries(root, "unused") == {"first": 21}
+    assert read_entries(root, "replaced") == {}
+    assert CliRunner().invoke(check, [str(root)], standalone_mode=False).return_value == 0
 
 
 def test_root_when_the_power_was_lost_after_the_first_pass_over_a_store_then_its_entries_are_there(root: Path) -> None:

@@ -12,62 +12,91 @@ from typing import cast
 
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking.findings import Outcome
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
 from tdserve.server.power_loss import return_to_last_sync
-from tdserve.server.specs import make_keys
+from tdserve.server.specs import Specs, make_keys
 from tdserve.store import environments, object_folders
 from tdserve.store.catalog_db import CatalogDB, Table, Transaction
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.files import sync_file
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
-from tdserve.store.value_copy import ValueCopy
+from tdserve.store.watermark import SyncedStore, sync_store
 
 _FROM_COPY = ("stores", "specs", "states", "packed")
 """Tables whose records are taken from the copy; those of others are of requests and writers that have ended."""
 
 
-def put_back_catalog(root: Root) -> str:
+def put_back_catalog(root: Root) -> Outcome:
     """Replaces a catalog that cannot be read by its copy, and what the stores have of rows and versions by what they
     had at the last sync. Entries of keyed stores stay as they are, where they are whole."""
     if not (root.synced_folder / COPY_FILE).exists():
         expected = "a copy of the catalog, as each sync makes one"
         raise CorruptDataError(path=str(root.synced_folder / COPY_FILE), expected=expected, actual="none")
     is_orderly = root.has_ended_in_order()
-    kept = _copy_live_entries(root)
+    kept = _sync_live_entries(root)
     root.note_lost_power()  # after a crash in between, the next start completes this
     losses = return_to_last_sync(root)
-    root.note_run(is_synced=True)
+    root.note_run(is_synced=is_orderly)  # else the checksums of files are of an earlier run
     if is_orderly and not losses:
-        return "as of the last sync, with which the server ended in order: nothing is lost"
+        return Outcome("as of the last sync, with which the server ended in order: nothing is lost")
     stay = f", except entries of {', '.join(map(repr, kept))}" if kept else ""
-    done = f"as of the last sync; what was written since is gone{stay}"
-    return "; ".join([done, *losses])
+    since = [] if is_orderly else [f"what was written after the last sync{stay}"]
+    return Outcome("as of the last sync", losses=[*since, *losses])
 
 
-def _copy_live_entries(root: Root) -> list[str]:
-    """Makes the copies of the last sync of keyed stores equal to the entries that are whole; returns their names."""
-    kept = []
+def _sync_live_entries(root: Root) -> list[str]:
+    """Makes a pass over each keyed store whose entries are whole; returns their names."""
+    kept = list[StoreRecord]()
     with _CatalogCopy(root) as copy, EnvironmentScanner() as scanner:
         for key in () if copy is None else copy.list_keys("stores"):
             with suppress(TDServeError):
                 record = StoreRecord.from_bytes(cast(CatalogDB, copy).get("stores", key) or b"")
                 folder = root.store_folder(record.name)
-                if record.kind != KeyedKind.name or not KINDS[record.kind].is_folder_of(folder, record):
-                    continue
-                generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
-                epoch = generations.objects_epoch
-                generations.close()
-                values = object_folders.get_folder(folder, epoch)
-                scanned = scanner.scan(values / DATA_FILE) if Objects.exists(values) else None
-                if scanned is not None and not (scanned.failure or scanned.damaged):
-                    ValueCopy(folder).refresh(epoch)
-                    kept.append(record.name)
-    return kept
+                if record.kind == KeyedKind.name and _has_whole_entries(folder, record, scanner):
+                    spec = Specs(cast(CatalogDB, copy), set).get(record.fingerprint, record.order)
+                    stored = KINDS[record.kind].make_stored_spec(record, spec)
+                    uid, structure = record.uid, record.structure
+                    sync_store(SyncedStore.from_spec(stored, uid=uid, folder=str(folder), structure=structure))
+                    kept.append(record)
+    _record_files(root, [record for record in kept if record.packed])
+    return [record.name for record in kept]
+
+
+def _record_files(root: Root, records: Sequence[StoreRecord]) -> None:
+    """Records in the copy of the catalog that stores have files: of a packed one the files would not count."""
+    if not records:
+        return
+    copy = root.synced_folder / COPY_FILE
+    fresh = copy.with_name(COPY_FILE + ".new")
+    with TemporaryDirectory(prefix="tdserve-check-") as folder, convert_os_errors(copy):
+        shutil.copyfile(copy, Path(folder, DATA_FILE))
+        with CatalogDB(folder) as db, db.begin_transaction() as txn:
+            for record in records:
+                txn.put("stores", record.name.encode(), record.with_files().to_bytes())
+        shutil.copyfile(Path(folder, DATA_FILE), fresh)
+        sync_file(fresh)
+        os.replace(fresh, copy)
+    sync_file(root.synced_folder)
+
+
+def _has_whole_entries(folder: Path, record: StoreRecord, scanner: EnvironmentScanner) -> bool:
+    """Returns whether a folder has entries of this store, and all of them are whole."""
+    if not is_of(folder / GENERATION_FILE, uid=record.uid):
+        return False
+    generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
+    values = object_folders.get_folder(folder, generations.objects_epoch)
+    generations.close()
+    if not Objects.exists(values):
+        return False
+    scanned = scanner.scan(values / DATA_FILE)
+    return not (scanned.failure or scanned.damaged)
 
 
 def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> str:

@@ -13,7 +13,21 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.root import Root
 
-Repair = Callable[[], str]
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a repair has done.
+
+    Attributes:
+        done: That, in words.
+        losses: Content that it could not bring back, by store, beyond what the finding itself names.
+    """
+
+    done: str
+    losses: Sequence[str] = ()
+
+
+Repair = Callable[[], str | Outcome]
 """Repairs one finding, and returns what it has done. It raises TDServeError if it cannot."""
 
 MAX_SHOWN_ROWS = 16
@@ -33,6 +47,7 @@ class Finding:
         is_damage: Whether content is lost or unverified; otherwise it is a leftover that costs only space.
         repair: What ``--repair`` does; None if nothing can be done.
         repaired: What it has done; "" before, and if it could not.
+        losses: Content that the repair could not bring back, by store.
     """
 
     path: str
@@ -43,6 +58,7 @@ class Finding:
     is_damage: bool = True
     repair: Repair | None = field(default=None, compare=False)
     repaired: str = ""
+    losses: Sequence[str] = ()
 
     def describe(self) -> str:
         """Returns it as one line."""
@@ -50,12 +66,17 @@ class Finding:
         shown = ", ".join(map(str, self.rows[:MAX_SHOWN_ROWS])) + (", ..." if len(self.rows) > MAX_SHOWN_ROWS else "")
         rows = f" ({len(self.rows)} rows: {shown})" if self.rows else ""
         end = f"; repaired: {self.repaired}" if self.repaired else f"; {self.remedy}" if self.remedy else ""
+        end += f"; lost: {'; '.join(self.losses)}" if self.losses else ""
         return f"{of}{self.path}: {self.reason}{rows}{end}"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it for JSON."""
         names = ("store", "path", "reason", "remedy", "repaired", "is_damage")
-        return {**{name: getattr(self, name) for name in names}, "rows": list(map(int, self.rows))}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "rows": list(map(int, self.rows)),
+            "losses": list(self.losses),
+        }
 
 
 @dataclass
@@ -117,9 +138,10 @@ class CheckedRoot:
         return str(path.relative_to(self.root.path))
 
 
-def try_repair(repair: Repair) -> tuple[str, str]:
-    """Returns what a repair has done, and why it could not; one of them is ""."""
+def try_repair(repair: Repair) -> tuple[Outcome, str]:
+    """Returns what a repair has done, and why it could not; one of them is empty."""
     try:
-        return repair(), ""
+        done = repair()
     except TDServeError as error:
-        return "", str(error)
+        return Outcome(""), str(error)
+    return done if isinstance(done, Outcome) else Outcome(done), ""

@@ -43,8 +43,8 @@ class RootReport:
 
     @property
     def num_damaged(self) -> int:
-        """Number of faults that are not repaired."""
-        return sum(each.is_damage and not each.repaired for each in self.findings)
+        """Number of faults that are not repaired, or whose repair has lost content."""
+        return sum(each.is_damage and (not each.repaired or len(each.losses) > 0) for each in self.findings)
 
 
 def check_root(
@@ -90,13 +90,13 @@ def _recover(root: Root) -> Finding:
     losses = return_to_last_sync(root)
     root.note_run(is_synced=False)
     reason = "the machine lost its power, or a repair was interrupted, before all was synced"
-    return Finding("run.json", reason, repaired="; ".join(["all is as of the last sync", *losses]))
+    return Finding("run.json", reason, repaired="all is as of the last sync", losses=losses)
 
 
 def _repair(finding: Finding) -> Finding:
     assert finding.repair is not None  # noqa: S101 (the caller has chosen those that have one)
-    repaired, reason = try_repair(finding.repair)
-    return replace(finding, repaired=repaired, remedy=reason or finding.remedy)
+    outcome, reason = try_repair(finding.repair)
+    return replace(finding, repaired=outcome.done, losses=outcome.losses, remedy=reason or finding.remedy)
 
 
 def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> None:

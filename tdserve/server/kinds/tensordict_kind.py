@@ -61,4 +61,4 @@ class TensordictKind(StoreKind):
         if len(lost):
             Overwrite(record.uid, POWER_LOSS, 0, RowSet.from_rows(lost), ()).save(db)
         rows.replace_generations(folder, record, lost, marks_store=len(lost) > 0)
-        return f"{len(lost)} rows, which are damaged until they are written again," if len(lost) else ""
+        return f"{len(lost)} rows, which are damaged until they are written again" if len(lost) else ""
