@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 import click
 
 import tdserve
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, RootInUseError
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import ProgressLine
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_lines
-from tdserve.server.checking.catalog_repairs import remove_file
-from tdserve.store.root import Root
+from tdserve.store.root import RESTORING_FOLDER, Root, move_staged_root
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
     from tdserve.client.cluster.cluster_client import ClusterClient
     from tdserve.client.moves.checkpoint_restore import RestoreProgress
+
+_LOST_AND_FOUND = "lost+found"
+"""A folder that a new file system has: it is empty all the same."""
 
 
 @click.command()
@@ -62,31 +64,32 @@ def restore(
 
 @contextmanager
 def _stage(root: Path) -> Iterator[Path]:
-    """A block in which a new root is made beside its place, which it takes at the end: an error leaves nothing, and a
-    kill a folder that the next attempt removes. A folder that exists is used where it is.
+    """A block in which a new root is made in a folder of its place, whose files take the place at the end.
+
+    An error leaves nothing. A kill leaves that folder: no server starts there then, and the next attempt removes it. A
+    root that exists is used where it is.
 
     Raises:
         RootInUseError: Another restore makes this root.
     """
-    if root.exists():
-        is_empty = root.is_dir() and not any(root.iterdir())
-        try:
-            yield root
-        except BaseException:
-            for path in root.iterdir() if is_empty else ():
-                remove_file(path)
-            raise
+    exists, staged = root.exists(), root / RESTORING_FOLDER
+    if exists and (not root.is_dir() or {path.name for path in root.iterdir()} - {RESTORING_FOLDER, _LOST_AND_FOUND}):
+        yield root
         return
-    staged = root.absolute().with_name(f".{root.name}.restoring")
     with suppress(InvalidRequestError):  # it is not there, or has nothing of a root
         Root.acquire_for_check(staged).release()
     shutil.rmtree(staged, ignore_errors=True)
     try:
         yield staged
-        staged.rename(root)
+    except RootInUseError:
+        raise
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
+        if not exists:
+            with suppress(OSError):  # something else is there by now, or nothing
+                root.rmdir()
         raise
+    move_staged_root(root)
 
 
 class RestoreLine(ProgressLine):

@@ -28,6 +28,9 @@ FORMAT_VERSION = 6
 ORPHANS_TIMEOUT_S = 10.0
 """Time for the data workers of a killed server to end: it takes milliseconds, unless one hangs in the kernel."""
 
+RESTORING_FOLDER = ".restoring"
+"""Folder in the place of a new root, in which a restore makes it; a server refuses a root that has it."""
+
 _FORMAT_FILE = "tdserve.json"
 _LOCK_FILE = "tdserve.lock"
 _NONCE_FILE = "nonce"
@@ -75,11 +78,13 @@ class Root:
             RootInUseError: Another server has it; the error names its process, host and address. Nothing was changed.
             CorruptDataError: The folder has an unknown format version, or has lost ``tdserve.json``. Nothing was
                 changed.
-            CapacityError, InvalidRequestError: The folder cannot be created or written.
+            CapacityError, InvalidRequestError: The folder cannot be created or written, is a place of checkpoints, or
+                has what a restore has left that did not end.
         """
         root = Path(os.path.abspath(path))
         with convert_os_errors(root):
             _refuse_checkpoints(root)
+            _refuse_unfinished_restore(root)
             _make_folder(root)
             lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
@@ -389,8 +394,19 @@ def _describe_holder(content: bytes) -> str:
 
 
 def is_root(folder: Path) -> bool:
-    """Returns whether a server has its files in this folder."""
-    return (folder / _FORMAT_FILE).exists()
+    """Returns whether a server has its files in this folder, as far as this process can see."""
+    return os.path.exists(folder / _FORMAT_FILE)
+
+
+def move_staged_root(root: Path) -> None:
+    """Makes the root that ``RESTORING_FOLDER`` has the root of its parent, the file of the format last: a crash in
+    between leaves a folder that no server takes for a root."""
+    staged = root / RESTORING_FOLDER
+    with convert_os_errors(root):
+        for path in sorted(staged.iterdir(), key=lambda path: path.name == _FORMAT_FILE):
+            path.rename(root / path.name)
+        sync_file(root)
+        staged.rmdir()
 
 
 def _refuse_checkpoints(root: Path) -> None:
@@ -398,6 +414,15 @@ def _refuse_checkpoints(root: Path) -> None:
     if not is_root(root) and not (root / "catalog").exists() and any((root / "checkpoints").glob("*")):
         reason = (
             f"{root} is a place of checkpoints; name another folder, and bring them there by tdserve restore --root"
+        )
+        raise InvalidRequestError(argument="root", reason=reason)
+
+
+def _refuse_unfinished_restore(root: Path) -> None:
+    if (root / RESTORING_FOLDER).exists():
+        reason = (
+            f"a restore into {root} is under way, or was interrupted; repeat tdserve restore PLACE --root {root}, or "
+            f"empty that folder if this is refused too"
         )
         raise InvalidRequestError(argument="root", reason=reason)
 

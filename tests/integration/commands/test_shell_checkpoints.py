@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,10 +10,11 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, StoreExistsError
 from tdserve.cli.exit_codes import EXIT_CODES, FAILED
 from tdserve.store.root import Root
 from tests.integration.shell import Shell
+from tests.processes import REPOSITORY, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -66,17 +70,48 @@ def test_restore_when_into_a_root_fails_then_nothing_is_left_and_the_next_one_su
     for path in blocks:
         path.write_bytes(b"damaged")
     roots.mkdir()
-    if exists:
-        (roots / "root").mkdir()
-    else:  # what a restore that was killed has left
-        Root.acquire(roots / ".root.restoring").release()
+    if exists:  # a new volume
+        (roots / "root" / "lost+found").mkdir(parents=True)
+    before = list(roots.rglob("*"))
     options = ("restore", str(place), "--root", str(roots / "root"))
     assert "blocks" in shell.error(EXIT_CODES[CorruptDataError.code], *options)
-    assert [path for path in roots.rglob("*") if path != roots / "root"] == []
+    assert list(roots.rglob("*")) == before
     for path, content in zip(blocks, contents, strict=True):
         path.write_bytes(content)
     assert shell.lines(*options) == ["content", "table"]
-    assert [path.name for path in roots.iterdir()] == ["root"]
+    assert not any(path.name.startswith(".") for path in (roots / "root").iterdir())
+
+
+def test_restore_when_into_a_root_is_killed_then_no_server_starts_there_until_the_next_one_has_succeeded(
+    client: tdserve.Client, shell: Shell, tmp_path: Path
+) -> None:
+    fill(client)
+    place, root = tmp_path / "place", tmp_path / "root"
+    shell.lines("checkpoint", str(place))
+    block = next(path for path in (place / "blocks").rglob("*") if path.is_file())
+    content = block.read_bytes()
+    block.unlink()
+    os.mkfifo(block)  # the restore waits for its content
+    command = [sys.executable, "-m", "tdserve", "restore", str(place), "--root", str(root)]
+    with subprocess.Popen(command, cwd=REPOSITORY) as restore:
+        wait_for((root / ".restoring" / "tdserve.json").exists, "the server of the restore")
+        restore.kill()
+    block.unlink()
+    block.write_bytes(content)
+    with pytest.raises(tdserve.TDServeError, match=f"a restore into {root} .* was interrupted"):
+        tdserve.Server(root).start()
+    wait_for(lambda: is_free(root / ".restoring"), "the end of the server of the restore")
+    assert shell.lines("restore", str(place), "--root", str(root)) == ["content", "table"]
+    with tdserve.Server(root).start() as server, server.client() as restored:
+        assert restored.stores() == ["content", "table"]
+
+
+def is_free(root: Path) -> bool:
+    try:
+        Root.acquire_for_check(root).release()
+    except RootInUseError:
+        return False
+    return True
 
 
 def test_restore_when_a_name_is_taken_or_there_is_no_checkpoint_then_one_line_and_its_code(
