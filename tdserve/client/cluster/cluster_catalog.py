@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, TDServeError
 from tdserve.base.tls import TLS
+from tdserve.client.cluster.latest_records import compute_lateness
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.cluster.sums import add_up_parts, add_up_stats
 from tdserve.client.session.catalog_client import CatalogClient, MissingNames
@@ -110,7 +111,8 @@ class ClusterCatalog:
             if self.lost:
                 raise next(iter(self.lost.values()))
             raise next(iter(self._clients.values())).missing_names.explain(StoreNotFoundError(name=name), None)
-        server, described = min(found.items(), key=lambda each: _is_copy(each[1]))
+        server = max(found, key=lambda server: compute_lateness(found[server]))
+        described = found[server]
         if described.kind != "placement":
             return LocatedStore(described, (server,))
         record = PlacementRecord.from_json(described.settings)
@@ -198,11 +200,6 @@ def _find_here(client: CatalogClient, name: str) -> StoreDescription | None:
         return client.find(name)
     except StoreMovedError:
         return None  # the server to which it has moved has it
-
-
-def _is_copy(description: StoreDescription) -> bool:
-    """Returns whether a server has only a copy of the record of a shared store."""
-    return description.kind == "placement" and PlacementRecord.from_json(description.settings).is_copy
 
 
 def _find_part(client: CatalogClient, name: str, shard: int) -> StoreDescription | None:

@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.client import Client
+from tdserve.client.cluster.latest_records import compute_lateness
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
@@ -200,7 +201,7 @@ class Directory:
         everywhere, are_lost = self._ask(alive, name)
         there = {server: found for server, found in everywhere.items() if found is not None}
         if there:  # of copies of a record the latest
-            server = max(there, key=lambda server: _get_revision(there[server]))
+            server = max(there, key=lambda server: _compute_lateness(there[server]))
             return self._follow(name, server, there[server], deadline)
         if not lost and not are_lost and alive == others:  # a server that is away may have it
             with self._lock:
@@ -295,12 +296,8 @@ class Directory:
         return place
 
 
-def _get_revision(answer: StoreDescription | StoreMovedError) -> float:
-    """Returns how late a copy of a record is; anything else comes after all copies."""
-    if isinstance(answer, StoreDescription) and answer.kind == "placement":
-        placement = PlacementRecord.from_json(answer.settings)
-        return placement.revision if placement.is_copy else math.inf
-    return math.inf
+def _compute_lateness(answer: StoreDescription | StoreMovedError) -> float:
+    return compute_lateness(answer) if isinstance(answer, StoreDescription) else math.inf
 
 
 def _check_order(name: str, server: int, placement: PlacementRecord) -> None:
