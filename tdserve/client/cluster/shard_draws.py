@@ -13,7 +13,6 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError
-from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.session_client import SessionClient
@@ -81,8 +80,7 @@ class ShardDraws:
         """
         if self._table.settings.sampler.uses_trajectories:
             make_query = _name_whole(make_query, num_rows)
-        with naming_whole(self._table.name):
-            query = make_query(self._table.get_any_part(deadline))
+        query = self._table.ask_any_part(make_query, deadline)
         unit = self._find_unit(query)
         if num_rows % unit:
             reason = f"{num_rows} rows are no whole number of groups of {unit}"

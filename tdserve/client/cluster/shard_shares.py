@@ -11,7 +11,6 @@ import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
-from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -95,8 +94,7 @@ class ShardShares:
         def ask(_: int, part: Any) -> Any:
             return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, deadline)
 
-        with naming_whole(table.name):
-            asked = make_query(table.get_any_part())
+        asked = table.ask_any_part(make_query)
         unit = asked.group_size or 1
         least = getattr(table.settings.limiter, "min_size", 0)
         while True:

@@ -76,10 +76,14 @@ class ShardedRows(ShardedStore):
             return handle
         return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
 
+    def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
+        """Calls the part of ``get_any_part``; its errors name the table."""
+        with naming_whole(self.name):
+            return call(self.get_any_part(deadline))
+
     def check_key(self, path: Path) -> None:
         """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
-        with naming_whole(self.name):
-            self.get_any_part().check_key(path)
+        self.ask_any_part(methodcaller("check_key", path))
 
     def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call."""
