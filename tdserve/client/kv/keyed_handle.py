@@ -181,7 +181,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         wait = self._make_wait(timeout_s, default)
         self._coalescer.flush(self._client.deadline(None))
         for number in range(MAX_POP_TRIES):
-            found = self._find(encoded, wait) if default is NO_DEFAULT else self._find_present(encoded)
+            found = self._find(encoded, wait, default)
             values = self._decode(keys, found, select, numpy, default)
             there = [(key, version) for key, version in zip(encoded, found.versions, strict=True) if version != ABSENT]
             try:
@@ -246,10 +246,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
-        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
-        wait = self._make_wait(timeout_s, default)
-        found = self._find(encoded, wait) if default is NO_DEFAULT else self._find_present(encoded)
-        return self._decode(keys, found, select, numpy, default)
+        return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
 
     def get_with_versions(
         self,
@@ -263,9 +260,7 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Of one key a value and a version, of several the values and a list of versions.
         """
-        found = self._find(
-            _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys)), self._make_wait(timeout_s)
-        )
+        found = self._get(keys, timeout_s)
         values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
 
@@ -327,14 +322,18 @@ class KeyedHandle(EntryMapping, ByAddress):
         several = self._records.decode_many(keys, found.records, chosen)
         return [*map(show, several)] if type(several) is list else show(several)
 
+    def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
+        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
+        return self._find(encoded, self._make_wait(timeout_s, default), default)
+
     def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:
         """Returns the deadline of a wait for absent keys; None not to wait."""
         if default is not NO_DEFAULT and timeout_s != 0:
             raise InvalidRequestError(argument="default", reason="a call that waits for absent keys returns none")
         return None if timeout_s == 0 else self._client.deadline(timeout_s)
 
-    def _find(self, keys: list[bytes], wait: Deadline | None) -> FoundEntries:
-        """Returns entries that are all there.
+    def _find(self, keys: list[bytes], wait: Deadline | None, default: Any = NO_DEFAULT) -> FoundEntries:
+        """Returns entries that are all there, or some of which may be absent if there is a default.
 
         Args:
             wait: Waits for them so long; None does not wait.
@@ -345,6 +344,8 @@ class KeyedHandle(EntryMapping, ByAddress):
         check_real("reading a keyed store")
         if not keys:
             return FoundEntries([], [])
+        if default is not NO_DEFAULT:
+            return self._find_present(keys)
         while True:
             found = self._look_up(keys, wait)
             if ABSENT not in found.versions:
@@ -358,11 +359,10 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def _find_present(self, keys: list[bytes]) -> FoundEntries:
         """Returns entries, some of which may be absent; those that are not are as of one moment."""
-        check_real("reading a keyed store")
-        while keys:
+        while True:
             with suppress(KeyNotFoundError):
                 return self._look_up(keys)
-            versions = [0] if len(keys) == 1 else self._look_up(keys, asks_versions=True).versions
+            versions = [ABSENT] if len(keys) == 1 else self._look_up(keys, asks_versions=True).versions
             present = [number for number, version in enumerate(versions) if version != ABSENT]
             found = FoundEntries([ABSENT] * len(keys), [b""] * len(keys))
             with suppress(KeyNotFoundError):  # deleted since
@@ -370,7 +370,6 @@ class KeyedHandle(EntryMapping, ByAddress):
                 for number, version, record in zip(present, some.versions, some.records, strict=False):
                     found.versions[number], found.records[number] = version, record
                 return found
-        return FoundEntries([], [])
 
     def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:
         """Returns entries, some of which may be absent if the client can read them itself.
