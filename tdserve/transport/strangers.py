@@ -127,22 +127,23 @@ def abandon_connecting(ports: Collection[int]) -> None:
     """Gives up the connections that this process opens to these ports, on any host, and that have got no answer yet."""
     inodes = {
         int(fields[9])
-        for fields in _read_connections()
+        for fields, _ in _read_connections()
         if fields[3] == _SYN_SENT and int(fields[2].rpartition(":")[2], 16) in ports
     }
     for name in os.listdir("/proc/self/fd") if inodes else ():
         with suppress(OSError):
-            found = os.fstat(int(name))
-            if stat.S_ISSOCK(found.st_mode) and found.st_ino in inodes:
-                with socket.socket(fileno=os.dup(int(name))) as each:
-                    each.shutdown(socket.SHUT_RDWR)
+            if os.fstat(int(name)).st_ino in inodes:
+                with _open_socket(int(name)) as each:
+                    if each is not None:
+                        each.shutdown(socket.SHUT_RDWR)
 
 
-def _read_connections() -> Iterator[list[str]]:
-    """Yields the fields of each TCP connection of this network namespace, as the kernel lists them."""
-    for name in ("tcp", "tcp6"):
+def _read_connections() -> Iterator[tuple[list[str], socket.AddressFamily]]:
+    """Yields the fields of each TCP connection of this network namespace, as the kernel lists them, and its family."""
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         with suppress(OSError):
-            yield from (line.split() for line in Path("/proc/self/net", name).read_text().splitlines()[1:])
+            lines = Path("/proc/self/net", name).read_text().splitlines()[1:]
+            yield from ((line.split(), family) for line in lines)
 
 
 def decode_port(address: bytes) -> int | None:
@@ -159,15 +160,9 @@ def decode_port(address: bytes) -> int | None:
 
 def _count_hosts(port: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        try:
-            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, remote, state, *_ = line.split()
-            if state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
-                found[_decode_host(remote.rpartition(":")[0], family)] += 1
+    for (_, local, remote, state, *_), family in _read_connections():
+        if state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port:
+            found[_decode_host(remote.rpartition(":")[0], family)] += 1
     return found
 
 
