@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
@@ -55,12 +54,14 @@ def _sync_live_entries(root: Root) -> list[str]:
     """Makes a pass over each keyed store whose entries are whole; returns their names."""
     kept = list[StoreRecord]()
     with _CatalogCopy(root) as copy, EnvironmentScanner() as scanner:
-        for key in () if copy is None else copy.list_keys("stores"):
+        if copy is None:
+            return []
+        for key in copy.list_keys("stores"):
             with suppress(TDServeError):
-                record = StoreRecord.from_bytes(cast(CatalogDB, copy).get("stores", key) or b"")
+                record = StoreRecord.from_bytes(copy.get("stores", key) or b"")
                 folder = root.store_folder(record.name)
                 if record.kind == KeyedKind.name and _has_whole_entries(folder, record, scanner):
-                    spec = Specs(cast(CatalogDB, copy), set).get(record.fingerprint, record.order)
+                    spec = Specs(copy, set).get(record.fingerprint, record.order)
                     stored = KINDS[record.kind].make_stored_spec(record, spec)
                     uid, structure = record.uid, record.structure
                     sync_store(SyncedStore.from_spec(stored, uid=uid, folder=str(folder), structure=structure))
