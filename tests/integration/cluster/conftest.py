@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 import tdserve
 from tests.integration.cluster.names import next_name
+from tests.integration.crashing import Crashing
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +23,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tdserve.S
     finally:
         for server in made:
             server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Crashing]]:
+    """Three servers that can be killed and started again."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Crashing(tmp_path_factory.mktemp(f"root{number}"))) for number in range(3)]
 
 
 @pytest.fixture(scope="session")

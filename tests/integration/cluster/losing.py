@@ -12,10 +12,15 @@ import tdserve
 from tests.integration.crashing import Crashing
 
 
+def join_addresses(crashing: list[Crashing]) -> str:
+    """Returns the address of all servers."""
+    return ",".join(each.server.address for each in crashing)
+
+
 @contextmanager
 def connecting(crashing: list[Crashing], timeout_s: float = 30.0) -> Iterator[tdserve.ClusterClient]:
     """A client of all of them."""
-    with tdserve.connect(",".join(each.server.address for each in crashing), timeout_s=timeout_s) as made:
+    with tdserve.connect(join_addresses(crashing), timeout_s=timeout_s) as made:
         assert isinstance(made, tdserve.ClusterClient)
         yield made
 

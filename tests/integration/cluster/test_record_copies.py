@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import tdserve
 from tdserve.base.errors import ConnectError
 from tdserve.client.session.catalog_client import CatalogClient
-from tests.integration.cluster.losing import connecting, fill_each, rows
+from tests.integration.cluster.losing import connecting, fill_each, join_addresses, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for
@@ -20,18 +19,10 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Crashing]]:
-    """Three servers that can be killed and started again."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(Crashing(tmp_path_factory.mktemp(f"root{number}"))) for number in range(3)]
-
-
 @pytest.fixture
-def client(crashing: list[Crashing]) -> Iterator[tdserve.ClusterClient]:
-    """A client of all of them."""
-    with connecting(crashing) as made:
-        yield made
+def address(crashing: list[Crashing]) -> str:
+    """The address of servers that can be killed."""
+    return join_addresses(crashing)
 
 
 def lose_disk(crashing: Crashing, name: str, shard: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreMovedError
 from tdserve.base.ids import make_uid
 from tdserve.client.session.catalog_client import CatalogClient
-from tests.integration.cluster.losing import connecting, fill_each, rows
+from tests.integration.cluster.losing import fill_each, join_addresses, rows
 from tests.integration.cluster.moving import release_only
 from tests.integration.cluster.names import name_owned_by, next_name
 from tests.integration.crashing import Crashing, Writer
@@ -29,18 +27,10 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Crashing]]:
-    """Three servers that can be killed and started again."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(Crashing(tmp_path_factory.mktemp(f"root{number}"))) for number in range(3)]
-
-
 @pytest.fixture
-def client(crashing: list[Crashing]) -> Iterator[tdserve.ClusterClient]:
-    """A client of all of them."""
-    with connecting(crashing) as made:
-        yield made
+def address(crashing: list[Crashing]) -> str:
+    """The address of servers that can be killed."""
+    return join_addresses(crashing)
 
 
 def list_degraded(crashing: Crashing) -> list[str]:
