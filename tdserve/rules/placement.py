@@ -17,9 +17,12 @@ OnShardLoss = Literal["redirect", "wait", "raise"]
 Shards = int | Literal["all"]
 """On how many servers a store is."""
 
-PlacementKind = Literal["replay", "queue", "keyed", "dataset", "moved"]
+PlacementKind = Literal["replay", "queue", "keyed", "dataset", "moved", "directory"]
 """The kind of a store that several servers share; or ``moved``: one server has all of it, but not the one with the
-record."""
+record; or ``directory``: no store (see ``DIRECTORY``)."""
+
+DIRECTORY = "#directory"
+"""Name of the record at each server that owners know of all stores that are not with them, for so many servers."""
 
 MAX_SERVERS = 4096
 
@@ -102,10 +105,8 @@ def name_splits(name: str) -> str:
 
 def check_no_part(name: str) -> None:
     """Raises InvalidRequestError if a new store of this name would be taken for a part of another."""
-    if find_whole(name) is not None:
-        reason = (
-            f"{name!r} is the name of a part of a store that servers share: end it otherwise than by # and a number"
-        )
+    if name == DIRECTORY or find_whole(name) is not None:
+        reason = f"{name!r} is a name of a part of a store that servers share: end it otherwise than by # and a number"
         raise InvalidRequestError(argument="name", reason=reason)
 
 
@@ -171,6 +172,11 @@ class PlacementRecord:
     def make_forward(cls, server: int, move: str) -> PlacementRecord:
         """Returns the record of a store that has moved to a server."""
         return cls("moved", (server,), move=move)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a server that has this record lists it among its stores."""
+        return self.kind not in ("moved", "directory")
 
     @property
     def is_moved(self) -> bool:

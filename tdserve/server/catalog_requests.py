@@ -9,7 +9,7 @@ from tdserve.rules.catalog import MAX_PAGE_SIZE
 from tdserve.server import inline_tasks
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.descriptions import describe, describe_packed
-from tdserve.server.kinds.placement_kind import find_forward
+from tdserve.server.kinds.placement_kind import is_listed
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -81,7 +81,7 @@ class CatalogRequests:
             near = filter(grant.has_store, catalog.find_names_around(request.near, request.page_size))
             return control_pb2.ListStoresResponse(names=near)
         names, after = self._list_page(request, grant)
-        here = (name for name in names if find_forward(catalog.get(name)) is None)
+        here = (name for name in names if is_listed(catalog.get(name)))
         return control_pb2.ListStoresResponse(names=here, next_page_token=after)
 
     def _list_page(self, request: control_pb2.ListStoresRequest, grant: Grant) -> tuple[list[str], str]:

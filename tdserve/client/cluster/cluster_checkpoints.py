@@ -18,6 +18,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import make_uid
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.placement_records import record_forwards
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load
@@ -89,6 +90,7 @@ def restore_cluster(
                 deadline=deadline,
                 on_progress=on_progress,
             )
+        record_forwards(members, restored)
     except BaseException:  # as of one server: nothing stays
         for server, made in restored.items():
             for name in made:

@@ -24,6 +24,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.latest_records import compute_lateness
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.placement_records import ForwardCheck, record_forwards
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
@@ -71,6 +72,7 @@ class Directory:
         self._lock = Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._missed: OrderedDict[str, None] = OrderedDict()
+        self._forward_check = ForwardCheck(members)
 
     @property
     def num_servers(self) -> int:
@@ -170,16 +172,19 @@ class Directory:
         """Runs a block that creates a store at the server that decides about its name.
 
         Raises:
-            ConnectError: Nobody listens there, and nothing was sent before that was found out. The error names the
-                server; the client's timeout is not waited for.
+            ConnectError: Nobody listens there, and nothing was sent before that was found out; or a server that does
+                not answer may have such a store. The error names the server; the client's timeout is not waited for.
         """
+        if name not in self._places:
+            self._forward_check.check_creation(name)
         try:
             with reach_within(REACH_S, is_for_unsent=True):
                 yield
         except ConnectError as error:
             if not error.retryable:
                 raise
-            reason = f"server {server}, which decides about the name {name!r}, does not answer: {error.reason}"
+            role = "decides about" if server == self.get_owner(name) else "has"
+            reason = f"server {server}, which {role} the name {name!r}, does not answer: {error.reason}"
             raise ConnectError(address=error.address, reason=reason) from error
 
     def forget(self, name: str) -> None:
@@ -202,12 +207,25 @@ class Directory:
         there = {server: found for server, found in everywhere.items() if found is not None}
         if there:  # of copies of a record the latest
             server = max(there, key=lambda server: _compute_lateness(there[server]))
-            return self._follow(name, server, there[server], deadline)
+            place = self._follow(name, server, there[server], deadline)
+            if owner in asked:
+                with suppress(TDServeError):  # the token may not grant it
+                    record_forwards(self._members, {place.server: [name]})
+            return place
         if not lost and not are_lost and alive == others:  # a server that is away may have it
             with self._lock:
                 self._missed[name] = None
                 _drop_oldest(self._missed)
         return Place(owner)
+
+    def _find_copy(self, name: str) -> Place | None:
+        """Returns the place of the latest copy of the record of a shared store; None if no server has one."""
+        answers, _ = self._ask(self._members.list_alive(range(len(self._members))), name)
+        copies = {server: found for server, found in answers.items() if isinstance(found, StoreDescription)}
+        if not copies:
+            return None
+        server = max(copies, key=lambda server: compute_lateness(copies[server]))
+        return self._remember(name, server, copies[server])
 
     def _ask(self, servers: list[int], name: str) -> tuple[dict[int, _Answer], bool]:
         calls = {server: partial(self._ask_server, server, name) for server in servers}
@@ -231,7 +249,7 @@ class Directory:
                 return place if place.placement is None else self._find_record(name, place, place.placement)
             answer, is_lost = self._ask_target(name, found, deadline)
             if is_lost:
-                return Place(found.server)
+                return self._find_copy(name) or Place(found.server)
             if answer is None:  # it was deleted there
                 with suppress(PermissionDeniedError):  # then a client whose token grants it removes that record
                     request_step(self._members.get(server), name, move=found.move, place="")

@@ -11,13 +11,10 @@ from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.placement_records import create_record, delete_copy, record_copy
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.store_changes import create_store
-from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
-from tdserve.structure.capture import capture
-from tdserve.v1 import control_pb2
 
 
 def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
@@ -29,11 +26,8 @@ def record_placement(cluster: ClusterServers, name: str, placement: PlacementRec
         ConnectError: The owner does not answer.
     """
     server = cluster.directory.find(name).server
-    empty = capture({}, store=name)
-    request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
-    request.settings = placement.to_json()
     with cluster.directory.creating(name, server):
-        create_store(cluster.members.get(server), request, empty.spec)
+        create_record(cluster.members.get(server), name, placement, exists_ok=exists_ok)
     cluster.directory.forget(name)
 
 
@@ -95,20 +89,6 @@ def create_parts(
     owner = placement.owner
     if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
         request_step(cluster.members.get(owner), name, place=replace(placement, copy_at=None).to_json())
-
-
-def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:
-    """Gives the server of a part a copy of the record of the whole store, unless it has this one."""
-    found = members.get(server).catalog.find(name)
-    if found is None or found.settings != copy.to_json():
-        request_step(members.get(server), name, place=copy.to_json())
-
-
-def delete_copy(members: Members, name: str, server: int) -> None:
-    """Deletes a server's copy of the record of a shared store, if it has one."""
-    found = members.get(server).catalog.find(name)
-    if found is not None and found.kind == "placement" and PlacementRecord.from_json(found.settings).is_copy:
-        members.get(server).delete(name)
 
 
 def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:

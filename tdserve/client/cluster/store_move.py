@@ -28,7 +28,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.part_creation import delete_copy, record_copy
+from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import request_step
 from tdserve.messages.changed_blocks import count_changed_bytes

@@ -37,6 +37,12 @@ def find_forward(record: StoreRecord) -> PlacementRecord | None:
     return placement if placement is not None and placement.is_moved else None
 
 
+def is_listed(record: StoreRecord) -> bool:
+    """Returns whether a record is of a store that this server has, or knows how several servers share."""
+    placement = read_placement(record)
+    return placement is None or placement.is_listed
+
+
 class PlacementKind(StoreKind):
     """A record without content; see :class:`StoreKind`. This server knows nothing of the others: clients read it."""
 

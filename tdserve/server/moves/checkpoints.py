@@ -25,7 +25,7 @@ from tdserve.base.failpoints import reach
 from tdserve.messages.changed_blocks import clear_changed, count_changed_bytes, iter_changed
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
-from tdserve.server.kinds.placement_kind import find_forward
+from tdserve.server.kinds.placement_kind import is_listed
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.leaving_stores import describe_store, read_blocks
 from tdserve.server.moves.sealing import Sealing
@@ -314,7 +314,7 @@ class Checkpoints:
     def _list_packed(self) -> list[tuple[StoreRecord, bytes]]:
         packed = [each for each in self._stores.catalog if each.packed and not each.loading]
         # What has moved is in the checkpoint of the server that has it; where it is now need not be true later.
-        records = [each for each in packed if find_forward(each) is None]
+        records = [each for each in packed if is_listed(each)]
         return [(each, self._stores.db.get("packed", each.uid.encode()) or b"") for each in records]
 
     def _describe_packed(self, record: StoreRecord, content: bytes) -> control_pb2.FrozenStore:
