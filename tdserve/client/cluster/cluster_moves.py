@@ -9,7 +9,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_checkpoints import checkpoint_cluster, restore_cluster
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, move_store
+from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, explain_left, move_store
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
@@ -64,12 +64,16 @@ class ClusterMoves:
             NotSupportedError: It cannot move: an adopted store.
             StoreExistsError: The other server has a store of this name.
             DeadlineExceededError: A client has begun to write and did not end in time; nothing was moved.
+            ConnectError: Its server, or the other one, does not answer, or was lost in the middle. This takes seconds,
+                whatever the timeout; the store serves where it was, unless its own server was lost as it gave it away.
         """
         return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
 
     def list_stores_at(self, server: int) -> list[str]:
-        """Lists the stores, and parts of shared ones, that a server has, without records of where stores are."""
+        """Lists the stores, and parts of shared ones, that a server has, without records of where stores are. Raises
+        ConnectError within seconds if it does not answer."""
         client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
+        self.members.check_answers(server, "whose stores are to be listed")
         names = [name for name in client.stores() if client.describe(name).kind != "placement"]
         return [name for name in names if (whole := find_whole(name)) is None or name != name_splits(whole)]
 
@@ -78,14 +82,15 @@ class ClusterMoves:
 
         Raises:
             WrongStateError: Every other server has a part of the same store.
+            ConnectError: No other server that may have it answers.
         """
-        return choose_refuge(self.directory, name, drained)
+        return choose_refuge(self.servers, name, drained)
 
     def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
         """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.
 
-        Each goes to the server that would have it if this one did not exist. New stores still come to it: its number
-        stays one of the cluster's.
+        Each goes to the server that would have it if this one did not exist, nor those that do not answer. New stores
+        still come to it: its number stays one of the cluster's.
 
         Args:
             timeout_s: For each store.
@@ -94,17 +99,19 @@ class ClusterMoves:
             Names of the stores that have moved.
 
         Raises:
+            ConnectError: No server answers to which some stores can move; the error names them. All others have moved.
             TDServeError: The first error of a store that could not move; all others have moved.
         """
-        moved, failures = [], []
+        moved: list[str] = []
+        failures: dict[str, TDServeError] = {}
         for name in self.list_stores_at(server):
             try:
                 self.rebalance(name, self.choose_refuge(name, server), timeout_s=timeout_s)
                 moved.append(name)
             except TDServeError as error:
-                failures.append(error)
+                failures[name] = error
         if failures:
-            raise failures[0]
+            raise explain_left(failures, server)
         return moved
 
     # ------------------------------------------------------------ checkpoints

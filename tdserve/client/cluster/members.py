@@ -16,6 +16,7 @@ from tdserve.base.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
+    HandshakeRefusedError,
     PeerLostError,
     TDServeError,
     TransportError,
@@ -30,6 +31,9 @@ from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
+
+SILENCE_S = 5.0
+"""How long a server that listens may take to say that it serves: it may be busy."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -143,6 +147,36 @@ class Members:
             return check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S, tls=self._tls)
         except TDServeError:
             return False
+
+    def check_answers(self, server: int, role: str) -> None:
+        """Waits a moment for a server that does not answer.
+
+        Args:
+            role: What is asked of it, for the error: ``"to which 'a' moves"``.
+
+        Raises:
+            ConnectError: It does not answer; the error names it.
+        """
+        begun_s = time.monotonic()
+        while True:
+            try:
+                if check_health(self.membership.find(server), timeout_s=SILENCE_S, tls=self._tls):
+                    return
+                why = PeerLostError(peer=f"server {server}", reason="it is starting, or ends")
+            except (TransportError, DeadlineExceededError) as error:
+                if isinstance(error, HandshakeRefusedError):
+                    raise
+                why = PeerLostError(peer=f"server {server}", reason=getattr(error, "reason", str(error)))
+            if time.monotonic() + PROBE_INTERVAL_S > begun_s + REACH_S:
+                self.note_lost(server, why)
+                raise self.explain_lost(server, role, why)
+            time.sleep(PROBE_INTERVAL_S)
+
+    def explain_lost(self, server: int, role: str, why: ConnectError | PeerLostError) -> ConnectError:
+        """Returns the error of a server that does not answer, which names it; other arguments as of
+        ``check_answers``."""
+        reason = f"server {server}, {role}, does not answer: {why.reason}"
+        return ConnectError(address=self.describe_address(server), reason=reason)
 
     def describe_address(self, server: int) -> str:
         """Returns the address of a server for an error; its number if it has none now."""

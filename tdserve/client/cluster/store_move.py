@@ -7,19 +7,21 @@ anybody before that leaves the store where it is, and one after it is finished b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
+    PeerLostError,
     StoreNotFoundError,
     TDServeError,
+    TransportError,
     WrongStateError,
 )
 from tdserve.base.failpoints import reach
@@ -31,6 +33,7 @@ from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import request_step
+from tdserve.client.session.reach import reach_within
 from tdserve.messages.changed_blocks import count_changed_bytes
 from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
 from tdserve.v1 import control_pb2
@@ -46,6 +49,12 @@ SMALL_BYTES = 32 << 20
 
 MAX_ATTEMPTS = 4
 """Another client may move the store meanwhile, and a restart of the target forgets what has come."""
+
+MAX_NAMED_LEFT = 20
+"""So many stores are named that could not leave a server that is drained."""
+
+MOVE_REACH_S = 4.0
+"""How long a step tries to reach its server. One that restarts is back by then; clients of a sealed store wait."""
 
 SEAL_TIMEOUT_S = 10.0
 """Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
@@ -85,7 +94,8 @@ def move_store(
         StoreNotFoundError: There is no such store.
         NotSupportedError, StoreExistsError, CapacityError: It cannot move there. Nothing was changed.
         DeadlineExceededError: A client's writes did not end in time. Nothing was changed.
-        ConnectError, PeerLostError: A server was lost. The store is where it was, or there.
+        ConnectError: A server does not answer; within seconds, whatever the deadline is. The store is where it was,
+            unless the source was lost as it released the store: then it may be there.
     """
     members, directory = servers.members, servers.directory
     target = directory.get_owner(name) if target is None else target
@@ -102,10 +112,11 @@ def move_store(
             parts = f"{name_part(name, 0)} to {name_part(name, place.placement.num_shards - 1)}"
             raise InvalidRequestError(argument="name", reason=f"{name!r} has parts on several servers; move {parts}")
         try:
-            if whole is None:
-                _move_whole(servers, name, place.server, target, on_progress, deadline)
-            else:
-                _move_part(servers, whole, name, place.server, target, on_progress, deadline)
+            with reach_within(MOVE_REACH_S):
+                if whole is None:
+                    _move_whole(servers, name, place.server, target, on_progress, deadline)
+                else:
+                    _move_part(servers, whole, name, place.server, target, on_progress, deadline)
             directory.forget(name)
             return target
         except (StoreNotFoundError, WrongStateError):  # somebody else has moved it, or a server was started again
@@ -122,7 +133,10 @@ def _move_whole(
     owner = servers.directory.get_owner(name)
     if owner not in (source, target):
         forward = PlacementRecord.make_forward(target, move)
-        request_step(servers.members.get(owner), name, place=forward.to_json(), deadline=deadline)
+        try:
+            request_step(servers.members.get(owner), name, place=forward.to_json(), deadline=deadline)
+        except TransportError as error:  # its record leads to the source, and that one's to the target
+            servers.members.note_unreached(owner, error)
 
 
 def _move_part(
@@ -197,20 +211,39 @@ def _mend_copies(members: Members, whole: str, before: PlacementRecord, after: P
     members.ask_all({**calls, **{server: partial(delete_copy, members, whole, server) for server in left}})
 
 
-def choose_refuge(directory: Directory, name: str, drained: int) -> int:
+def choose_refuge(servers: ClusterServers, name: str, drained: int) -> int:
     """Returns the server that gets a store of a server that is drained: the one that would have it if that did not
-    exist; for a part, one that has no other part.
+    exist, nor those that do not answer; for a part, one that has no other part.
 
     Raises:
         WrongStateError: All servers have a part.
+        ConnectError: None of those that may have it answers.
     """
     whole = find_whole(name)
-    record = None if whole is None else directory.find(whole).placement
+    record = None if whole is None else servers.directory.find(whole).placement
     taken = {drained, *(() if record is None else record.servers)}
-    for server in order_servers(name, directory.num_servers):
-        if server not in taken:
+    lost: ConnectError | None = None
+    for server in order_servers(name, len(servers.members)):
+        if server in taken:
+            continue
+        try:
+            servers.members.check_answers(server, f"to which {name!r} would move")
             return server
-    raise WrongStateError(state=f"every server has a part of {whole!r}", event=f"moving {name!r}")
+        except ConnectError as error:
+            lost = lost or error
+    raise lost or WrongStateError(state=f"every server has a part of {whole!r}", event=f"moving {name!r}")
+
+
+def explain_left(failures: Mapping[str, TDServeError], drained: int) -> TDServeError:
+    """Returns the error of stores that could not move away from a server, by name: the first, which names all of them
+    if servers do not answer."""
+    first = next(iter(failures.values()))
+    left = [name for name, error in failures.items() if isinstance(error, ConnectError)]
+    if not isinstance(first, ConnectError) or len(left) == 1:
+        return first
+    more = f" and {len(left) - MAX_NAMED_LEFT} more" if len(left) > MAX_NAMED_LEFT else ""
+    names = ", ".join(map(repr, left[:MAX_NAMED_LEFT]))
+    return ConnectError(address=first.address, reason=f"{first.reason}; still on server {drained}: {names}{more}")
 
 
 @dataclass
@@ -226,8 +259,10 @@ class _Copying:
 
     def run(self) -> str:
         """Moves the store; returns the id of the move."""
-        at_source = partial(request_step, self.servers.members.get(self.source), self.name)
-        at_target = partial(request_step, self.servers.members.get(self.target), self.name)
+        at_source = partial(self._ask, self.source, f"from which {self.name!r} moves")
+        at_target = partial(self._ask, self.target, f"to which {self.name!r} moves")
+        self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
+        self.servers.members.check_answers(self.target, f"to which {self.name!r} moves")
         move = make_uid()
         for _ in range(MAX_PASSES):
             listed = at_source(list_files=True, move=move, deadline=self.deadline)
@@ -254,6 +289,21 @@ class _Copying:
         reach("move.handed-over")
         target(show=True)
         return move
+
+    def _ask(self, server: int, role: str, **step: Any) -> control_pb2.MoveAnswer:
+        """Asks one of both servers for one step.
+
+        Raises:
+            ConnectError: It was not reached; the error names it.
+        """
+        members = self.servers.members
+        try:
+            return request_step(members.get(server), self.name, **step)
+        except (ConnectError, PeerLostError) as error:
+            if not error.retryable:
+                raise
+            members.note_lost(server, error)
+            raise members.explain_lost(server, role, error) from error
 
     def _copy(
         self,

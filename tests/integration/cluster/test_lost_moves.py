@@ -1,0 +1,106 @@
+"""Moves whose servers are away, or are lost in the middle: they end soon, and the store stays where it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.base.errors import ConnectError
+from tests.integration.cluster.losing import connecting, join_addresses, rows
+from tests.integration.cluster.moving import choose_other
+from tests.integration.cluster.names import name_owned_by
+from tests.integration.crashing import Crashing
+
+pytestmark = pytest.mark.integration
+
+SOON_S = 15.0
+"""Far less than the timeouts of moves and of these clients; far more than a server that is away takes to be noticed."""
+
+
+@pytest.fixture
+def address(crashing: list[Crashing]) -> str:
+    """The address of servers that can be killed."""
+    return join_addresses(crashing)
+
+
+@contextmanager
+def raising_soon(match: str) -> Iterator[None]:
+    """Expects that a block raises ConnectError within a few seconds."""
+    begun_s = time.monotonic()
+    with pytest.raises(ConnectError, match=match):
+        yield
+    assert time.monotonic() - begun_s < SOON_S
+
+
+@contextmanager
+def killed(crashing: list[Crashing], *numbers: int) -> Iterator[None]:
+    """Runs a block while servers are away."""
+    for number in numbers:
+        crashing[number].kill()
+    try:
+        yield
+    finally:
+        for number in numbers:
+            crashing[number].start()
+
+
+def test_move_when_its_target_or_source_is_away_then_refused_soon(crashing: list[Crashing]) -> None:
+    name = name_owned_by(0, 3)
+    with connecting(crashing, timeout_s=60.0) as client:
+        table = client.create_replay(name, rows(1)[0], 100)
+        table.extend(rows(5))
+        with killed(crashing, 1):
+            with raising_soon(f"server 1, to which '{name}' moves"):
+                client.rebalance(name, 1)
+            assert client.find_server(name) == 0
+            assert len(table) == 5
+        with killed(crashing, 0), raising_soon(f"server 0, from which '{name}' moves"):
+            client.rebalance(name, 1)
+        assert len(table) == 5
+        client.delete(name)
+
+
+def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashing: list[Crashing]) -> None:
+    name = name_owned_by(0, 3)
+    content = TensorDict({"x": torch.arange(4 << 20)}, [4 << 20])
+    with connecting(crashing, timeout_s=60.0) as client:
+        store = client.memmap(content, name)
+        target = choose_other(client, name)
+        lost: list[int] = []
+
+        def kill_target(_: object) -> None:
+            if not lost:
+                lost.append(target)
+                crashing[target].kill()
+
+        try:
+            with raising_soon(f"server {target}, to which '{name}' moves"):
+                client.rebalance(name, target, on_progress=kill_target)
+            assert client.find_server(name) == 0
+            store.set_at_("x", torch.tensor(7), 0)
+            assert store.get_at("x", 0) == 7
+        finally:
+            crashing[target].start()
+        assert client.rebalance(name, target) == target
+        assert store.get_at("x", 0) == 7
+        client.delete(name)
+
+
+def test_drain_when_a_server_is_away_then_none_of_its_stores_goes_there(crashing: list[Crashing]) -> None:
+    names = sorted(name_owned_by(0, 3) for _ in range(4))
+    with connecting(crashing, timeout_s=60.0) as client:
+        for name in names:
+            client.create_replay(name, rows(1)[0], 100).extend(rows(3))
+        with killed(crashing, 1):
+            assert sorted(client.drain(0)) == names
+            assert {client.find_server(name) for name in names} == {2}
+        with killed(crashing, 0, 1), raising_soon(f"still on server 2: {', '.join(map(repr, names))}"):
+            client.drain(2)
+        assert {client.find_server(name) for name in names} == {2}
+        for name in names:
+            client.delete(name)
