@@ -43,14 +43,14 @@ class RoughProxy:
         back: From the server to clients.
         refuses: Whether new connections are closed at once.
         target: The server's address, for new connections.
-        num_bytes_back: Bytes that have come from the server.
+        num_bytes_there, num_bytes_back: Bytes that have come from clients, and from the server.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.there, self.back = Direction(), Direction()
         self.refuses = False
-        self.num_bytes_back = 0
+        self.num_bytes_there = self.num_bytes_back = 0
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,6 +122,8 @@ class RoughProxy:
                 continue
             if way == "back":
                 self.num_bytes_back += len(data)
+            else:
+                self.num_bytes_there += len(data)
             if delay_s := direction.delay_s + len(data) * direction.compute_s_per_byte():
                 await _delay(delay_s)
             writer.write(data)

@@ -621,7 +621,8 @@ class Client(TensorDictClient):
         """Writes a checkpoint of all stores of the server to a place, while others use them.
 
         The stores are read while they serve. Then all of them are brought to rest for some tens of milliseconds, and
-        what has changed since is kept apart: the checkpoint has all of them as they were at that moment. What an
+        what has changed since is kept apart: the checkpoint has all of them as they were at that moment. If a client
+        is in the middle of a write that lasts longer than two seconds, they serve again, and it is tried again. What an
         earlier checkpoint of the same place has is not written again. Nobody else may write checkpoints to it
         meanwhile. Adopted folders are not in it. Threads: safe.
 
@@ -635,8 +636,8 @@ class Client(TensorDictClient):
             The checkpoint: ``id``, ``nbytes``, ``written_nbytes``, ``paused_s``, ``left_out``.
 
         Raises:
-            DeadlineExceededError: The time was over, or a client has begun to write and did not end. The place has the
-                checkpoints that it had.
+            DeadlineExceededError: The time was over; the error names a store that a client was writing whenever it was
+                tried. The place has the checkpoints that it had.
             CapacityError: The place, or the server's disk, is full. Likewise.
             InvalidRequestError: The place is in the root of a server, whose next start would remove it, or cannot be
                 written.

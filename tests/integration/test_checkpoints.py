@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
 
@@ -15,14 +16,17 @@ from tensordict import NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.errors import (
     CorruptDataError,
+    DeadlineExceededError,
     InvalidRequestError,
     StoreExistsError,
+    StoreMovedError,
     StoreNotFoundError,
     TDServeError,
 )
 from tdserve.client.moves.checkpoint_writer import CheckpointProgress
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for
+from tests.rough_proxy import run_rough_proxy
 
 pytestmark = pytest.mark.integration
 
@@ -256,6 +260,49 @@ def test_calls_when_a_checkpoint_is_made_then_wait_for_its_moment(
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+def test_checkpoint_when_a_write_lasts_long_then_is_made_after_it_and_the_stores_serve_meanwhile(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    with (
+        run_rough_proxy(server.address) as proxy,
+        server.client() as client,
+        tdserve.connect(proxy.address, transport="grpc", timeout_s=60.0) as slow,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        client.create_replay("table", ROW, 20_000)
+        other = client.create_replay("other", ROW, 20_000)
+        writing = slow.replay("table")
+        writing.extend(make_rows(0, 1))
+        before = proxy.num_bytes_there
+        proxy.there.bytes_per_s = 4 << 20
+        write = threads.submit(writing.extend, make_rows(1, 10_000))
+        wait_for(lambda: proxy.num_bytes_there > before + (1 << 20), "the beginning of the write")
+        proxy.there.is_stopped = True
+        with pytest.raises(DeadlineExceededError, match="'table'"):
+            client.checkpoint(tmp_path / "place", timeout_s=3.0)
+        assert tdserve.list_checkpoints(tmp_path / "place") == []
+        checkpoint = threads.submit(client.checkpoint, tmp_path / "place")
+        wait_for(lambda: rests(other), "the rest of all stores")
+        other.extend(make_rows(0, 1))
+        proxy.mend()
+        write.result(60.0)
+        made = checkpoint.result(60.0)
+        assert [store.name for store in made.stores] == ["other", "table"]
+        assert made.paused_s < 2.0
+    assert [each.id for each in tdserve.list_checkpoints(tmp_path / "place")] == [made.id]
+
+
+def rests(table: tdserve.ReplayHandle) -> bool:
+    """Returns whether a table takes no rows just now."""
+    try:
+        table.extend(make_rows(0, 1), timeout_s=0.1)
+    except StoreMovedError:
+        return True
+    except DeadlineExceededError:  # the machine is busy
+        return False
+    return False
 
 
 def test_place_when_the_server_is_killed_in_the_middle_then_has_what_it_had(tmp_path: Path) -> None:

@@ -35,7 +35,12 @@ FROZEN_BYTES = 32 << 20
 be more: then the next pass begins, and twice as much is allowed after it."""
 
 REST_S = 2.0
-"""Time for writes under way to end once all stores are sealed; a client that was stopped while it wrote holds it up."""
+"""Time for writes under way to end once all stores are sealed. One that lasts longer, such as a gigabyte over a slow
+network or that of a client that was stopped, is not waited for: all others would wait as well. The stores serve, and
+the checkpoint tries again after a pause."""
+
+RETRY_S, MAX_RETRY_S = 1.0, 30.0
+"""The first of these pauses; each is twice as long as the one before, up to the longest."""
 
 STEP_S = 1e-3
 """A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
@@ -82,8 +87,9 @@ def write_checkpoint(
         The checkpoint, which is the newest of the place now.
 
     Raises:
-        DeadlineExceededError: A client's writes did not end in time, or the time is over. The place has the checkpoints
-            that it had; blocks that were written stay, and the next attempt has them.
+        DeadlineExceededError: The time is over; the error names a store that was being written whenever all were to
+            rest. The place has the checkpoints that it had; blocks that were written stay, and the next attempt has
+            them.
         CapacityError: The place, or the server's disk, is full.
     """
     earlier = load_newest(archive)
@@ -109,6 +115,7 @@ class _CheckpointWriter:
     writing: list[Future[None]] = field(default_factory=list)
     read_nbytes: int = 0
     written_nbytes: int = 0
+    awaited: str = ""
 
     def _know(self, store: ArchivedStore) -> None:
         """Takes note of a store of the checkpoint before: what that has is neither read nor written again."""
@@ -121,16 +128,7 @@ class _CheckpointWriter:
     def run(self, names: list[str]) -> Checkpoint:
         for store in self.earlier.stores if self.earlier else ():
             self._know(store)
-        allowed = FROZEN_BYTES
-        while True:
-            for name in names:
-                self._read_store(name)
-            rest_s = min(REST_S, self.deadline.remaining_s or REST_S)
-            frozen = self._ask(freeze=allowed, timeout_s=rest_s)
-            if frozen.num_bytes <= allowed:
-                break
-            self._check_time()
-            allowed *= 2
+        frozen = self._freeze(names)
         created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
         try:
             stores = [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
@@ -147,6 +145,26 @@ class _CheckpointWriter:
             paused_s=frozen.paused_s,
             written_nbytes=self.written_nbytes,
         )
+
+    def _freeze(self, names: list[str]) -> control_pb2.CheckpointAnswer:
+        """Reads all stores while they serve, and has the server keep what has changed of them since, at one moment."""
+        allowed, retry_s = FROZEN_BYTES, RETRY_S
+        while True:
+            for name in names:
+                self._read_store(name)
+            try:
+                frozen = self._ask(freeze=allowed, timeout_s=min(REST_S, self.deadline.remaining_s or REST_S))
+            except DeadlineExceededError as error:
+                self.awaited = str(error.fields["what"])
+                remaining_s = self.deadline.remaining_s
+                time.sleep(retry_s if remaining_s is None else min(retry_s, remaining_s))
+                self._check_time()
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+                continue
+            if frozen.num_bytes <= allowed:
+                return frozen
+            self._check_time()
+            allowed *= 2
 
     # ------------------------------------------------------------ reading
 
@@ -215,7 +233,8 @@ class _CheckpointWriter:
 
     def _check_time(self) -> None:
         if self.deadline.expired:
-            raise DeadlineExceededError(what="a checkpoint", timeout_s=self.deadline.timeout_s)
+            what = f"a checkpoint, which waited for {self.awaited}," if self.awaited else "a checkpoint"
+            raise DeadlineExceededError(what=what, timeout_s=self.deadline.timeout_s)
 
     def _ask(self, *, timeout_s: float | None = None, **step: Any) -> control_pb2.CheckpointAnswer:
         """Asks for one step."""
