@@ -109,7 +109,7 @@ class ForwardCheck:
                 TDServeError
             ):  # a token that does not grant it, or a server was lost: the next client does it
                 self._is_complete = self._complete()
-        elif known != {0} and min(known) < num_servers:
+        elif any(known) and min(known) < num_servers:
             silent = min(set(range(num_servers)) - sizes.keys())
             reason = (
                 f"server {silent} does not answer, and may have a store {name!r} of a time when there were not these "
