@@ -8,13 +8,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tdserve.base.deadline import Deadline
 from tdserve.bench.measure import Pacing, Round, Task
+from tdserve.launcher import Server
 
 CLIENT = "client"
 """The part that this process, or those that it has started for the purpose, play."""
 
 Processes = Mapping[str, Sequence[int]]
 """Ids of processes, by the part that they play."""
+
+
+WORKERS_TIMEOUT_S = 120.0
+"""Time for data workers to start: they import torch."""
+
+
+def wait_for_processes(servers: Sequence[Server]) -> Processes:
+    """Returns the ids of the processes of servers, once all of them run.
+
+    Raises:
+        DeadlineExceededError: A data worker has not started in time.
+    """
+    deadline, workers = Deadline.after(WORKERS_TIMEOUT_S), []
+    for server in servers:
+        with server.client() as client:
+            while True:
+                found = client.stats()["workers"]
+                if all(worker["is_ready"] for worker in found):
+                    break
+                deadline.raise_if_expired("the start of the data workers")
+                time.sleep(0.05)
+        workers += [worker["pid"] for worker in found]
+    return {"control": [server.pid for server in servers], "workers": workers}
 
 
 def read_cpu_s(processes: Processes) -> dict[str, float]:

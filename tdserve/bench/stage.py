@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.errors import NotSupportedError
 from tdserve.bench.bench_options import FULL, QUICK, TRANSPORTS, BenchOptions, WorkloadSizes
-from tdserve.bench.cpu_times import Processes, count_cpu
+from tdserve.bench.cpu_times import Processes, count_cpu, wait_for_processes
 from tdserve.bench.figures import Figure, Scale, make_figure
 from tdserve.bench.floor_link import FloorLink
 from tdserve.bench.grpc_link import GRPC_STREAM, GrpcLink
@@ -121,12 +121,11 @@ def open_stage(options: BenchOptions) -> Iterator[Stage]:
         link = stack.enter_context(closing(FloorLink()))  # its process imports torch while the server starts
         server = stack.enter_context(Server(folder / SERVER_ROOT))
         client = stack.enter_context(connect(server.address, transport=options.transport))
-        stats = client.stats()
-        transport = check_transport(stats["transport"])
+        transport = check_transport(client.stats()["transport"])
         if transport not in TRANSPORTS:
             reason = f"only {' and '.join(TRANSPORTS)} have floors"
             raise NotSupportedError(feature=f"a benchmark over {transport!r}", reason=reason)
         grpc_link = stack.enter_context(closing(GrpcLink())) if transport == "grpc" else None
         sizes = QUICK if options.quick else FULL
-        servers = {"control": [server.pid], "workers": [worker["pid"] for worker in stats["workers"]]}
+        servers = wait_for_processes([server])
         yield Stage(client, transport, server.address, servers, link, folder, options, sizes, grpc_link)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe, open_children
-from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib
+from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib, wait_for_processes
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
@@ -75,11 +75,7 @@ def open_servers(stage: Stage, num_servers: int) -> Iterator[tuple[str, Processe
         folder = Path(stack.enter_context(TemporaryDirectory(dir=stage.folder)))
         started = [stack.enter_context(Server(folder / f"root{number}")) for number in range(num_servers)]
         address = ",".join(server.address for server in started)
-        workers = []
-        for server in started:
-            with server.client() as client:
-                workers += [worker["pid"] for worker in client.stats()["workers"]]
-        yield address, {"control": [server.pid for server in started], "workers": workers}
+        yield address, wait_for_processes(started)
 
 
 def _measure(stage: Stage, address: str, servers: Processes, where: str = "") -> Generator[Case]:

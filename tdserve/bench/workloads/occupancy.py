@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib
+from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib, wait_for_processes
 from tdserve.bench.figures import Scale
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.bench.occupancy_model import ONE_MORE
@@ -40,7 +40,7 @@ def measure_occupancy(stage: Stage) -> Generator[Case]:
         folder = stack.enter_context(TemporaryDirectory(dir=stage.folder))
         server = stack.enter_context(Server(Path(folder, "root")))
         client = stack.enter_context(connect(server.address, transport=stage.transport))
-        servers = {"control": [server.pid], "workers": [worker["pid"] for worker in client.stats()["workers"]]}
+        servers = wait_for_processes([server])
         client.init_remote(TensorDict({"x": torch.zeros(1 << 18)}, []), READ)
 
         def open_session() -> None:
