@@ -50,6 +50,8 @@ def _prepare(*, shows_log: bool) -> None:
     """Imports all that runs need, with the clocks of the simulation."""
     virtual_time.install()
     importlib.import_module("tests.simulation.schedule")
+    logging.disable(logging.CRITICAL)
+    run_seed(0)  # what the interpreter learns of the code, and what is made once, need not be made in each fork
     logging.disable(logging.NOTSET if shows_log else logging.CRITICAL)
     gc.collect()
     gc.freeze()  # each start of a server collects

@@ -128,7 +128,10 @@ def run_root(folder: Path, seed: int, num_schedules: int) -> dict[str, Counter[s
     asyncio.set_event_loop(loop)
     folder.mkdir()
     try:
-        return loop.run_until_complete(_run_root(folder, seed * num_schedules, num_schedules))
+        counts: dict[str, Counter[str]] = loop.run_until_complete(
+            _run_root(folder, seed * num_schedules, num_schedules)
+        )
+        return counts
     finally:
         for task in asyncio.all_tasks(loop):
             task.cancel()

@@ -148,7 +148,7 @@ class SimulatedServer:
         self._is_up.clear()
         self._now = None
         path = self._make_path()
-        shutil.copytree(life.path, path, ignore=shutil.ignore_patterns("lock.mdb", "*.sock"), copy_function=_copy)
+        _copy_root(str(life.path), str(path))
         for link in list(self.links.values()):
             link.cut()
         self._restarting = _outside(self._restart(life, path))
@@ -228,6 +228,32 @@ def _outside(coroutine: Any) -> asyncio.Task[Any]:
     return task
 
 
-def _copy(source: str, target: str) -> str:
-    shutil.copyfile(source, target)
-    return target
+def _copy_root(source: str, target: str) -> None:
+    """Copies the files of a root, for half the price of ``shutil.copytree``: crashes are what costs most."""
+    os.mkdir(target)
+    for entry in os.scandir(source):
+        path = f"{target}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            _copy_root(entry.path, path)
+        elif entry.name != "lock.mdb" and not entry.name.endswith(".sock"):
+            _copy(entry.path, path)
+
+
+def _copy(source: str, target: str) -> None:
+    from_fd = os.open(source, os.O_RDONLY)
+    to_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        size, offset = os.fstat(from_fd).st_size, 0
+        os.truncate(to_fd, size)
+        while offset < size:
+            try:
+                offset = os.lseek(from_fd, offset, os.SEEK_DATA)
+            except OSError:  # there is only a hole
+                break
+            end = os.lseek(from_fd, offset, os.SEEK_HOLE)
+            os.lseek(to_fd, offset, os.SEEK_SET)
+            while offset < end:
+                offset += os.sendfile(to_fd, from_fd, offset, end - offset)
+    finally:
+        os.close(from_fd)
+        os.close(to_fd)

@@ -241,8 +241,8 @@ class SimulatedWorker(DataWorker):
             return
         lane: Any = _InlineLane(session, process.context)
         message = control_pb2.ClientMessage.FromString(content)
-        is_write = message.WhichOneof("body") in ("extend", "write")
-        to_client, to_control = writes.handle(content, lane) if is_write else (b"", content)
+        is_for_worker = message.HasField("write") or message.extend.wished_claim > 0  # clients label these so
+        to_client, to_control = writes.handle(content, lane) if is_for_worker else (b"", content)
         if to_control:
             self._report(process, worker_pb2.Report(session=session, mail=to_control))
         if to_client:
