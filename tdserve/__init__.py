@@ -66,6 +66,7 @@ _HOMES = {
         "RequestError",
         "RootInUseError",
         "SelectionError",
+        "ShardLostError",
         "ServerBusyError",
         "SpecMismatchError",
         "StepForgottenError",

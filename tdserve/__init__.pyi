@@ -29,6 +29,7 @@ from tdserve.base.errors import (
     RootInUseError as RootInUseError,
     SelectionError as SelectionError,
     ServerBusyError as ServerBusyError,
+    ShardLostError as ShardLostError,
     SpecMismatchError as SpecMismatchError,
     StepForgottenError as StepForgottenError,
     StoreExistsError as StoreExistsError,

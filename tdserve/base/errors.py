@@ -18,6 +18,7 @@
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── StepForgottenError        OUT_OF_RANGE         store, step, kept, next
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
+    │   ├── ShardLostError            FAILED_PRECONDITION  name, shard, server, address
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address, reason
@@ -58,8 +59,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-Field = str | int | float | bool | None
-"""What an error's field may hold, so that every error crosses the wire without pickle."""
+Field = str | int | float | bool | None  # so that every error crosses the wire without pickle
 
 
 class TDServeError(Exception):
@@ -104,8 +104,7 @@ class TDServeError(Exception):
 
 
 def _rebuild(cls: type[TDServeError], fields: dict[str, Field], request_id: str) -> TDServeError:
-    error = cls(**fields)
-    error.note_request(request_id)
+    (error := cls(**fields)).note_request(request_id)
     return error
 
 
@@ -188,11 +187,10 @@ class KeyNotFoundError(RequestError, KeyError):
     defaults = {"store": "", "key": "", "listing": ""}
 
     def _message(self) -> str:
-        store, listing = self.fields["store"], self.fields["listing"]
-        if store and not self.fields["key"]:
-            return f"store {store!r} has no keys"
-        listing = listing or (store and f"client.keys({store!r})")
-        return self.template.format(**{**self.fields, "listing": listing})
+        store = self.fields["store"]
+        listing = self.fields["listing"] or (store and f"client.keys({store!r})")
+        template = "store {store!r} has no keys" if store and not self.fields["key"] else self.template
+        return template.format(**{**self.fields, "listing": listing})
 
     __str__ = _message  # KeyError would show the repr of the message
 
@@ -203,7 +201,6 @@ class KeyExistsError(RequestError, KeyError):
     code = "ALREADY_EXISTS"
     template = "store {store!r} already has key {key!r}; leave out safe=True to replace it"
     defaults = {"store": "", "key": ""}
-
     __str__ = TDServeError._message  # KeyError would show the repr of the message
 
 
@@ -252,6 +249,15 @@ class WrongStateError(RequestError):
     defaults = {"state": "", "event": ""}
 
 
+class ShardLostError(RequestError):
+    """The server of a shard answers, but has no such part of the store: its disk was lost, or the creation was cut
+    short. Nothing was changed there."""
+
+    code = "FAILED_PRECONDITION"
+    template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it anew, empty"
+    defaults = {"name": "", "shard": 0, "server": 0, "address": ""}
+
+
 class ReadOnlyError(RequestError):
     """The store can only be read. Nothing was written."""
 
@@ -283,10 +289,9 @@ class UnauthenticatedError(RequestError):
     defaults = {"address": "", "reason": ""}
 
     def _message(self) -> str:
-        if not self.fields["reason"]:
-            return super()._message()
-        remedy = "get a new one from whoever runs the server (tdserve token new)"
-        return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
+        since = ", since {reason}; get a new one from whoever runs the server (tdserve token new)"
+        template = self.template.partition(";")[0] + since if self.fields["reason"] else self.template
+        return template.format(**self.fields)
 
 
 class PermissionDeniedError(RequestError):
@@ -361,8 +366,7 @@ class DeadlineExceededError(TDServeError, TimeoutError):
     defaults = {"what": "", "timeout_s": 0}
 
     def _message(self) -> str:  # the time left of a call has many digits
-        timeout_s = self.fields["timeout_s"]
-        shown = f"{round(timeout_s, 3):g}" if isinstance(timeout_s, (int, float)) else str(timeout_s)
+        shown = f"{round(time_s, 3):g}" if isinstance(time_s := self.fields["timeout_s"], (int, float)) else str(time_s)
         return self.template.format(**{**self.fields, "timeout_s": shown})
 
 

@@ -12,6 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreMovedError
 from tdserve.client.client import Client
 from tdserve.client.cluster.directory import Directory
+from tdserve.client.cluster.lost_parts import LostParts
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.cluster.policy_feeds import PolicyFeeds
@@ -65,7 +66,12 @@ class ClusterServers:
         self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
         self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
         self.policies = PolicyFeeds(self._find_home)
+        self._lost_parts: dict[str, LostParts] = {}
         self._executor: ThreadPoolExecutor | None = None
+
+    def get_lost_parts(self, name: str) -> LostParts:
+        """Returns which parts of a shared store are not where they belong."""
+        return self._lost_parts.setdefault(name, LostParts())
 
     def _find_home(self, name: str) -> Client:
         return self.members.get(self.directory.find(name).server)

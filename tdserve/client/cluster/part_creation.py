@@ -62,6 +62,7 @@ def create_parts(
         check_answers(cluster.members, name, placement)
         placement = replace(placement, owner=cluster.directory.find(name).server)
     record_placement(cluster, name, placement, exists_ok=exists_ok)
+    cluster.get_lost_parts(name).forget()
     made: list[tuple[int, str]] = []
     copies = placement.list_copies()
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, StoreMovedError, StoreNotFoundError, TransportError
+from tdserve.base.errors import (
+    ConnectError,
+    ShardLostError,
+    StoreMovedError,
+    StoreNotFoundError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 
@@ -31,7 +41,8 @@ class ShardedStore:
     Attributes:
         name: Name of the store.
         placement: Which servers have it.
-        is_degraded: Whether a part was left out of the last call, since its server did not answer.
+        is_degraded: Whether a part is left out of calls now, since its server does not answer or has lost it. That a
+            server was lost is known from the first call that needs it.
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
@@ -39,7 +50,10 @@ class ShardedStore:
         self.name = name
         self.placement = placement
         self._handles: dict[int, tuple[Client, Any]] = {}
+        self._uids: dict[int, str] = {}
+        self._lost_parts = cluster.get_lost_parts(name)
         self._left_out: frozenset[int] = frozenset()
+        self._is_short = False
         self._first = self._describe_any(timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -56,7 +70,7 @@ class ShardedStore:
     @property
     def is_degraded(self) -> bool:
         """See the class."""
-        return bool(self._left_out)
+        return len(self.list_live()) < self.num_shards
 
     # ------------------------------------------------------------ parts
 
@@ -68,6 +82,7 @@ class ShardedStore:
 
         Raises:
             ConnectError: Its server has no address now, or does not answer.
+            ShardLostError: Its server has no such part.
         """
         client = self._cluster.members.get(self.placement.servers[shard])
         kept = self._handles.get(shard)
@@ -78,16 +93,68 @@ class ShardedStore:
         except StoreMovedError as moved:  # or is being moved
             return self._open_moved(shard, client, moved, timeout_s)
         if found is None:
-            with suppress(TransportError):  # of the server that has the record: the part comes or it does not
-                if self.name not in self._cluster.members.get(self._cluster.directory.find(self.name).server):
-                    raise StoreNotFoundError(name=self.name)
+            self._check_exists()
             place = self._cluster.directory.find_again(name_part(self.name, shard))
             if place is not None and place.server != self.placement.servers[shard]:
                 return self._open_at(shard, place.server, client, timeout_s)
-            found = client.describe(name_part(self.name, shard), timeout_s=timeout_s)  # it is being created
+            found = self._wait_for_part(shard, client, timeout_s)
         handle = client.open_handle(found)
-        self._handles[shard] = (client, handle)
+        self._lost_parts.note_found(shard)
+        self._handles[shard], self._uids[shard] = (client, handle), found.uid
         return handle
+
+    def _check_exists(self) -> None:
+        """Raises StoreNotFoundError if the store was deleted, as far as the server with its record answers."""
+        directory = self._cluster.directory
+        with suppress(TransportError):
+            if self.name not in self._cluster.members.get(directory.find(self.name).server):
+                directory.forget(self.name)  # the record may be lost, too, and there are copies
+                if directory.find(self.name).placement is None:
+                    raise StoreNotFoundError(name=self.name)
+
+    def _wait_for_part(self, shard: int, client: Client, timeout_s: float | None) -> StoreDescription:
+        """Describes a part that is not there: it is being created, or lost."""
+        wait_s = self._cluster.timeout_s if timeout_s is None else timeout_s
+        found = self._lost_parts.wait(shard, partial(client.catalog.find, name_part(self.name, shard)), wait_s)
+        if found is None:
+            self._check_exists()
+            server = self.placement.servers[shard]
+            raise ShardLostError(name=self.name, shard=shard, server=server, address=client.address)
+        return found
+
+    def _reopen_part(self, shard: int, timeout_s: float | None) -> Any | None:
+        """Returns the handle of a part that its server did not have any more, once it is there again; None if another
+        store has its name now.
+
+        Raises:
+            ShardLostError, StoreNotFoundError: The part, or the store, is not there.
+        """
+        before = self._handles.pop(shard, None)
+        handle = self.get_part(shard, timeout_s)
+        if self._is_the_same(shard):
+            return handle
+        if before is not None:
+            self._handles[shard] = before
+        return None
+
+    def _is_the_same(self, shard: int) -> bool:
+        """Returns whether another part is the one that this handle has opened: then the store was not made anew."""
+        for other, uid in list(self._uids.items()):
+            if other != shard:
+                with suppress(TDServeError):
+                    found = self._look(other)
+                    if found is not None and found.uid == uid:
+                        return True
+        return False
+
+    def _look(self, shard: int) -> StoreDescription | None:
+        with reach_within(REACH_S):
+            client = self._cluster.members.get(self.placement.servers[shard])
+            return client.catalog.find(name_part(self.name, shard))
+
+    def forget_part(self, shard: int) -> None:
+        """Opens a part anew when it is needed next: it was not there."""
+        self._handles.pop(shard, None)
 
     def _open_moved(self, shard: int, before: Client, moved: StoreMovedError, timeout_s: float | None) -> Any:
         """Returns the handle of a part that is at another server than was known."""
@@ -116,9 +183,13 @@ class ShardedStore:
                 self.placement = placement
 
     def list_live(self) -> list[int]:
-        """Returns the shards whose servers answered when they were last asked."""
-        servers = self.placement.servers
-        return [shard for shard in range(self.num_shards) if not self._cluster.members.is_lost(servers[shard])]
+        """Returns the shards whose servers answered when they were last asked, and have them."""
+        members, servers = self._cluster.members, self.placement.servers
+        return [
+            shard
+            for shard in range(self.num_shards)
+            if not members.is_lost(servers[shard]) and not self._lost_parts.is_lost(shard, partial(self._look, shard))
+        ]
 
     def ask_parts(
         self,
@@ -137,27 +208,46 @@ class ShardedStore:
             skips_lost: Whether servers that did not answer lately are left out at once, if others do.
 
         Returns:
-            The results by shard. ``is_degraded`` says whether all live and known shards are in it.
+            The results by shard.
 
         Raises:
             TransportError: None answers.
+            ShardLostError: None of those that answer has its part.
             TDServeError: The first other error.
         """
         asked = list(shards)
         if skips_lost:
             asked = [shard for shard in self.list_live() if shard in asked] or asked
+        found, failures = self._ask_some(asked, call, reach_s, deadline)
+        if failures and not found:
+            raise next(iter(failures.values()))
+        self.note_left_out()
+        return found
+
+    def _ask_some(
+        self, asked: list[int], call: Callable[[int, Any], _Result], reach_s: float, deadline: Deadline | None
+    ) -> tuple[dict[int, _Result], dict[int, TransportError | ShardLostError]]:
+        """Calls parts; returns the results, and the failures of those that are lost or whose servers do not answer."""
         timeout_s = None if deadline is None else deadline.remaining_s
+        failures: dict[int, TransportError | ShardLostError] = {}
+
+        def ask(shard: int) -> list[_Result]:
+            try:
+                return [self.ask_part(shard, partial(call, shard), timeout_s)]
+            except ShardLostError as error:
+                failures[shard] = error
+                return []
+
         servers = self.placement.servers
-        calls = {servers[shard]: partial(self._ask_part, shard, call, timeout_s) for shard in asked}
+        calls = {servers[shard]: partial(ask, shard) for shard in asked}
         found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s)
         for shard in asked:
             if (failure := lost.get(servers[shard])) is not None:
                 self.note_unreached(shard, failure)
-        if lost and not found:
-            raise next(iter(lost.values()))
-        results = {shard: found[servers[shard]] for shard in asked if servers[shard] in found}
-        self._note_left_out()
-        return results
+                failures[shard] = failure
+        results = {shard: each for shard in asked for each in found.get(servers[shard], [])}
+        self._find_moved_parts()
+        return results, failures
 
     def note_unreached(self, shard: int, failure: TransportError) -> None:
         """Takes note of the server that a call for a part has not reached: if not the known one, the part is there."""
@@ -180,36 +270,60 @@ class ShardedStore:
 
         Raises:
             TransportError: One does not answer. The calls of the others were made.
+            ShardLostError: One is lost. Likewise.
             TDServeError: The first other error.
         """
         reach_s = self._cluster.timeout_s if reach_s is None else reach_s
-        found = self.ask_parts(shards, call, reach_s=reach_s, deadline=deadline, skips_lost=False)
-        missing = sorted(set(shards) - found.keys())
-        if missing:
-            reason = f"shards {missing} of {self.name!r} do not answer"
+        found, failures = self._ask_some(list(shards), call, reach_s, deadline)
+        for failure in failures.values():
+            if len(failures) == 1 or isinstance(failure, ShardLostError):
+                raise failure
+        if failures:
+            reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
             raise ConnectError(address=self._cluster.address, reason=reason)
         return found
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
         """Calls a part; its errors name the store. Other arguments and errors as of ``get_part``."""
         with naming_whole(self.name):
-            return call(self.get_part(shard, timeout_s))
+            part = self.get_part(shard, timeout_s)
+            try:
+                return call(part)
+            except StoreNotFoundError as error:
+                if error.fields["name"] != name_part(self.name, shard):
+                    raise
+                again = self._reopen_part(shard, timeout_s)
+                if again is None:
+                    raise
+            return call(again)
 
-    def _ask_part(self, shard: int, call: Callable[[int, Any], _Result], timeout_s: float | None) -> _Result:
-        return self.ask_part(shard, partial(call, shard), timeout_s)
-
-    def _note_left_out(self) -> None:
-        lost = set(self._cluster.members.lost)
-        if not lost.isdisjoint(self.placement.servers) and not self._left_out:
+    def _find_moved_parts(self) -> None:
+        """Reads where the parts are when servers of them turn out to be lost, once until all answer again."""
+        is_short = not set(self._cluster.members.lost).isdisjoint(self.placement.servers)
+        if is_short and not self._is_short:
             self._read_placement()
-        left_out = frozenset(shard for shard, server in enumerate(self.placement.servers) if server in lost)
-        if left_out - self._left_out:
-            _log.warning("store %r goes on without shards %s, until their servers answer", self.name, sorted(left_out))
-        if bool(left_out) != self.is_degraded:
+        self._is_short = is_short
+
+    def note_left_out(self) -> None:
+        """Logs shards without which a call goes on, once, and reports to the servers whether there are any."""
+        lost = set(self._cluster.members.lost)
+        silent = {shard for shard, server in enumerate(self.placement.servers) if server in lost}
+        left_out = frozenset(silent.union(self._lost_parts.list_shards()))
+        new = left_out - self._left_out
+        if new & silent:
+            shown = sorted(new & silent)
+            _log.warning("store %r goes on without shards %s, until their servers answer", self.name, shown)
+        for shard in self._lost_parts.take_unreported():
+            _log.warning("store %r goes on without shard %d, which %s", self.name, shard, self._explain_lost(shard))
+        if bool(left_out) != bool(self._left_out):
             for server, client in self._cluster.members.used.items():
                 if server not in lost:
                     client.observed_calls.note_degraded(self.name, bool(left_out))
         self._left_out = left_out
+
+    def _explain_lost(self, shard: int) -> str:
+        server = self.placement.servers[shard]
+        return f"server {server} has lost; creating the store again with exists_ok=True makes it anew, empty"
 
     def ask_any(self, call: Callable[[Client, str], _Result]) -> _Result:
         """Calls the client of the first server that answers, with the name of its part.
@@ -237,7 +351,18 @@ class ShardedStore:
             return call(self._cluster.members.get(server), part)
 
     def _describe_any(self, timeout_s: float) -> StoreDescription:
-        return self.ask_any(lambda client, part: client.describe(part, timeout_s=timeout_s))
+        """Describes a part that exists; waits for one of a store that is being created."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = self.ask_any(lambda client, part: client.describe(part))
+                break
+            except StoreNotFoundError:
+                if time.monotonic() >= end_s:
+                    raise
+            time.sleep(LOOK_AGAIN_S)
+        self._uids[int(found.name.rpartition("#")[2])] = found.uid
+        return found
 
     # ------------------------------------------------------------ figures
 

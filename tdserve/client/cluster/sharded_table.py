@@ -16,6 +16,8 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
+    ShardLostError,
+    StoreNotFoundError,
     TransportError,
 )
 from tdserve.base.ids import make_client_id
@@ -99,6 +101,7 @@ class ShardedTable(ShardedRows):
         Raises:
             ConnectError: The shard does not answer, and the table was created with ``on_shard_loss="raise"``. Nothing
                 was written.
+            ShardLostError: The shard's server has lost it, and rows do not go to another one. Likewise.
         """
         options = {
             "writer": writer,
@@ -191,7 +194,7 @@ class ShardedTable(ShardedRows):
 
     def _write_once(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
-        failure: TransportError | None = None
+        failure: TransportError | ShardLostError | None = None
         # The rows of a key stay together, whoever writes them.
         salt = b"" if self.placement.shard_by else self._identity[1]
         for number in list_shards_to_try(shard, self.num_shards, on_loss, salt=salt):
@@ -202,7 +205,14 @@ class ShardedTable(ShardedRows):
                 continue
             try:
                 with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):
-                    return self._shift(self.ask_part(number, write, deadline.remaining_s), number)
+                    numbers = self._shift(self.ask_part(number, write, deadline.remaining_s), number)
+                if failure is not None:
+                    self.note_left_out()
+                return numbers
+            except ShardLostError as error:
+                if on_loss != "redirect":
+                    raise
+                failure = failure or error
             except DeadlineExceededError:
                 members.note_silent(server)  # the next write goes elsewhere
                 raise
@@ -210,7 +220,6 @@ class ShardedTable(ShardedRows):
                 if deadline.expired:  # it was tried for all this time, since something may have been sent
                     raise
                 self.note_unreached(number, error)
-                self._note_left_out()
                 failure = error
         raise failure or ConnectError(address=self.address, reason="there is no shard")
 
@@ -221,9 +230,14 @@ class ShardedTable(ShardedRows):
         """Returns the numbers of rows of a part in the whole table; those that were not stored stay -1."""
         offset = shard * self.part_capacity
         if isinstance(numbers, AwaitableFuture):
+            numbers.add_done_callback(partial(self._note_outcome, shard))
             return numbers.convert(lambda found: self._shift(found, shard))
         found = torch.as_tensor(numbers)
         return self._show(torch.where(found < 0, found, found + offset) if offset else found)
+
+    def _note_outcome(self, shard: int, written: AwaitableFuture[Any]) -> None:
+        if not written.cancelled() and isinstance(written.exception(), StoreNotFoundError):
+            self.forget_part(shard)
 
     # ------------------------------------------------------------ changes
 
