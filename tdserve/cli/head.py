@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
-from tdserve.cli.options import Inquiry, asks_server, take_store
+from tdserve.cli.options import Inquiry, asks_server, report_left_out, take_store
 from tdserve.cli.render import format_cell, format_key, print_json, print_lines, print_table
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 
@@ -38,7 +38,7 @@ MAX_FILE_NAME = 120
     help="Write a PNG file of each image here too.",
 )
 @asks_server
-def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) -> None:
+def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) -> int:
     """Show the first rows of store NAME: live rows of a table, the newest version of weights, entries of a keyed store.
 
     Rows of a table that are read here do not count as sampled. With --images each uint8 tensor of a row that looks like
@@ -46,16 +46,18 @@ def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) ->
     """
     with inquiry.connect() as client:
         content = read_first_rows(client, name, num_rows)
+        code = report_left_out(client, name)
     leaves = list(iter_columns(content))
     written = [] if folder is None else write_images(leaves, folder)
     if inquiry.as_json:
         found = {"name": name, "batch_size": list(content.batch_size), "data": nest_leaves(leaves)}
         print_json(found if folder is None else {**found, "images": list(map(str, written))})
-        return
+        return code
     shown = [f"row {i}" for i in range(content.batch_size[0])] if content.batch_size else ["value"]
     print_table(("key", "type", *shown), (leaf.make_cells(len(shown)) for leaf in leaves))
     if folder is not None:
         print_lines([f"{len(written)} images in {folder}"])
+    return code
 
 
 def read_first_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Any:

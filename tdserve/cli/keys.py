@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
-from tdserve.cli.options import Inquiry, asks_server, take_store
+from tdserve.cli.options import Inquiry, asks_server, report_left_out, report_lost, take_store
 from tdserve.cli.render import format_key, print_json, print_lines
 from tdserve.client.session.structure_leaves import describe_leaves
 
@@ -28,12 +28,13 @@ def keys(
     leaves_only: bool,
     sort: bool,
     is_long: bool,
-) -> None:
+) -> int:
     """List the keys of store NAME, one per line, nested ones as tuples; of a keyed store those of its entries.
 
     On a terminal they are shown as a tree.
     """
     listed: Sequence[Any] = ()
+    code = 0
     with inquiry.open_catalog() as client:
         described = client.describe(name)
         is_tree = not (inquiry.as_json or root_only or leaves_only) and is_on_terminal()
@@ -41,9 +42,12 @@ def keys(
             leaves = describe_leaves(described.spec, leaves_only=leaves_only, sort=sort)
         elif described.kind != "keyed":
             listed = client.keys(name, include_nested=not root_only, leaves_only=leaves_only, sort=sort)
+        if described.kind != "keyed" or is_long:
+            code = report_lost(client)
     if described.kind == "keyed" and not is_long:
         with inquiry.connect() as connected:
             listed = connected.kv(name).keys()
+            code = report_left_out(connected, name)
     if is_long and inquiry.as_json:
         print_json([leaf.as_dict() for leaf in leaves])
     elif is_tree and (is_long or described.kind != "keyed"):
@@ -54,3 +58,4 @@ def keys(
         print_json(list(listed))
     else:
         print_lines(map(format_key, listed))
+    return code

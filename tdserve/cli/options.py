@@ -127,6 +127,20 @@ def open_catalog_client(address: str | None, token_file: Path | None) -> Catalog
     return CatalogClient(server.address, token=server.token, timeout_s=CONNECT_TIMEOUT_S, tls=server.tls)
 
 
+def report_left_out(client: Client | ClusterClient, name: str) -> int:
+    """Prints a line on stderr if shards of a store were left out of what was read of it; returns the exit code of the
+    command, 0 if none were."""
+    shards: list[int] = []
+    if hasattr(client, "directory") and client.directory.find(name).placement is not None:
+        opened = client[name]
+        shards = [] if opened.placement.kind == "dataset" else opened.list_left_out()  # that is read whole, or not
+    if shards:
+        numbers = ", ".join(map(str, shards))
+        line = f"shards {numbers} of {name!r} are left out: their servers do not answer, or have lost them"
+        click.echo(f"tdserve: {to_one_line(line)}", err=True)
+    return NO_ANSWER if shards else 0
+
+
 def report_lost(client: CatalogClient | ClusterCatalog) -> int:
     """Prints a line on stderr for each server of a cluster that did not answer; returns the exit code of the command,
     0 if all did."""

@@ -12,7 +12,7 @@ import click
 
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
 from tdserve.cli.new_rows import LatestRows, NewRows
-from tdserve.cli.options import Inquiry, asks_server, take_store
+from tdserve.cli.options import Inquiry, asks_server, report_left_out, take_store
 from tdserve.cli.render import escape_unprintable, print_json, print_lines
 from tdserve.cli.row_lines import make_row_documents, make_row_lines
 from tdserve.cli.version_list import COLUMNS, make_version_cells
@@ -39,7 +39,7 @@ Look = Callable[[bool], list[tuple[str, Any]]]
     help="Time between two looks.",
 )
 @asks_server
-def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s: float) -> None:
+def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s: float) -> int:
     """Show the newest rows of store NAME, one per line: of a table, of a tensordict; of weights the versions.
 
     With --json each line is a JSON document. With --follow the newest rows are shown as they are written, up to 1000 at
@@ -50,6 +50,7 @@ def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s
         _print(inquiry, look(True))
         if follow:
             _follow(inquiry, look, interval_s)
+        return report_left_out(client, name)
 
 
 def _follow(inquiry: Inquiry, look: Look, interval_s: float) -> None:

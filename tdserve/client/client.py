@@ -159,6 +159,7 @@ class Client(TensorDictClient):
 
         Raises:
             StoreNotFoundError: There is no such store.
+            NotSupportedError: Several servers share it: a client of all of them can delete it.
         """
         delete_store(self, name)
         if self._session is not None:

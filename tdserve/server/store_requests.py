@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from tdserve.base.errors import NotSupportedError
 from tdserve.base.ids import check_store_name
+from tdserve.rules.placement import PlacementRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kinds.placement_kind import read_placement
 from tdserve.server.moves.restored_settings import RestoredSettings
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -63,9 +66,15 @@ class StoreRequests:
     async def delete(
         self, session: ClientSession, request: int, asked: control_pb2.DeleteStoreRequest
     ) -> control_pb2.Done:
-        """Deletes a store; errors as of ``Creation.delete``."""
+        """Deletes a store; errors as of ``Creation.delete``.
+
+        Raises:
+            NotSupportedError: Other servers have parts of it, which would be left behind.
+        """
         name = check_store_name(asked.name)
         store, known = self._stores.find_used(name), self._stores.catalog.find(name)
+        if known is not None and not asked.deletes_record and (placement := read_placement(known)) is not None:
+            _check_no_parts(name, placement)
         if known is None or not known.packed:
             await inline_tasks.ensure_task()
         await self._creation.delete(name, self._make_record(session, request))
@@ -78,6 +87,13 @@ class StoreRequests:
 
     def _make_record(self, session: ClientSession, request: int) -> _RecordAnswer:
         return _RecordAnswer(self._answers, session.client_id, request)
+
+
+def _check_no_parts(name: str, placement: PlacementRecord) -> None:
+    if placement.is_listed:
+        where = f"servers {', '.join(map(str, placement.servers))} of a cluster have parts of it"
+        reason = f"{where}; connect to all of its servers, as in tdserve.connect('a:7707,b:7707')"
+        raise NotSupportedError(feature=f"deleting {name!r} at one server", reason=reason)
 
 
 class _RecordAnswer:

@@ -1327,10 +1327,12 @@ class ListStoresResponse(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteStoreRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "deletes_record")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    DELETES_RECORD_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    deletes_record: bool
+    def __init__(self, name: _Optional[str] = ..., deletes_record: bool = ...) -> None: ...
 
 class ListKeysRequest(_message.Message):
     __slots__ = ("name", "include_nested", "leaves_only", "sort")

@@ -25,6 +25,7 @@ from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load
 from tdserve.client.moves.server_checkpoints import (
     MAX_NAMED,
     Place,
+    check_no_parts,
     checkpoint_server,
     find_server_place,
 )
@@ -69,12 +70,13 @@ def restore_cluster(
     """Brings the stores of a checkpoint of all servers back, each to the server of its number; see
     ``ClusterClient.restore``."""
     wanted = {names} if isinstance(names, str) else None if names is None else {*names}
+    check_no_parts(wanted or ())
     chosen: dict[int, _Chosen] = {}
     for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
         archive = open_archive(find_server_place(place, server))
         found = load(archive, checkpoint_id)
         stores = [each.name for each in found.stores]
-        kept = [each for each in stores if wanted is None or {each, _get_whole(each)} & wanted]
+        kept = [each for each in stores if wanted is None or _get_whole(each) in wanted]
         chosen[server] = _Chosen(archive, found, kept, {*members.get(server).catalog.stores()})
     _check_names(chosen.values(), wanted or set(), prefix)
     restored: dict[int, list[str]] = {}
@@ -95,7 +97,7 @@ def restore_cluster(
         for server, made in restored.items():
             for name in made:
                 with suppress(TDServeError):
-                    delete_store(members.get(server), name)
+                    delete_store(members.get(server), name, deletes_record=True)
         raise
     return sorted({name for made in restored.values() for name in made})
 

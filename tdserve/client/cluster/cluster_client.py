@@ -12,6 +12,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_moves import ClusterMoves
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.part_creation import delete_parts
+from tdserve.client.cluster.placement_records import delete_record
 from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
 from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
@@ -208,7 +209,9 @@ class ClusterClient(ClusterMoves):
         if place.placement is not None:
             delete_parts(self.members, name, place.placement)
             self.directory.forget(name)
-        if place.placement is None or name in self:  # its record may be lost with a disk
+            if name in self:  # its record may be lost with a disk
+                delete_record(self.get_home(name), name)
+        else:
             self.get_home(name).delete(name)
         self.directory.forget(name)
         self.servers.policies.note_change(name)

@@ -24,7 +24,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.latest_records import compute_lateness
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.placement_records import ForwardCheck, record_forwards
+from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, record_forwards
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
@@ -274,7 +274,7 @@ class Directory:
             parts = [name_part(name, shard) for shard, at in enumerate(placement.servers) if at == place.server]
             if any(isinstance(self._ask_server(place.server, part), StoreDescription) for part in parts):
                 return place
-            self._members.get(place.server).delete(name)
+            delete_record(self._members.get(place.server), name)
         return Place(self.get_owner(name))
 
     def _ask_target(self, name: str, moved: StoreMovedError, deadline: Deadline) -> tuple[_Answer, bool]:

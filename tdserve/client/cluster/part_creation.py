@@ -11,7 +11,7 @@ from tdserve.base.errors import ConnectError, TDServeError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.placement_records import create_record, delete_copy, record_copy
+from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, record_copy
 from tdserve.client.moves.move_steps import request_step
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
@@ -82,7 +82,7 @@ def create_parts(
             for server in copies:
                 with suppress(TransportError):  # a copy without its record is removed when it is found
                     delete_copy(cluster.members, name, server)
-            cluster.members.get(cluster.directory.find(name).server).delete(name)
+            delete_record(cluster.members.get(cluster.directory.find(name).server), name)
             cluster.directory.forget(name)
         raise
     if lost and not (exists and made_at):

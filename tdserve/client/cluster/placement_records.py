@@ -11,7 +11,7 @@ from tdserve.base.ids import make_uid
 from tdserve.client.client import Client
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.store_changes import create_store
+from tdserve.client.session.store_changes import create_store, delete_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.placement import DIRECTORY, PlacementRecord, choose_owner, find_whole
 from tdserve.structure.capture import capture
@@ -38,10 +38,15 @@ def record_copy(members: Members, name: str, server: int, copy: PlacementRecord)
         request_step(members.get(server), name, place=copy.to_json())
 
 
+def delete_record(client: Client, name: str) -> None:
+    """Deletes the record of a shared store, or a copy of it, at a server."""
+    delete_store(client, name, deletes_record=True)
+
+
 def delete_copy(members: Members, name: str, server: int) -> None:
     """Deletes a server's copy of the record of a shared store, if it has one."""
     if _has_copy(members.get(server), name):
-        members.get(server).delete(name)
+        delete_record(members.get(server), name)
 
 
 def _has_copy(client: Client, name: str) -> bool:

@@ -70,7 +70,11 @@ class ShardedStore:
     @property
     def is_degraded(self) -> bool:
         """See the class."""
-        return len(self.list_live()) < self.num_shards
+        return bool(self.list_left_out())
+
+    def list_left_out(self) -> list[int]:
+        """Returns the shards that are left out of calls now; see ``is_degraded``."""
+        return sorted(set(range(self.num_shards)) - set(self.list_live()))
 
     # ------------------------------------------------------------ parts
 

@@ -115,7 +115,7 @@ def restore_stores(
     except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
         for name in restored:
             with suppress(TDServeError):
-                delete_store(client, name)
+                delete_store(client, name, deletes_record=True)
         raise
     return sorted(restored)
 

@@ -16,6 +16,7 @@ from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoin
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
 from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
+from tdserve.rules.placement import find_whole
 from tdserve.store.archive import check_outside_roots, open_archive
 from tdserve.v1 import control_pb2
 
@@ -72,16 +73,28 @@ def restore_server(
 ) -> list[str]:
     """Brings stores of a checkpoint back; see ``Client.restore``."""
     archive = open_archive(place)
+    wanted = [names] if isinstance(names, str) else names
+    check_no_parts(wanted or ())
+    found = load(archive, find_id(place, checkpoint))
+    parts = [each.name for each in found.stores if find_whole(each.name) in (wanted or ())]
     return restore_stores(
         client,
         archive,
-        load(archive, find_id(place, checkpoint)),
-        names=[names] if isinstance(names, str) else names,
+        found,
+        names=None if wanted is None else [*wanted, *parts],
         prefix=prefix,
         taken=set(client.catalog.stores()),
         deadline=deadline,
         on_progress=on_progress,
     )
+
+
+def check_no_parts(names: Collection[str]) -> None:
+    """Raises InvalidRequestError for the name of one part of a shared store, which would belong to nothing."""
+    for name in names:
+        if (whole := find_whole(name)) is not None:
+            reason = f"{name!r} is a part of {whole!r}; give that name, and all its parts come back"
+            raise InvalidRequestError(argument="names", reason=reason)
 
 
 def find_id(place: Place, checkpoint: str | None) -> str:

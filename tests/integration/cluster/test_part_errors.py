@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import (
+    InvalidRequestError,
     KeyNotFoundError,
+    NotSupportedError,
     SelectionError,
     SpecMismatchError,
     StoreNotFoundError,
@@ -77,3 +80,35 @@ def test_table_when_it_was_deleted_then_the_error_names_it(user: tdserve.Cluster
     get_text_of(lambda: table.sample(3), StoreNotFoundError, name)
     get_text_of(lambda: table.extend(rows(3)), StoreNotFoundError, name)
     get_text_of(lambda: len(table), StoreNotFoundError, name)
+
+
+def test_record_when_a_client_of_one_server_deletes_it_then_refused_and_nothing_is_lost(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 30, shards="all")
+    table.extend(rows(4))
+    for server in servers:
+        with server.client() as single, pytest.raises(NotSupportedError, match=f"'{name}'.*connect to all"):
+            single.delete(name)
+    assert len(client.replay(name)) == 4
+    client.delete(name)
+    assert name not in client
+    for server in servers:
+        with server.client() as single:
+            assert not [each for each in single.stores() if each.startswith(name)]
+
+
+def test_restore_when_one_part_is_named_then_refused_and_the_whole_comes_back(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str, tmp_path: Path
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 30, shards="all")
+    table.extend(rows(4))
+    client.checkpoint(tmp_path)
+    with pytest.raises(InvalidRequestError, match=f"'{name}#0' is a part of '{name}'"):
+        client.restore(tmp_path, names=[f"{name}#0"], prefix="copy-")
+    with servers[0].client() as single, pytest.raises(InvalidRequestError, match=f"a part of '{name}'"):
+        single.restore(tmp_path / "server-0", names=[f"{name}#0"], prefix="copy-")
+    assert not [each for each in client.stores() if each.startswith(f"copy-{name}")]
+    client.restore(tmp_path, names=[name], prefix="copy-")
+    assert len(client.replay(f"copy-{name}")) == 4
+    client.delete(f"copy-{name}")

@@ -10,6 +10,7 @@ import pytest
 
 import tdserve
 from tdserve.base.errors import ConnectError
+from tdserve.client.cluster.placement_records import delete_record
 from tdserve.client.session.catalog_client import CatalogClient
 from tests.integration.cluster.losing import connecting, fill_each, join_addresses, rows
 from tests.integration.cluster.names import next_name
@@ -28,7 +29,7 @@ def address(crashing: list[Crashing]) -> str:
 def lose_disk(crashing: Crashing, name: str, shard: int) -> None:
     """Takes the record and the part of a store from a server, as if it started with an empty disk."""
     with tdserve.connect(crashing.server.address) as alone:
-        alone.delete(name)
+        delete_record(alone, name)
         alone.delete(f"{name}#{shard}")
 
 

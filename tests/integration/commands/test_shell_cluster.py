@@ -162,7 +162,10 @@ def test_shared_store_when_the_server_with_its_record_is_killed_then_shown_witho
         assert shell.run(NO_ANSWER, "ls")[0].split() == ["shared"]
         described = json.loads(shell.run(NO_ANSWER, "info", "shared", "--json")[0])
         assert (described["num_rows"], described["degraded"]) == (num_left, [1 - shard])
-        assert len(shell.lines("tail", "shared", "-n", "30", "--json")) == num_left
-        assert shell.lines("keys", "shared") == ["x"]
+        out, err = shell.run(NO_ANSWER, "tail", "shared", "-n", "30", "--json")
+        assert (len(out.splitlines()), err.count(f"shards {1 - shard} of 'shared' are left out")) == (num_left, 1)
+        out, err = shell.run(NO_ANSWER, "head", "shared", "-n", "2", "--json")
+        assert (len(json.loads(out)["data"]["x"]), err.count("left out")) == (2, 1)
+        assert shell.run(NO_ANSWER, "keys", "shared")[0].split() == ["x"]
         assert "do not answer" in shell.run(NO_ANSWER, "get", "shared", str(tmp_path / "out.npz"))[1]
         assert not (tmp_path / "out.npz").exists()
