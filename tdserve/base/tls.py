@@ -52,8 +52,13 @@ class TLS:
         """Reads the files.
 
         Raises:
-            InvalidRequestError: One cannot be read.
+            InvalidRequestError: One cannot be read, or does not hold what it should.
         """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.ca is not None:
+            _load_authorities(context, "tls", self.ca)
+        if self.cert is not None and self.key is not None:
+            _load_chain(context, "tls", self.cert, self.key)
         return PemFiles(*(None if path is None else read_pem("tls", path) for path in (self.ca, self.key, self.cert)))
 
     def find_version(self) -> tuple[int, ...]:
@@ -117,19 +122,33 @@ def make_server_context(argument: str, cert: str, key: str, client_ca: str | Non
     Raises:
         InvalidRequestError: One cannot be read, or the key is not that of the certificate.
     """
-    for path in (cert, key, client_ca):
-        if path is not None:
-            read_pem(argument, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_chain(context, argument, cert, key)
+    if client_ca is not None:
+        _load_authorities(context, argument.replace("tls_cert", "tls_client_ca"), client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load_chain(
+    context: ssl.SSLContext, argument: str, cert: str | os.PathLike[str], key: str | os.PathLike[str]
+) -> None:
+    for path in (cert, key):
+        read_pem(argument, path)
     try:
         context.load_cert_chain(cert, key, password=_refuse_password)
-        if client_ca is not None:
-            context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (ssl.SSLError, OSError, ValueError) as fault:
+    except (OSError, ValueError) as fault:  # an error of ssl is an OSError
         reason = f"{cert} with {key} is not a certificate with its key: {fault}"
         raise InvalidRequestError(argument=argument, reason=reason) from fault
-    return context
+
+
+def _load_authorities(context: ssl.SSLContext, argument: str, path: str | os.PathLike[str]) -> None:
+    read_pem(argument, path)
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as fault:
+        reason = f"{path} has no certificates of authorities: {fault}"
+        raise InvalidRequestError(argument=argument, reason=reason) from fault
 
 
 class ServerFiles(Generic[_Loaded]):

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.tls import TLS, ServerFiles, make_server_context, read_pem
 
 _log = logging.getLogger("tdserve.control")
@@ -25,9 +26,27 @@ class ServerCertificates:
 
     def __init__(self, cert: str, key: str, client_ca: str | None) -> None:
         self._cert, self._asks_clients = cert, client_ca is not None
+        self._paths = [path for path in (cert, key, client_ca) if path is not None]
         self._files = ServerFiles(cert, key, client_ca, load=_read_configuration, log=_log)
 
-    def make_credentials(self) -> grpc.ServerCredentials:
+    def bind(self, server: grpc.Server | grpc.aio.Server, address: str) -> int:
+        """Has a server listen with them; returns the port.
+
+        Raises:
+            InvalidRequestError: gRPC does not take the certificates: it looks into the keys of authorities, too.
+            RuntimeError: The address is taken.
+        """
+        try:
+            return server.add_secure_port(address, self._make_credentials())
+        except RuntimeError:  # the same in both cases
+            try:
+                server.add_secure_port("127.0.0.1:0", self._make_credentials())
+            except RuntimeError as fault:
+                reason = f"gRPC cannot use these certificates: {', '.join(self._paths)}"
+                raise InvalidRequestError(argument="tls_cert", reason=reason) from fault
+            raise
+
+    def _make_credentials(self) -> grpc.ServerCredentials:
         """Returns credentials of gRPC, which ask for the files at every handshake."""
         return grpc.dynamic_ssl_server_credentials(
             self._files.loaded, self._fetch, require_client_authentication=self._asks_clients

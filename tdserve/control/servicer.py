@@ -328,7 +328,7 @@ class ControlServer:
         if certificates is None:
             self.port = self.local_port = self._server.add_insecure_port(address)
         else:
-            self.port = self._server.add_secure_port(address, certificates.make_credentials())
+            self.port = certificates.bind(self._server, address)
             self.local_port = self._server.add_insecure_port("127.0.0.1:0") if has_local_port else 0
 
     async def start(self) -> None:

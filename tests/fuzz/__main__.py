@@ -1,7 +1,9 @@
 """``python -m tests.fuzz --inputs 1000000 --seed 1``: feeds random input to every decoder, and ends with 1 on a fault.
 
-``--only NAME`` takes one decoder, ``--sessions`` requests to a real server instead, ``--coverage`` is guided by what of
-the code each input reaches: it needs ``pip install atheris``, and runs until it is told to end, or finds a fault.
+``--only NAME`` takes one decoder. Instead of them, ``--sessions`` takes requests to a real server, ``--roots`` damaged
+files of a root, which are checked, and every tenth is served, ``--tls`` damaged certificates. ``--coverage`` is guided
+by what of the code each input reaches: it needs ``pip install atheris``, and runs until it is told to end, or finds a
+fault.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import argparse
 import sys
 
 from tests.fuzz.campaign import fuzz_decoder
+from tests.fuzz.damaged_roots import RootCampaign
 from tests.fuzz.decoders import make_decoders
 from tests.fuzz.hostile_requests import RequestCampaign
 from tests.fuzz.inputs import Inputs
+from tests.fuzz.tls_files import TLSCampaign
 
 
 def main() -> int:
@@ -22,10 +26,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
     parser.add_argument("--sessions", action="store_true")
+    parser.add_argument("--roots", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--coverage", action="store_true")
     arguments, rest = parser.parse_known_args()
     if arguments.sessions:
         return _fuzz_sessions(arguments.inputs, arguments.seed)
+    if arguments.roots:
+        roots = RootCampaign(arguments.seed)
+        roots.check(arguments.inputs)
+        roots.serve(arguments.inputs // 10)
+        return _describe(roots)
+    if arguments.tls:
+        certificates = TLSCampaign(arguments.seed)
+        certificates.run(arguments.inputs)
+        return _describe(certificates)
     decoders = {name: each for name, each in make_decoders().items() if arguments.only in ("", name)}
     if arguments.coverage:
         return _run_atheris(arguments.only, rest)
@@ -44,6 +59,13 @@ def _fuzz_sessions(num_requests: int, seed: int) -> int:
         campaign.run(num_requests)
         print(*campaign.describe(), sep="\n")
         return int(bool(campaign.list_faults()))
+
+
+def _describe(campaign: RootCampaign | TLSCampaign) -> int:
+    for outcome, number in sorted(campaign.outcomes.items()):
+        print(f"{outcome}: {number:,}")
+    print(*campaign.faults, sep="\n")
+    return int(bool(campaign.faults))
 
 
 def _run_atheris(only: str, rest: list[str]) -> int:

@@ -368,6 +368,19 @@ def test_server_when_its_settings_contradict_then_refused_by_name(
     assert caught.value.argument == argument
 
 
+def test_files_when_one_is_no_certificate_then_refused_by_its_name(certificates: Certificates, tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("-----BEGIN CERTIFICATE-----\nbm90aGluZw==\n-----END CERTIFICATE-----\n")
+    with pytest.raises(tdserve.InvalidRequestError, match=r"garbage\.pem has no certificates of authorities"):
+        tdserve.connect("127.0.0.1:1", tls=tdserve.TLS(ca=garbage))
+    with pytest.raises(tdserve.InvalidRequestError, match=r"garbage\.pem with .*client\.key is not a certificate"):
+        tdserve.connect(
+            "127.0.0.1:1", tls=tdserve.TLS(certificates.folder / "ca.pem", garbage, certificates.proving.key)
+        )
+    with pytest.raises(tdserve.InvalidRequestError, match=r"tls_client_ca: .*garbage\.pem has no certificates"):
+        tdserve.Server(tmp_path / "root", port=0, tls_client_ca=str(garbage), **certificates.server).start()
+
+
 def test_page_when_other_machines_reach_it_then_encrypted_and_its_certificate_is_read_again(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     token = tmp_path / "page-token"
