@@ -7,6 +7,7 @@ import time
 from typing import NamedTuple
 
 import torch
+from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import DeadlineExceededError, TransferAbortedError, TransportError
 from tdserve.control.status import encode_failure
@@ -58,7 +59,10 @@ class SessionWrites:
             mail: A serialised ClientMessage.
             lane: The session's.
         """
-        message = control_pb2.ClientMessage.FromString(mail)
+        try:
+            message = control_pb2.ClientMessage.FromString(mail)
+        except DecodeError:
+            return Handled(to_control=mail)  # which ends the session
         try:
             return self._extend(mail, message, lane) if message.HasField("extend") else _hand_on(mail, message, lane)
         except (TransportError, DeadlineExceededError) as error:
