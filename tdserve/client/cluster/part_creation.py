@@ -7,12 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import ConnectError, TDServeError, TransportError
+from tdserve.base.errors import ConnectError, StoreMovedError, TDServeError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, record_copy
-from tdserve.client.moves.move_steps import request_step
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
 
@@ -89,14 +88,15 @@ def create_parts(
         raise next(iter(lost.values()))
     owner = placement.owner
     if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
-        request_step(cluster.members.get(owner), name, place=replace(placement, copy_at=None).to_json())
+        create_record(cluster.members.get(owner), name, replace(placement, copy_at=None))
 
 
 def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:
     """Raises ConnectError if the server of a shard does not answer, or the one that has the record."""
 
     def ask(server: int) -> None:
-        members.get(server).catalog.find("-")
+        with suppress(StoreMovedError):
+            members.get(server).catalog.find(name)
 
     owner = () if placement.owner is None else (placement.owner,)
     _, lost = members.ask_all({server: partial(ask, server) for server in {*placement.servers, *owner}})

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from tdserve.base.errors import ConnectError, StoreExistsError, StoreMovedError, TDServeError, TransportError
+from tdserve.base.errors import (
+    ConnectError,
+    StoreExistsError,
+    StoreMovedError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.base.ids import make_uid
 from tdserve.client.client import Client
 from tdserve.client.cluster.members import Members
@@ -34,7 +40,9 @@ def create_record(client: Client, name: str, record: PlacementRecord, *, exists_
 def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:
     """Gives the server of a part a copy of the record of the whole store, unless it has this one."""
     found = members.get(server).catalog.find(name)
-    if found is None or found.settings != copy.to_json():
+    if found is None:
+        create_record(members.get(server), name, copy, exists_ok=True)
+    elif found.settings != copy.to_json():
         request_step(members.get(server), name, place=copy.to_json())
 
 
@@ -140,6 +148,11 @@ class ForwardCheck:
         }
         if record_forwards(self._members, elsewhere):
             return False
-        place = PlacementRecord("directory", tuple(servers)).to_json()
-        calls = {server: partial(request_step, self._members.get(server), DIRECTORY, place=place) for server in servers}
-        return not self._members.ask_all(calls)[1]
+        return not self._members.ask_all({server: partial(self._note_size, server) for server in servers})[1]
+
+    def _note_size(self, server: int) -> None:
+        client = self._members.get(server)
+        if self._read_size(server) not in (0, len(self._members)):
+            delete_record(client, DIRECTORY)
+        note = PlacementRecord("directory", tuple(range(len(self._members))))
+        create_record(client, DIRECTORY, note, exists_ok=True)

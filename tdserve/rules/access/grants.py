@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.errors import PermissionDeniedError
 from tdserve.rules.access.roles import Role, find_need
+from tdserve.rules.placement import DIRECTORY, find_whole
 
 ALL_STORES = ("*",)
 
@@ -80,21 +81,22 @@ class Grant:
         return re.compile("|".join(map(translate, self.stores)) or r"(?!)")
 
     def has_store(self, name: str) -> bool:
-        """Returns whether a store of this name would exist for its holder."""
-        return self.has_all_stores or self._any_pattern.match(name) is not None
+        """Returns whether a store of this name would exist for its holder; of a part, whether the whole store would."""
+        return self.has_all_stores or self._any_pattern.match(find_whole(name) or name) is not None
 
     def check(self, kind: str, asked: Any) -> None:
         """Checks a request; arguments as of ``find_need``.
 
         Raises:
             PermissionDeniedError: The token does not grant it. Names that it does not include are refused whether or
-                not there is such a store, so that the answer reveals nothing about it.
+                not there is such a store, so that the answer reveals nothing about it. The number of servers
+                (``DIRECTORY``) may be read by all.
         """
         if self.is_full:
             return
         need = find_need(kind, asked)
         for store in need.stores if not need.is_server_wide else ():
-            if not self.has_store(store):
+            if not self.has_store(store) and (store != DIRECTORY or need.role > Role.READ):
                 raise PermissionDeniedError(role=self.role.label, call=need.call, store=store)
         if need.is_server_wide and not self.has_all_stores:
             needed = need.role.label

@@ -16,6 +16,7 @@ from tdserve.rules.placement import DIRECTORY, choose_owner
 from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import name_owned_by, next_name
 from tests.integration.crashing import Crashing
+from tests.integration.token_files import TokenFile
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -130,3 +131,22 @@ def test_note_of_the_number_of_servers_then_no_store_of_anybody(growing: list[Cr
     for each in growing:
         with tdserve.connect(each.server.address) as alone:
             assert alone.stores() == (["settings"] if choose_owner("settings", 3) == growing.index(each) else [])
+
+
+def test_creation_when_the_token_grants_some_names_then_done_without_the_note(tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    some, every = tokens.add("some", "write", stores=["jobs-*"]), tokens.add("every", "admin")
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(tdserve.Server(tmp_path / f"root{number}", tokens_file=str(tokens.path)))
+            for number in range(2)
+        ]
+        address = ",".join(server.address for server in started)
+        for number in range(2):
+            name = next(name for name in map("jobs-{}".format, range(100)) if choose_owner(name, 2) == number)
+            with tdserve.connect(address, token=some) as client:
+                client.init_remote(CONTENT, name)
+                client.create_replay(f"{name}-rows", CONTENT[0], 10, shards="all")
+        with tdserve.connect(address, token=every) as client:
+            client.init_remote(CONTENT, "settings")
+            assert client["settings"]["number"].tolist() == [0, 1, 2]
