@@ -20,7 +20,7 @@ from tdserve.store import environments, object_folders
 from tdserve.store.catalog_db import CatalogDB, Table, Transaction
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
-from tdserve.store.faults import convert_os_errors
+from tdserve.store.faults import convert_os_errors, lmdb_faults
 from tdserve.store.files import sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
@@ -146,8 +146,11 @@ def copy_catalog_whole(root: Root) -> str:
     fresh = path.with_name(DATA_FILE + ".new")
     environment = environments.acquire(root.catalog_folder, writable=False, max_bytes=0)
     try:
-        with convert_os_errors(path):
+        with lmdb_faults(path, max_bytes=environment.max_bytes):  # it looks at more than those who read records
             environment.write_copy(fresh)
+    except TDServeError:
+        fresh.unlink(missing_ok=True)
+        raise
     finally:
         environments.release(environment)
     os.replace(fresh, path)
