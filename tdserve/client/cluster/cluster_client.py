@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -11,6 +11,7 @@ from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongSt
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_moves import ClusterMoves
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
+from tdserve.client.cluster.directory import begin_deadline, get_rest
 from tdserve.client.cluster.part_creation import delete_parts
 from tdserve.client.cluster.placement_records import delete_record
 from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
@@ -70,18 +71,22 @@ def _at_home(
         if call_name in NAMING:
             check_no_part(name)
         store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
-        place = self.directory.find(store)
+        deadline = begin_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
+        place = self.directory.find(store, deadline)
         if place.placement is not None and call_name not in CREATING:
             state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
             raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
         if call_name in CREATING:
             with self.directory.creating(store, place.server):
                 return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+        if deadline is not None and call_name != "subscribe":  # whose timeout is that of each wait
+            if deadline.expired:
+                self.members.raise_if_lost(place.server, f"which may have {store!r}")
+            kwargs["timeout_s"] = get_rest(kwargs["timeout_s"], deadline)
         try:
             return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         except StoreNotFoundError:
-            again = self.directory.find_again(store)
-            if again is None:
+            if (again := self.directory.find_again(store, deadline)) is None:
                 raise
             return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -143,7 +148,7 @@ class ClusterClient(ClusterMoves):
     def stores(self, prefix: str = "") -> list[str]:
         """Lists the names of all stores of the servers that answer, sorted; a shared store once."""
         servers = range(len(self.members))
-        calls = {server: self._make_listing(server, prefix) for server in self.members.list_alive(servers) or servers}
+        calls = {at: partial(self._list_at, at, prefix) for at in self.members.list_alive(servers) or servers}
         listed, lost = self.members.ask_all(calls)
         if lost and not listed:
             raise next(iter(lost.values()))
@@ -153,12 +158,12 @@ class ClusterClient(ClusterMoves):
             name for name in names if (whole := find_whole(name)) is None or (is_whole and whole not in names)
         )
 
+    def _list_at(self, server: int, prefix: str) -> list[str]:
+        return self.members.get(server).stores(prefix)
+
     def get_home(self, name: str) -> Client:
         """Returns the client of the server that has a store, or will have it; of a shared one, its record."""
         return self.members.get(self.directory.find(name).server)
-
-    def _make_listing(self, server: int, prefix: str) -> Callable[[], list[str]]:
-        return lambda: self.members.get(server).stores(prefix)
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -186,7 +191,7 @@ class ClusterClient(ClusterMoves):
         opened = self._open(name, ONCE)
         if isinstance(opened, ShardedStore):
             return opened.ask_any(lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort))
-        return self.members.get(self.directory.find(name).server).keys(name, include_nested, leaves_only, sort=sort)
+        return self.get_home(name).keys(name, include_nested, leaves_only, sort=sort)
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Returns the structure and the figures of a store; of a shared one the sums of its parts."""

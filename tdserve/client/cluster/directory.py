@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
+    DeadlineExceededError,
     PermissionDeniedError,
     StoreMovedError,
     StoreNotFoundError,
@@ -29,7 +30,7 @@ from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
-from tdserve.rules.lost_servers import REACH_S
+from tdserve.rules.lost_servers import PATIENCE_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole, name_part
 
 _Result = TypeVar("_Result")
@@ -50,6 +51,20 @@ class Place(NamedTuple):
     server: int
     placement: PlacementRecord | None = None
 
+
+def begin_deadline(timeout_s: float | Once | None) -> Deadline | None:
+    """Returns the deadline of a call by its argument; None if the client's default holds."""
+    return None if timeout_s is None or isinstance(timeout_s, Once) else Deadline.after(timeout_s)
+
+
+def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
+    """Returns the timeout of a call to a server, once the search for the server has taken its time."""
+    rest_s = None if deadline is None else deadline.remaining_s
+    return timeout_s if rest_s is None or rest_s > timeout_s - SHORT_S else rest_s
+
+
+SHORT_S = 0.1
+"""A search that has taken less does not shorten the call."""
 
 LOOK_AGAIN_S = 0.02
 """Pause before it is asked again where a store is that is being moved."""
@@ -87,18 +102,21 @@ class Directory:
         """Returns the place of a store; of one that does not exist, where it will be created.
 
         Args:
-            deadline: Of the wait for one that is being moved; None: the client's default.
+            deadline: Of the search, and of the wait for one that is being moved; None: the client's default.
+
+        Returns:
+            While the owner does not answer, and no other server has the store, the owner: whoever asks it waits for it.
 
         Raises:
-            ConnectError: The owner does not answer, and no other server has it.
             StoreMovedError: It is still being moved.
+            DeadlineExceededError: A server that is alive has not answered in time.
         """
         known = self._places.get(name)
         deadline = deadline or self._begin_wait()
         while known is None:
             try:
                 known = self._search(name, deadline)
-            except StoreMovedError:
+            except (StoreMovedError, DeadlineExceededError):  # or a busy server has not answered yet
                 if deadline.expired:
                     raise
                 time.sleep(LOOK_AGAIN_S)
@@ -136,13 +154,15 @@ class Directory:
             StoreNotFoundError, StoreNotCreatedError: As of ``Client.describe``.
         """
 
+        deadline = begin_deadline(timeout_s)
+
         def describe(client: Client) -> StoreDescription:
-            return client.describe(name, timeout_s=timeout_s)
+            return client.describe(name, timeout_s=get_rest(timeout_s, deadline))
 
         try:
-            found, place = self.ask_home(name, describe)
+            found, place = self.ask_home(name, describe, deadline)
         except StoreNotFoundError:
-            again = self.find_again(name)
+            again = self.find_again(name, deadline)
             if again is None:
                 raise
             place = again
@@ -150,10 +170,12 @@ class Directory:
         known = self._places.get(name)  # the call may have followed it to another server
         return found, self._remember(name, place.server if known is None else known.server, found)
 
-    def ask_home(self, name: str, call: Callable[[Client], _Result]) -> tuple[_Result, Place]:
+    def ask_home(
+        self, name: str, call: Callable[[Client], _Result], deadline: Deadline | None = None
+    ) -> tuple[_Result, Place]:
         """Asks the server that has a store, or of a shared one the record; while that does not answer, one that has a
         copy of the record. Returns the answer, and the place that was asked."""
-        place = self.find(name)
+        place = self.find(name, deadline)
         if place.placement is None:
             return call(self._members.get(place.server)), place
         try:
@@ -164,7 +186,7 @@ class Directory:
                 raise
             self._members.note_unreached(place.server, error)
         self.forget(name)
-        place = self.find(name)
+        place = self.find(name, deadline)
         return call(self._members.get(place.server)), place
 
     @contextmanager
@@ -195,7 +217,7 @@ class Directory:
 
     def _search(self, name: str, deadline: Deadline) -> Place:
         owner = self.get_owner(name)
-        asked, lost = self._ask(self._members.list_alive([owner]), name)
+        asked, lost = self._ask(self._members.list_alive([owner]), name, deadline)
         lost = lost or not asked
         if found := asked.get(owner):
             return self._follow(name, owner, found, deadline)
@@ -203,7 +225,7 @@ class Directory:
             return Place(owner)
         others = [server for server in range(len(self._members)) if server != owner]
         alive = self._members.list_alive(others)
-        everywhere, are_lost = self._ask(alive, name)
+        everywhere, are_lost = self._ask(alive, name, deadline)
         there = {server: found for server, found in everywhere.items() if found is not None}
         if there:  # of copies of a record the latest
             server = max(there, key=lambda server: _compute_lateness(there[server]))
@@ -218,17 +240,24 @@ class Directory:
                 _drop_oldest(self._missed)
         return Place(owner)
 
-    def _find_copy(self, name: str) -> Place | None:
+    def _find_copy(self, name: str, deadline: Deadline) -> Place | None:
         """Returns the place of the latest copy of the record of a shared store; None if no server has one."""
-        answers, _ = self._ask(self._members.list_alive(range(len(self._members))), name)
+        answers, _ = self._ask(self._members.list_alive(range(len(self._members))), name, deadline)
         copies = {server: found for server, found in answers.items() if isinstance(found, StoreDescription)}
         if not copies:
             return None
         server = max(copies, key=lambda server: compute_lateness(copies[server]))
         return self._remember(name, server, copies[server])
 
-    def _ask(self, servers: list[int], name: str) -> tuple[dict[int, _Answer], bool]:
-        calls = {server: partial(self._ask_server, server, name) for server in servers}
+    def _ask(self, servers: list[int], name: str, deadline: Deadline) -> tuple[dict[int, _Answer], bool]:
+        """Asks servers about a store; returns their answers, and whether one did not answer.
+
+        Raises:
+            DeadlineExceededError: One that is alive did not answer within a part of the time.
+        """
+        rest_s = deadline.remaining_s
+        timeout_s = PATIENCE_S if rest_s is None else min(PATIENCE_S, rest_s / 2)
+        calls = {server: partial(self._ask_server, server, name, timeout_s) for server in servers}
         found, lost = self._members.ask_all(calls, reach_s=REACH_S)
         return found, bool(lost)
 
@@ -246,10 +275,10 @@ class Directory:
         for _ in range(len(self._members) + 1):
             if not isinstance(found, StoreMovedError):
                 place = self._remember(name, server, found)
-                return place if place.placement is None else self._find_record(name, place, place.placement)
+                return place if place.placement is None else self._find_record(name, place, place.placement, deadline)
             answer, is_lost = self._ask_target(name, found, deadline)
             if is_lost:
-                return self._find_copy(name) or Place(found.server)
+                return self._find_copy(name, deadline) or Place(found.server)
             if answer is None:  # it was deleted there
                 with suppress(PermissionDeniedError):  # then a client whose token grants it removes that record
                     request_step(self._members.get(server), name, move=found.move, place="")
@@ -257,14 +286,14 @@ class Directory:
             server, found = found.server, answer
         raise StoreMovedError(name=name)  # it has moved on faster than it was followed
 
-    def _find_record(self, name: str, place: Place, placement: PlacementRecord) -> Place:
+    def _find_record(self, name: str, place: Place, placement: PlacementRecord, deadline: Deadline) -> Place:
         """Returns the place of the record of a shared store, where this one may be a copy; the copy's while the owner
         does not answer, or if its disk was lost. A copy whose server has no part any more is one of a store that was
         deleted."""
         owner = placement.owner
         if not placement.is_copy or owner is None or self._members.is_lost(owner):
             return place
-        asked, is_lost = self._ask([owner], name)
+        asked, is_lost = self._ask([owner], name, deadline)
         if is_lost:
             return place
         record = asked[owner]
@@ -280,7 +309,7 @@ class Directory:
     def _ask_target(self, name: str, moved: StoreMovedError, deadline: Deadline) -> tuple[_Answer, bool]:
         """Asks the server to which a store has moved; returns its answer, and whether it does not answer."""
         self._check_server(name, moved.server)
-        asked, is_lost = self._ask([moved.server], name)
+        asked, is_lost = self._ask([moved.server], name, deadline)
         answer = asked.get(moved.server)
         if not is_lost and not isinstance(answer, StoreDescription):
             self._show(name, moved, deadline)

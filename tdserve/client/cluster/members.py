@@ -172,6 +172,12 @@ class Members:
                 raise self.explain_lost(server, role, why)
             time.sleep(PROBE_INTERVAL_S)
 
+    def raise_if_lost(self, server: int, role: str) -> None:
+        """Raises ConnectError if a server did not answer when it was last asked; arguments as of ``check_answers``."""
+        if server in self._lost:
+            why = PeerLostError(peer=f"server {server}", reason="it did not when it was last asked")
+            raise self.explain_lost(server, role, why)
+
     def explain_lost(self, server: int, role: str, why: ConnectError | PeerLostError) -> ConnectError:
         """Returns the error of a server that does not answer, which names it; other arguments as of
         ``check_answers``."""

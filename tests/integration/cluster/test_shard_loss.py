@@ -297,3 +297,26 @@ def test_calls_when_a_server_has_stopped_then_end_in_time_and_go_on_without_it(
         finally:
             os.kill(crashing[server].server.pid, signal.SIGCONT)
         wait_for(lambda: len(opened) == 31, "the return of the shard")
+
+
+def test_store_when_the_owner_of_its_name_has_stopped_then_looked_for_no_longer_than_the_timeout(
+    client: tdserve.ClusterClient, crashing: list[Crashing]
+) -> None:
+    here, moved = name_owned_by(0, 3), name_owned_by(0, 3)
+    for name in (here, moved):
+        client.init_remote(rows(3), name)
+    client.rebalance(moved, 1)
+    os.kill(crashing[0].server.pid, signal.SIGSTOP)
+    try:
+        for timeout_s in (0.0, 3.0):
+            with tdserve.connect(client.address, timeout_s=60.0) as fresh:
+                began_s = time.monotonic()
+                with pytest.raises(ConnectError):
+                    fresh.from_remote_init(here, timeout_s=timeout_s)
+                assert time.monotonic() - began_s < timeout_s + 5.0
+        with tdserve.connect(client.address, timeout_s=60.0) as fresh:
+            began_s = time.monotonic()
+            assert fresh.from_remote_init(moved, timeout_s=8.0)["number"].tolist() == [0, 1, 2]
+            assert time.monotonic() - began_s < 9.0
+    finally:
+        os.kill(crashing[0].server.pid, signal.SIGCONT)
