@@ -64,13 +64,17 @@ class ContentConnection:
                 await asyncio.gather(*ways, return_exceptions=True)
 
     async def _relay_up(self, connection: socket.socket) -> str:
-        loop = asyncio.get_running_loop()
+        """Passes on what the client sends. Once the data worker takes no more, it is dropped until the other way has
+        noticed that, too: a call whose end is sent while nothing reads its messages may not end at a client that goes
+        on sending (grpc 1.85)."""
+        loop, is_taken = asyncio.get_running_loop(), True
         with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             while (message := await self._context.read()) is not _EOF:
                 try:
-                    await loop.sock_sendall(connection, message)
+                    if is_taken:
+                        await loop.sock_sendall(connection, message)
                 except OSError:
-                    return "its data worker has closed it"
+                    is_taken = False
         return "its client has closed it"
 
     async def _relay_down(self, connection: socket.socket) -> str:
