@@ -9,7 +9,6 @@ from torch import nn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, WrongStateError
-from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
 from tdserve.client.groups.group import Group, join_group
@@ -644,7 +643,7 @@ class Client(TensorDictClient):
                 written.
         """
         deadline = Deadline.after(timeout_s)
-        return checkpoint_server(self, place, uid=make_uid(), keep=keep, deadline=deadline, on_progress=on_progress)
+        return checkpoint_server(self, place, keep=keep, deadline=deadline, on_progress=on_progress)
 
     def restore(
         self,

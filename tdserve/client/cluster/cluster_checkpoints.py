@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -15,46 +16,102 @@ from tdserve.base.errors import (
     StoreExistsError,
     StoreNotFoundError,
     TDServeError,
+    WrongStateError,
 )
 from tdserve.base.ids import make_uid
+from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import record_forwards
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
-from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load
+from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load, remove_checkpoint
 from tdserve.client.moves.server_checkpoints import (
     MAX_NAMED,
     Place,
+    check_keep,
     check_no_parts,
-    checkpoint_server,
     find_server_place,
+    keep_newest_of,
+    write_server,
 )
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.placement import find_whole
 from tdserve.store.archive import Archive, open_archive
 
+_Result = TypeVar("_Result")
+
+MAX_ATTEMPTS = 5
+"""Checkpoints that are written until one lacks no store that moves from server to server meanwhile."""
+
 
 def checkpoint_cluster(
-    members: Members, place: Place, *, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
+    members: Members,
+    directory: Directory,
+    place: Place,
+    *,
+    keep: int | None,
+    deadline: Deadline,
+    on_progress: OnCheckpoint,
 ) -> list[Checkpoint]:
     """Writes a checkpoint of each server at the same time; see ``ClusterClient.checkpoint``."""
+    check_keep(keep)
+    before = _list_names(members, deadline)
+    failed: list[Checkpoint] = []
+    while True:
+        made = _checkpoint_each(members, place, deadline, on_progress)
+        kept = {name for each in made for name in (*each.left_out, *(store.name for store in each.stores))}
+        missing = [name for name in sorted(before - kept) if directory.find_again(name, deadline) is not None]
+        if not missing:
+            break
+        failed += made
+        if deadline.expired or len(failed) >= MAX_ATTEMPTS * len(members):
+            _remove(place, failed, len(members))
+            state = f"{', '.join(missing[:MAX_NAMED])} moved to another server each time that one was written"
+            raise WrongStateError(state=state, event="a checkpoint of the cluster; nothing was kept of it")
+    _remove(place, failed, len(members))
+    for server, each in enumerate(made):
+        keep_newest_of(find_server_place(place, server), each, keep)
+    return made
+
+
+def _list_names(members: Members, deadline: Deadline) -> set[str]:
+    calls = {server: partial(_list_stores, members, server) for server in range(len(members))}
+    return {name for names in _ask_each(members, calls, deadline) for name in names}
+
+
+def _list_stores(members: Members, server: int) -> list[str]:
+    return members.get(server).catalog.stores()
+
+
+def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_progress: OnCheckpoint) -> list[Checkpoint]:
     uid = make_uid()
     calls = {
         server: partial(
-            checkpoint_server,
+            write_server,
             members.get(server),
             find_server_place(place, server),
             uid=uid,
-            keep=keep,
             deadline=deadline,
             on_progress=on_progress,
         )
         for server in range(len(members))
     }
-    made, lost = members.ask_all(calls, reach_s=deadline.remaining_s or 0.0)
+    return _ask_each(members, calls, deadline)
+
+
+def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], deadline: Deadline) -> list[_Result]:
+    """Returns the answers of all servers. Raises ConnectError if one does not answer."""
+    remaining_s = deadline.remaining_s
+    found, lost = members.ask_all(calls, reach_s=math.inf if remaining_s is None else remaining_s)
     if lost:
         raise ConnectError(address=members.membership.text, reason=f"servers {sorted(lost)} do not answer")
-    return [made[server] for server in range(len(members))]
+    return [found[server] for server in sorted(found)]
+
+
+def _remove(place: Place, failed: Sequence[Checkpoint], num_servers: int) -> None:
+    """Removes checkpoints that lack a store; their blocks go with the next ones that retention removes."""
+    for number, each in enumerate(failed):
+        remove_checkpoint(open_archive(find_server_place(place, number % num_servers)), each.id)
 
 
 def restore_cluster(
@@ -78,6 +135,7 @@ def restore_cluster(
         stores = [each.name for each in found.stores]
         kept = [each for each in stores if wanted is None or _get_whole(each) in wanted]
         chosen[server] = _Chosen(archive, found, kept, {*members.get(server).catalog.stores()})
+    _drop_doubles(chosen)
     _check_names(chosen.values(), wanted or set(), prefix)
     restored: dict[int, list[str]] = {}
     try:
@@ -116,6 +174,19 @@ class _Chosen(NamedTuple):
     checkpoint: Checkpoint
     names: list[str]
     taken: set[str]
+
+
+def _drop_doubles(chosen: Mapping[int, _Chosen]) -> None:
+    """Leaves the latest of each store that several servers' checkpoints have, since it moved between their moments. The
+    record of a shared store, and its copies, belong to several servers."""
+    latest = {
+        store.name: server
+        for server in sorted(chosen, key=lambda server: chosen[server].checkpoint.created_s)
+        for store in chosen[server].checkpoint.stores
+    }
+    for server, each in chosen.items():
+        shared = {store.name for store in each.checkpoint.stores if store.kind == "placement"}
+        each.names[:] = [name for name in each.names if name in shared or latest[name] == server]
 
 
 def _check_names(chosen: Collection[_Chosen], wanted: Collection[str], prefix: str) -> None:

@@ -126,11 +126,18 @@ class ClusterMoves:
     ) -> list[Checkpoint]:
         """Writes a checkpoint of each server, at the same time, to ``place/server-0`` and so on.
 
-        Each has its server's stores at one moment; the moments of two servers may differ by a second or so. Arguments
-        and errors as of ``Client.checkpoint``; a server that does not answer raises ConnectError. Threads: safe.
+        Each has its server's stores at one moment; the moments of two servers may differ by a second or so. If a store
+        has moved from one server to another between their moments, and none has it, all of them are written again.
+        Arguments and errors as of ``Client.checkpoint``. Threads: safe.
+
+        Raises:
+            ConnectError: A server does not answer.
+            WrongStateError: A store moved each time that checkpoints were written. None of these was kept.
         """
         deadline = Deadline.after(timeout_s)
-        return checkpoint_cluster(self.members, place, keep=keep, deadline=deadline, on_progress=on_progress)
+        return checkpoint_cluster(
+            self.members, self.directory, place, keep=keep, deadline=deadline, on_progress=on_progress
+        )
 
     def restore(
         self,

@@ -192,6 +192,11 @@ def read_block(archive: Archive, digest: str) -> bytes:
     return content
 
 
+def remove_checkpoint(archive: Archive, checkpoint_id: str) -> None:
+    """Removes a checkpoint. Blocks that only it had go with the next that ``keep_newest`` removes."""
+    archive.remove(_make_name(checkpoint_id))
+
+
 def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list[str]:
     """Removes all checkpoints but the newest, and the blocks that only they had; returns the ids of those removed.
 

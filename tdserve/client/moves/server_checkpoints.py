@@ -10,6 +10,7 @@ from os import PathLike
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
@@ -29,12 +30,36 @@ MAX_NAMED = 5
 Place = str | PathLike[str]
 
 
-def checkpoint_server(
-    client: SessionClient, place: Place, *, uid: str, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
-) -> Checkpoint:
-    """Writes a checkpoint; see ``Client.checkpoint``."""
+def check_keep(keep: int | None) -> None:
+    """Raises InvalidRequestError if that is no number of checkpoints that are kept; None keeps all."""
     if keep is not None:
         check_integer("keep", keep, 1)
+
+
+def keep_newest_of(place: Place, made: Checkpoint, keep: int | None) -> None:
+    """Removes all checkpoints of the root of one but the newest; other arguments as of ``Client.checkpoint``."""
+    if keep is not None:
+        keep_newest(open_archive(place), keep, server_id=made.server_id)
+
+
+def checkpoint_server(
+    client: SessionClient, place: Place, *, keep: int | None, deadline: Deadline, on_progress: OnCheckpoint
+) -> Checkpoint:
+    """Writes a checkpoint, and removes old ones; see ``Client.checkpoint``."""
+    check_keep(keep)
+    made = write_server(client, place, uid=make_uid(), deadline=deadline, on_progress=on_progress)
+    keep_newest_of(place, made, keep)
+    return made
+
+
+def write_server(
+    client: SessionClient, place: Place, *, uid: str, deadline: Deadline, on_progress: OnCheckpoint
+) -> Checkpoint:
+    """Writes a checkpoint of a server.
+
+    Args:
+        uid: What those of all servers of a cluster have in their ids that are written at the same time.
+    """
     check_outside_roots(place)
     archive = open_archive(place)
     names, server_id = client.catalog.stores(), client.catalog.get_server_stats().server_id
@@ -43,8 +68,6 @@ def checkpoint_server(
     )
     with suppress(TDServeError):  # it is there, whatever the server knows of it
         report_checkpoint(client, made, deadline=deadline)
-    if keep is not None:
-        keep_newest(archive, keep, server_id=server_id)
     return made
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.cli.main import main
+from tdserve.client.moves.server_checkpoints import list_checkpoints
 from tests.integration.cluster.moving import ROW, choose_other, make_rows
 from tests.integration.cluster.names import name_owned_by, next_name
 
@@ -126,3 +128,63 @@ def test_stores_when_some_had_moved_before_then_they_come_back_with_the_others(
         for name in (moved, shared, f"again-{moved}", f"again-{shared}"):
             if name in client:
                 client.delete(name)
+
+
+def test_checkpoint_when_a_store_moves_all_the_time_then_in_it_once_or_refused(
+    client: tdserve.ClusterClient, others: list[tdserve.Server], address: str, tmp_path: Path
+) -> None:
+    names = [next_name() for _ in range(3)]
+    for number, name in enumerate(names):
+        client.memmap(TensorDict({"x": torch.full((4,), number)}, [4]), name)
+    ended = Event()
+
+    def move() -> None:
+        with tdserve.connect(address) as mover:
+            assert isinstance(mover, tdserve.ClusterClient)
+            while not ended.is_set():
+                for name in names:
+                    mover.rebalance(name, (mover.find_server(name) + 1) % 3)
+
+    moving = client.later(move)
+    num_made = 0
+    try:
+        while num_made < 4:
+            with suppress(WrongStateError):
+                made = client.checkpoint(tmp_path / "place", keep=2)
+                num_made += 1
+                assert {*names} <= {store.name for each in made for store in each.stores}
+    finally:
+        ended.set()
+        moving.result(timeout=60.0)
+    for server in range(3):
+        assert len(list_checkpoints(tmp_path / "place" / f"server-{server}")) == 2
+    with tdserve.connect(",".join(server.address for server in others)) as restored:
+        assert sorted(restored.restore(tmp_path / "place", names=names)) == sorted(names)
+        for number, name in enumerate(names):
+            assert restored.from_remote_init(name)["x"].tolist() == [number] * 4
+            restored.delete(name)
+            assert name not in restored
+    for name in names:
+        client.delete(name)
+
+
+def test_restore_when_two_checkpoints_have_a_store_then_the_later_one(
+    client: tdserve.ClusterClient,
+    servers: list[tdserve.Server],
+    others: list[tdserve.Server],
+    tmp_path: Path,
+) -> None:
+    name = next_name()
+    client.memmap(TensorDict({"x": torch.zeros(4)}, [4]), name)
+    for number in (1, 0, 2):  # as servers do by schedule
+        if number != 2:
+            client.rebalance(name, number)
+        client[name].set_at_("x", torch.full((4,), float(number)), slice(0, 4))
+        with servers[number].client() as alone:
+            alone.checkpoint(tmp_path / "place" / f"server-{number}")
+    client.delete(name)
+    with tdserve.connect(",".join(server.address for server in others)) as restored:
+        assert restored.restore(tmp_path / "place", names=[name]) == [name]
+        assert restored.from_remote_init(name)["x"].tolist() == [0.0] * 4
+        restored.delete(name)
+        assert name not in restored
