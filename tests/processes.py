@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.lent.lender import copy_for
 
@@ -176,10 +176,10 @@ def workers_of(pid: int) -> list[int]:
     return [worker for forking in fork_servers_of(pid) for worker in children_of(forking)]
 
 
-def ready_worker(client: tdserve.Client) -> dict[str, int]:
+def ready_worker(client: tdserve.Client) -> dict[str, Any]:
     """Returns what a server reports about its only data worker, once that is ready."""
 
-    def look() -> dict[str, int] | None:
+    def look() -> dict[str, Any] | None:
         (worker,) = client.stats()["workers"]
         return worker if worker["is_ready"] else None
 

@@ -371,6 +371,10 @@ def check_durability(asked: str | None) -> str:
     )
 
 
+_UNCHOSEN = frozenset(("owner", "copy_at", "revision"))
+"""Of a record of a shared store: which record, or copy, it is."""
+
+
 def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``), whatever its structure; ``None`` if it
     is."""
@@ -379,7 +383,9 @@ def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
-        return _list_other_settings(existing.settings, asked.settings)
+        others = _list_other_settings(existing.settings, asked.settings)
+        if others:
+            return others
     if asked.max_object_bytes not in (0, existing.max_object_bytes):
         return f"its max_object_bytes is {existing.max_object_bytes}, asked is {asked.max_object_bytes}"
     if asked.durability not in ("", existing.durability):
@@ -390,9 +396,11 @@ def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
 
 
 def _list_other_settings(existing: str, asked: str) -> str:
-    """Returns the names of the settings in which two tables differ."""
+    """Returns the names of the settings in which two tables, or records of shared stores, differ; "" if only what no
+    caller has chosen does."""
     mine, theirs = _name_settings(existing), _name_settings(asked)
-    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    all_names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    names = [name for name in all_names if name not in _UNCHOSEN]
     others = [name for name in names if name.endswith(".kind")]
     parts = tuple(name.removesuffix("kind") for name in others)
     named = [*others, *(name for name in names if not name.startswith(parts or ("\0",)))]
@@ -400,7 +408,7 @@ def _list_other_settings(existing: str, asked: str) -> str:
         f"its {name.removesuffix('.kind')} is {mine.get(name, _USUAL)}, asked is {theirs.get(name, _USUAL)}"
         for name in named
     ]
-    return "; ".join(differences) or f"its settings are {existing}, asked are {asked}"
+    return "; ".join(differences) or ("" if all_names else f"its settings are {existing}, asked are {asked}")
 
 
 def _name_settings(text: str) -> dict[str, str]:

@@ -107,7 +107,7 @@ class DataWorker:
         self._socket: ControlSocket | None = None
         self._task: asyncio.Task[None] | None = None
         self._killing: asyncio.Future[None] | None = None
-        self._is_stopping = False
+        self._is_stopping = self._has_started = False
 
     @property
     def pid(self) -> int:
@@ -142,7 +142,7 @@ class DataWorker:
     def hand_over(self, session: int, channel_number: int, connection: socket.socket) -> None:
         """As of :meth:`WorkerProcess.hand_over`."""
         if self._process is None or not self.ready.is_set():
-            raise self._make_lost_error("is being restarted")
+            raise self._make_down_error()
         self._process.hand_over(session, channel_number, connection)
 
     def submit(
@@ -166,7 +166,7 @@ class DataWorker:
         """
         future: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
         if self._socket is None or not self.ready.is_set():
-            future.set_exception(self._make_lost_error("is being restarted"))
+            future.set_exception(self._make_down_error())
             return future
         self._last_order += 1
         order.order = self._last_order
@@ -201,6 +201,9 @@ class DataWorker:
 
     def _make_lost_error(self, reason: str) -> PeerLostError:
         return PeerLostError(peer=f"data worker {self.number}", reason=reason)
+
+    def _make_down_error(self) -> PeerLostError:
+        return self._make_lost_error("is being restarted" if self._has_started else "it is starting")
 
     async def _supervise(self) -> None:
         backoff_s = RESTART_BACKOFF_S
@@ -279,6 +282,7 @@ class DataWorker:
                 if self.why_no_gpu:
                     _log.warning("data worker %d has no GPU: %s", self.number, self.why_no_gpu)
                 self.known_specs.clear()  # of orders that were built before it could get them
+                self._has_started = True
                 self.ready.set()
             elif report.WhichOneof("body") is not None:
                 self._on_session(report)

@@ -57,7 +57,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def worker_of(client: tdserve.Client) -> int:
     """Returns the data worker's process id."""
-    return ready_worker(client)["pid"]
+    return int(ready_worker(client)["pid"])
 
 
 def session_of(client: tdserve.Client) -> Session:

@@ -28,6 +28,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
+from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, check_no_part, choose_servers, find_whole
 from tdserve.structure.tree import Path
 
@@ -38,18 +39,8 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
-CREATING = frozenset(
-    (
-        "init_remote",
-        "memmap",
-        "memmap_",
-        "memmap_like",
-        "adopt",
-        "create_replay",
-        "create_queue",
-        "create_kv",
-    )
-)
+_TABLES = ("create_replay", "create_queue", "create_kv")
+CREATING = frozenset(("init_remote", "memmap", "memmap_", "memmap_like", "adopt", *_TABLES))
 """Calls that make stores. While the owner of a name does not answer, they raise at once."""
 
 NAMING = CREATING | {"publish"}
@@ -317,16 +308,28 @@ class ClusterClient(ClusterMoves):
 
     # ------------------------------------------------------------ keyed stores
 
-    def create_kv(self, name: str, like: Any = None, max_bytes: int | None = None, *args: Any, **options: Any) -> Any:
+    def create_kv(
+        self,
+        name: str,
+        like: Any = None,
+        max_bytes: int | None = None,
+        eviction: Eviction = "none",
+        ttl_s: float | None = None,
+        exists_ok: bool = False,
+        *,
+        shards: Shards = 1,
+        existsok: bool = False,
+    ) -> Any:
         """Creates a keyed store; arguments, results and errors as of ``Client.create_kv``.
 
         With ``shards=``, as of ``create_replay``, several servers share it: each key is on the server that its hash
         chooses, and ``max_bytes`` is divided. A call with keys of several servers is atomic on each of them.
         """
-        servers = self._choose_servers(name, options.pop("shards", 1), options)
+        may_exist = exists_ok or existsok
+        servers = self._choose_servers(name, shards, {"exists_ok": may_exist})
         if len(servers) == 1:
-            return _create_kv(self, name, like, max_bytes, *args, **options)
-        create_sharded_keyed(self.servers, name, servers, like, max_bytes, *args, **options)
+            return _create_kv(self, name, like, max_bytes, eviction, ttl_s, may_exist)
+        create_sharded_keyed(self.servers, name, servers, like, max_bytes, eviction, ttl_s, exists_ok=may_exist)
         return self.kv(name)
 
     def kv(self, name: str, *, timeout_s: float | None = None) -> Any:
@@ -442,12 +445,9 @@ class ClusterClient(ClusterMoves):
         ``transports``, ``sessions`` and ``workers`` are those of all servers; ``transport`` is this client's, if it is
         the same at all servers that it has used.
         """
-        calls = {server: self._make_stats(server) for server in range(len(self.members))}
+        calls = {at: partial(lambda at: self.members.get(at).stats(), at) for at in range(len(self.members))}
         found, lost = self.members.ask_all(calls)
         return add_up_stats(self.address, found, lost)
-
-    def _make_stats(self, server: int) -> Callable[[], dict[str, Any]]:
-        return lambda: self.members.get(server).stats()
 
 
 _SHARDED: dict[str, Callable[..., ShardedStore]] = {

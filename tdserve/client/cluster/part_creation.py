@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import ConnectError, StoreMovedError, TDServeError, TransportError
+from tdserve.base.errors import ConnectError, StoreExistsError, StoreMovedError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
@@ -44,15 +44,21 @@ def create_parts(
         create_part: Creates the part of a shard at its server, unless it exists.
 
     Raises:
+        StoreExistsError: There is such a store, and ``exists_ok`` was not given, or it has more or fewer shards.
         ConnectError: The owner of the name, or the server of a shard of a new store, does not answer.
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
             ``exists_ok``, or deleted. Of a store that exists some servers may be lost, as in any later call.
     """
     cluster.directory.forget(name)
-    known = cluster.directory.find(name).placement if exists_ok else None
-    exists = known is not None and known.num_shards == placement.num_shards
-    if exists and known is not None:
+    known = cluster.directory.find(name).placement
+    exists = known is not None
+    if known is not None:
+        if not exists_ok:
+            raise StoreExistsError(name=name)
+        if known.num_shards != placement.num_shards:
+            reason = f"it has {known.num_shards} shards, asked are {placement.num_shards}"
+            raise StoreExistsError(name=name, reason=reason)
         # Its parts may have moved.
         placement = replace(
             placement, servers=known.servers, owner=known.owner, copy_at=known.copy_at, revision=known.revision
@@ -74,7 +80,7 @@ def create_parts(
     try:
         calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
         made_at, lost = cluster.members.ask_all(calls, reach_s=REACH_S if exists else cluster.timeout_s)
-    except TDServeError:
+    except Exception:  # also of wrong arguments
         if not exists_ok:  # otherwise nobody knows which of them this call has made
             for server, part in made:
                 cluster.members.get(server).delete(part)

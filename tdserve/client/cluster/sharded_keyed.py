@@ -26,11 +26,10 @@ def create_sharded_keyed(
     servers: tuple[int, ...],
     like: Any,
     max_bytes: int | None,
-    eviction: Any = "none",
-    ttl_s: float | None = None,
-    exists_ok: bool = False,
+    eviction: Any,
+    ttl_s: float | None,
     *,
-    existsok: bool = False,
+    exists_ok: bool,
 ) -> None:
     """Creates a keyed store of several servers; see ``ClusterClient.create_kv``."""
     placement = PlacementRecord("keyed", servers, KeyedSettings(max_bytes=max_bytes or 0, eviction=eviction).to_json())
@@ -39,7 +38,7 @@ def create_sharded_keyed(
     def create_part(shard: int, client: Client) -> None:
         client.create_kv(name_part(name, shard), like, part_bytes, eviction, ttl_s, exists_ok=True)
 
-    create_parts(cluster, name, placement, create_part, exists_ok=exists_ok or existsok)
+    create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
 
 
 class ShardedKeyedHandle(EntryMapping, ShardedStore):

@@ -22,6 +22,8 @@ def to_facts(message: Message) -> dict[str, Any]:
 
 
 def convert_stats(stats: control_pb2.GetStatsResponse) -> dict[str, Any]:
-    """Returns the figures of a server, with the counts of ``transports`` by the name of the transport."""
+    """Returns the figures of a server, with the counts of ``transports`` by the name of the transport. A worker
+    that has not started has None as its process id."""
     facts = to_facts(stats)
-    return {**facts, "transports": {each.pop("transport"): each for each in facts["transports"]}}
+    workers = [{**worker, "pid": worker["pid"] or None} for worker in facts["workers"]]
+    return {**facts, "workers": workers, "transports": {each.pop("transport"): each for each in facts["transports"]}}

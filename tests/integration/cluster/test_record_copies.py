@@ -54,6 +54,10 @@ def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_
         assert set(table.sample(200)["number"].tolist()) == others
         assert table.info()["degraded"] == [lost]
         assert len(late.create_replay(name, like, 300, shards="all", exists_ok=True)) == 20
+        with pytest.raises(tdserve.StoreExistsError, match="exists_ok=True"):
+            late.create_replay(name, like, 300, shards="all")
+        with pytest.raises(tdserve.StoreExistsError, match="it has 3 shards, asked are 2"):
+            late.create_replay(name, like, 300, shards=2, exists_ok=True)
         with pytest.raises(tdserve.StoreExistsError):
             late.create_replay(name, like, 600, shards="all", exists_ok=True)
         assert name in late

@@ -89,7 +89,7 @@ def test_rows_when_their_server_restarts_then_reading_and_writing_them_waits_for
 
 
 def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_created(
-    client: tdserve.ClusterClient, crashing: list[Crashing]
+    client: tdserve.ClusterClient, crashing: list[Crashing], caplog: pytest.LogCaptureFixture
 ) -> None:
     raising = client.create_replay(next_name(), rows(1)[0], 300, shards="all", on_shard_loss="raise")
     waiting = client.create_replay(next_name(), rows(1)[0], 300, shards="all", on_shard_loss="wait")
@@ -98,6 +98,10 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     crashing[server].kill()
     with pytest.raises(ConnectError):
         raising.extend(rows(1), writer=writers[0][raising.placement.servers.index(server)])
+    with pytest.raises(ConnectError):
+        raising.clear(timeout_s=0.3)
+    assert raising.is_degraded
+    assert not [record for record in caplog.records if "goes on without" in record.message]
     writer = writers[1][waiting.placement.servers.index(server)]
     with pytest.raises((ConnectError, DeadlineExceededError)):
         waiting.extend(rows(1, 50), writer=writer, timeout_s=0.3)

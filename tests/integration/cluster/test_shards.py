@@ -301,6 +301,11 @@ def test_table_when_its_parts_cannot_be_then_nothing_is_created(client: tdserve.
     with pytest.raises(tdserve.TDServeError):
         client.create_replay(name, rows(1)[0], 300, shards="all", max_object_bytes=-1)
     assert name not in client
+    with pytest.raises(TypeError, match="create_replay"):
+        client.create_replay(name, rows(1)[0], 300, shards="all", timeout_s=1.0)
+    with pytest.raises(TypeError, match="create_kv"):
+        client.create_kv(name, shards="all", timeout_s=1.0)  # type: ignore[call-arg]
+    assert name not in client
     client.create_replay(name, rows(1)[0], 300, shards="all")
 
 

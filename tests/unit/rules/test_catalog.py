@@ -17,6 +17,7 @@ from tdserve.rules.catalog import (
     check_max_object_bytes,
     explain_difference,
 )
+from tdserve.rules.placement import PlacementRecord
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Uniform
@@ -186,6 +187,16 @@ def _settings(**changes: Any) -> dict[str, Any]:
     """Fields of the record of a table; with these settings in place of its own."""
     settings = Settings(**{"sampler": Prioritized(alpha=0.6), "limiter": MinSize(1), **changes})
     return {"kind": "replay", "settings": settings.to_json()}
+
+
+def test_explain_difference_when_a_record_is_a_copy_or_a_part_has_moved_then_only_choices_count() -> None:
+    asked = PlacementRecord("replay", (0, 1), capacity=10, owner=2)
+    known = PlacementRecord("replay", (0, 1), capacity=10, owner=0, copy_at=1, revision=3)
+    other = PlacementRecord("replay", (0, 1), capacity=20, owner=2)
+    found = _record(kind="placement", settings=known.to_json())
+    assert explain_difference(found, _record(kind="placement", settings=asked.to_json())) is None
+    reason = explain_difference(found, _record(kind="placement", settings=other.to_json()))
+    assert reason == "its capacity is 10, asked is 20"
 
 
 @pytest.mark.parametrize(

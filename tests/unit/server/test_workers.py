@@ -84,6 +84,17 @@ def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_com
         os.kill(before, 0)
 
 
+def test_order_when_the_worker_has_never_started_then_the_error_names_its_start(
+    run: Loop, processes: WorkerProcesses
+) -> None:
+    async def scenario() -> None:
+        made = DataWorker(7, processes, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        with pytest.raises(PeerLostError, match="data worker 7: it is starting"):
+            await made.submit(discarding())
+
+    run(scenario())
+
+
 def test_stop_when_it_is_still_starting_then_reaped(run: Loop, processes: WorkerProcesses) -> None:
     async def stopped_after(num_turns: int) -> int:
         made = DataWorker(
