@@ -56,6 +56,9 @@ MAX_NAMED_LEFT = 20
 MOVE_REACH_S = 4.0
 """How long a step tries to reach its server. One that restarts is back by then; clients of a sealed store wait."""
 
+GIVE_UP_TIMEOUT_S = 5.0
+"""Time to remove at the target what has come by a move that failed."""
+
 SEAL_TIMEOUT_S = 10.0
 """Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
 
@@ -77,6 +80,8 @@ class MoveProgress(NamedTuple):
 
 
 OnProgress = Callable[[MoveProgress], None]
+
+_Ask = Callable[..., control_pb2.MoveAnswer]
 
 
 def move_store(
@@ -188,9 +193,8 @@ def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> Non
         if record is None:
             raise StoreNotFoundError(name=whole)
         found = _find_parts(directory, whole, record, deadline)
-        if found == record.servers or len(set(found)) < len(
-            found
-        ):  # two moves at once: their parts are found by asking
+        # With two moves at once a server may have two parts for a moment: these are found by asking.
+        if found == record.servers or len(set(found)) < len(found):
             return
         mended = replace(record, servers=found, revision=record.revision + 1)
         try:
@@ -255,6 +259,7 @@ class _Copying:
     on_progress: OnProgress
     deadline: Deadline
     copied_nbytes: int = 0
+    may_be_released: bool = False
     passes: FilePasses = field(default_factory=FilePasses)
 
     def run(self) -> str:
@@ -264,31 +269,48 @@ class _Copying:
         self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
         self.servers.members.check_answers(self.target, f"to which {self.name!r} moves")
         move = make_uid()
+        target = partial(at_target, move=move, deadline=self.deadline)
+        try:
+            uid = self._copy_while_served(at_source, target, move)
+            seal = partial(at_source, uid=uid, move=move, deadline=self.deadline)
+            self._copy_sealed(seal, target)
+        except BaseException:
+            if not self.may_be_released:
+                with suppress(TDServeError):  # otherwise the content stays there until a restart
+                    at_target(give_up=True, move=move, deadline=Deadline.after(GIVE_UP_TIMEOUT_S))
+            raise
+        reach("move.handed-over")
+        target(show=True)
+        return move
+
+    def _copy_while_served(self, at_source: _Ask, target: _Ask, move: str) -> str:
+        """Copies the files until little changes between two passes; returns the incarnation of the store."""
         for _ in range(MAX_PASSES):
             listed = at_source(list_files=True, move=move, deadline=self.deadline)
             source = partial(at_source, uid=listed.uid, deadline=self.deadline)
-            target = partial(at_target, move=move, deadline=self.deadline)
             target(receive=listed.files)
             copied_nbytes = self._copy(source, target, listed.files)
             target(sync=True)
             if copied_nbytes <= SMALL_BYTES:
                 break
-        seal_s = min(SEAL_TIMEOUT_S, self.deadline.remaining_s or SEAL_TIMEOUT_S)
-        source = partial(source, move=move)
-        sealed = at_source(uid=listed.uid, move=move, seal=True, deadline=Deadline.after(seal_s))
+        return listed.uid
+
+    def _copy_sealed(self, source: _Ask, target: _Ask) -> None:
+        """Copies what is left while clients wait, and hands the store over."""
+        rest_s = self.deadline.remaining_s
+        seal_s = SEAL_TIMEOUT_S if rest_s is None else min(SEAL_TIMEOUT_S, rest_s)
         try:
+            sealed = source(seal=True, deadline=Deadline.after(seal_s))
             target(receive=sealed.files)
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)
             self._check_time()
+            self.may_be_released = True
             source(release=self.target)
         except BaseException:
             with suppress(TDServeError):  # a session that is lost unseals it, too; what was released stays so
                 source(unseal=True)
             raise
-        reach("move.handed-over")
-        target(show=True)
-        return move
 
     def _ask(self, server: int, role: str, **step: Any) -> control_pb2.MoveAnswer:
         """Asks one of both servers for one step.
@@ -307,8 +329,8 @@ class _Copying:
 
     def _copy(
         self,
-        source: Callable[..., control_pb2.MoveAnswer],
-        target: Callable[..., control_pb2.MoveAnswer],
+        source: _Ask,
+        target: _Ask,
         files: control_pb2.FileSizes,
         *,
         is_sealed: bool = False,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,9 +108,10 @@ def restore_stores(
     restored: list[str] = []
     try:
         for store in chosen:
-            for written in _restore(client, archive, store, copies, deadline):
-                nbytes += written
-                on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
+            with closing(_restore(client, archive, store, copies, deadline)) as steps:
+                for written in steps:
+                    nbytes += written
+                    on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
             restored.append(copies.names[store.name])
     except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
         for name in restored:
@@ -122,10 +123,21 @@ def restore_stores(
 
 def _restore(
     client: SessionClient, archive: Archive, store: ArchivedStore, copies: Copies, deadline: Deadline
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Restores a store; yields the sizes of the blocks that are in place."""
     name, move = copies.names[store.name], copies.uids[store.uid]
     step = partial(request_step, client, name, move=move, deadline=deadline)
+    try:
+        yield from _write(archive, store, step, deadline)
+        step(complete=_make_copy(store.moved, copies))
+        step(show=True)
+    except BaseException:
+        with suppress(TDServeError):
+            request_step(client, name, move=move, give_up=True)
+        raise
+
+
+def _write(archive: Archive, store: ArchivedStore, step: Callable[..., object], deadline: Deadline) -> Iterator[int]:
     paths = [bytes.fromhex(file.path) for file in store.files]
     step(receive=control_pb2.FileSizes(paths=paths, nbytes=[file.nbytes for file in store.files]))
     for path, file in zip(paths, store.files, strict=True):
@@ -137,8 +149,6 @@ def _restore(
                 block = control_pb2.FileBlock(path=path, offset=offset, content=content)
                 step(write=control_pb2.FileBlocks(blocks=[block]))
             yield size
-    step(complete=_make_copy(store.moved, copies))
-    step(show=True)
 
 
 def _make_copy(moved: control_pb2.MovedStore, copies: Copies) -> control_pb2.MovedStore:

@@ -152,8 +152,9 @@ class _CheckpointWriter:
         while True:
             for name in names:
                 self._read_store(name)
+            self._check_time()
             try:
-                frozen = self._ask(freeze=allowed, timeout_s=min(REST_S, self.deadline.remaining_s or REST_S))
+                frozen = self._ask(freeze=allowed, timeout_s=REST_S)
             except DeadlineExceededError as error:
                 self.awaited = str(error.fields["what"])
                 remaining_s = self.deadline.remaining_s

@@ -2,7 +2,7 @@
 
 From ``complete`` on a record in the catalog keeps what has come, also over a restart, since the other server may have
 released the store by now. Whoever finds it released has it shown. Each attempt to move a store is a move of its own: of
-one that was given up nothing is ever shown.
+one that was given up nothing is ever shown. What a client leaves that is killed goes with the next restart.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ArrivingStores:
 
         Raises:
             StoreExistsError: A store of this server has the name.
-            CapacityError: There is no room. Some files may stay, until another attempt or a restart.
+            CapacityError: There is no room. Some files may stay, until the move is given up or a restart.
             RemoteProtocolError: There is not one size per path.
         """
         self._check_free(name)
@@ -135,6 +135,13 @@ class ArrivingStores:
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)
         reach("move.completed")
+
+    async def give_up(self, move: str) -> None:
+        """Removes what has come by a move that nobody will have released; nothing if it is a store already."""
+        folder = self._stores.root.arriving_folder(move)
+        self._stores.db.delete("arriving", move.encode())
+        if folder.is_dir():
+            await asyncio.to_thread(moved_files.remove, folder)
 
     async def show(self, name: str, move: str) -> None:
         """Makes a store visible that another server has released by this very move.

@@ -80,6 +80,8 @@ class MoveRequests:
             await self.arriving.complete(asked.store, asked.move, asked.complete)
         elif step == "show":
             await self.arriving.show(asked.store, asked.move)
+        elif step == "give_up":
+            await self.arriving.give_up(asked.move)
         elif step == "place":
             await self.place(asked.store, asked.place, move=asked.move, expected=asked.expected)
         else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.base.errors import ConnectError
+from tdserve.base.errors import ConnectError, DeadlineExceededError
 from tests.integration.cluster.losing import connecting, join_addresses, rows
 from tests.integration.cluster.moving import choose_other
 from tests.integration.cluster.names import name_owned_by
@@ -104,3 +106,46 @@ def test_drain_when_a_server_is_away_then_none_of_its_stores_goes_there(crashing
         assert {client.find_server(name) for name in names} == {2}
         for name in names:
             client.delete(name)
+
+
+def test_move_when_it_fails_then_nothing_of_it_stays_at_the_target(crashing: list[Crashing]) -> None:
+    name = name_owned_by(0, 3)
+    arriving = Path(crashing[1].root, "arriving")
+
+    def refuse(progress: Any) -> None:
+        assert list(arriving.iterdir())
+        raise RuntimeError("of the caller")
+
+    def refuse_sealed(progress: Any) -> None:
+        if progress.is_sealed:
+            raise RuntimeError("of the caller")
+
+    with connecting(crashing) as client:
+        store = client.memmap(TensorDict({"x": torch.arange(1 << 20)}, [1 << 20]), name)
+        for on_progress in (refuse, refuse_sealed):
+            with pytest.raises(RuntimeError, match="of the caller"):
+                client.rebalance(name, 1, on_progress=on_progress)
+            assert list(arriving.iterdir()) == []
+        with pytest.raises(DeadlineExceededError):
+            client.rebalance(name, 1, timeout_s=0.0)
+        assert list(arriving.iterdir()) == []
+        store.set_at_("x", torch.zeros(1, dtype=torch.int64), slice(5, 6))
+        assert client.rebalance(name, 1) == 1
+        assert store["x"][5] == 0
+        client.delete(name)
+
+
+def test_restore_when_it_fails_then_nothing_of_it_stays(crashing: list[Crashing], tmp_path: Path) -> None:
+    name = name_owned_by(0, 3)
+
+    def refuse(progress: Any) -> None:
+        raise RuntimeError("of the caller")
+
+    with connecting(crashing) as client:
+        client.memmap(TensorDict({"x": torch.arange(1 << 20)}, [1 << 20]), name)
+        client.checkpoint(tmp_path / "place")
+        with pytest.raises(RuntimeError, match="of the caller"):
+            client.restore(tmp_path / "place", names=[name], prefix="again-", on_progress=refuse)
+        assert not any(list(Path(each.root, "arriving").iterdir()) for each in crashing)
+        assert f"again-{name}" not in client
+        client.delete(name)
