@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import TDServeError
+from tdserve.bench.cpu_times import wait_for_processes
 from tdserve.store.environment_scan import count_used_bytes
 
 NUM_SESSIONS = 60
@@ -235,7 +236,8 @@ def describe_failure(call: Callable[[int], Any], size: int) -> str:
 
 def find_pids(server: tdserve.Server, client: tdserve.Client) -> dict[str, list[int]]:
     """Returns the process ids of the server by role."""
-    return {"control": [server.pid], "worker": [each["pid"] for each in client.stats()["workers"]]}
+    found = wait_for_processes([server])
+    return {"control": [*found["control"]], "worker": [*found["workers"]]}
 
 
 def count_descriptors(server: tdserve.Server, client: tdserve.Client) -> dict[str, int]:
