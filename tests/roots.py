@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ MIN_BYTES = 8 << 30
 """Room in memory from which on roots lie there: those of a whole run hold 3 GB."""
 
 
+_PREFIX = "tdserve-root-"
+"""Of the names of roots, followed by the id of the process of the tests."""
+
+
 @contextmanager
 def make_quick_root() -> Iterator[Path]:
     """Makes a folder for tests that do not ask what survives: in memory if there is room.
@@ -22,8 +27,18 @@ def make_quick_root() -> Iterator[Path]:
     examined, have their roots in pytest's folders, on the disk.
     """
     has_room = MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, _count_available_bytes()) >= MIN_BYTES
-    with TemporaryDirectory(prefix="tdserve-root-", dir=MEMORY if has_room else None) as folder:
+    if has_room:
+        _remove_left()
+    with TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=MEMORY if has_room else None) as folder:
         yield Path(folder)
+
+
+def _remove_left() -> None:
+    """Removes the roots in memory of runs that were killed: nobody else would before the machine restarts."""
+    for folder in MEMORY.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _count_available_bytes() -> int:
