@@ -70,6 +70,11 @@ class Tables:
         self.limited.extend(rows(*range(4)))
         self.limited.sample(2)
         self.limited.set_limiter(tdserve.SampleToInsertRatio(1.0, min_size=2, error_buffer=4.0))
+        ratio = tdserve.SampleToInsertRatio(1.0, min_size=1, error_buffer=4.0)
+        self.rationed: Any = client.create_replay("rationed", like, 8, limiter=ratio)
+        self.rationed.extend(rows(0, 1))
+        self.rationed.sample(4)
+        self.rationed.extend(rows(2))
         self.weighted: Any = client.create_replay("weighted", like, 8, sampler=tdserve.Prioritized(beta=0.4))
         self.weighted.set_sampler(tdserve.Prioritized(beta=0.8))
         self.closed: Any = client.create_queue("closed", like, 8)
@@ -148,6 +153,12 @@ def test_limiter_when_restarted_then_the_one_that_was_set_last(tables: Tables) -
         tables.limited.sample(7, timeout_s=0)
     assert "at least -2" in str(raised.value)
     assert len(tables.limited.sample(4)) == 4
+
+
+def test_ratio_when_restarted_then_samples_before_the_last_extend_count(tables: Tables) -> None:
+    with pytest.raises(tdserve.DeadlineExceededError, match="inserts 3, samples 4"):
+        tables.rationed.sample(3, timeout_s=0)
+    assert len(tables.rationed.sample(2)) == 2
 
 
 def test_queue_when_restarted_then_closed_with_what_was_not_acknowledged(tables: Tables) -> None:

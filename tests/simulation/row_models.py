@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,30 @@ from tests.simulation.calls import Call
 from tests.simulation.models import LONG_S, TIMEOUT_S, StoreModel, read_numbers
 from tests.simulation.simulated_client import SimulatedClient
 
+LIMITERS = (
+    SampleToInsertRatio(ratio=0.5, min_size=1, error_buffer=4.0),
+    SampleToInsertRatio(ratio=4.0, min_size=1, error_buffer=8.0),
+)
+"""Under the first one samples soon wait, under the second one extends do. Each lets a sample of four rows and an extend
+of three through in turn."""
+
+
+@dataclass(eq=False)
+class _Drawn:
+    """The rows of one sample that was answered.
+
+    Attributes:
+        num_rows: How many.
+        call: The call that drew them.
+        num_crashes: Crashes of the server before the call.
+        is_on_record: Whether a later extend is known to have put the count of samples on record.
+    """
+
+    num_rows: int
+    call: Call[Any]
+    num_crashes: int
+    is_on_record: bool = False
+
 
 class TableModel(StoreModel):
     """A ring. In one that is large no row is overwritten; a small one is written again and again."""
@@ -25,20 +50,20 @@ class TableModel(StoreModel):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.capacity = self.chance.choice([8, 512, 512])
-        self.is_limited = self.chance.random() < 0.25
-        limiter = SampleToInsertRatio(ratio=2.0, min_size=1, error_buffer=16.0) if self.is_limited else MinSize(1)
-        self.settings = Settings(limiter=limiter)
+        self.limiter = self.chance.choice(LIMITERS) if self.chance.random() < 0.25 else None
+        self.settings = Settings(limiter=self.limiter or MinSize(1))
         self.stored = content.ROW.prepend((self.capacity,))
         self.extends: list[Call[Any]] = []
         self.extend_of: dict[int, Call[Any]] = {}
-        self.num_sampled = 0
+        self.drawn: list[_Drawn] = []
+        self.num_attempted = 0
 
     async def prepare(self, client: SimulatedClient) -> None:
         await self.insist(client, "create", create_store=content.new_table(self.name, self.capacity, self.settings))
 
     async def act(self, client: SimulatedClient) -> None:
         choice = self.chance.random()
-        if choice < 0.6:
+        if choice < (0.3 if self.limiter is LIMITERS[0] else 0.6):
             await self._extend(client)
         elif choice < 0.8:
             await self._sample(client)
@@ -60,26 +85,59 @@ class TableModel(StoreModel):
         by_mail = self.chance.random() < 0.7
         if by_mail and self.chance.random() < 0.8:
             asked.wished_claim = 16
-        timeout_s = 1.0 if self.is_limited else TIMEOUT_S
-        await self.make(client, tuple(identities), timeout_s, by_mail=by_mail, extend=asked)
+        timeout_s = 1.0 if self.limiter is not None else TIMEOUT_S
+        extend = await self.make(client, tuple(identities), timeout_s, by_mail=by_mail, extend=asked)
+        if extend.outcome == "done":
+            self._note_record(extend, client.server.count_crashes())
+            self._check_inserts()
 
     async def _sample(self, client: SimulatedClient) -> None:
         num_rows = self.chance.randint(1, 4)
         asked = control_pb2.SampleRequest(store=self.name, num_rows=num_rows)
-        sample = await self.make(client, "sample", 0.5, sample=asked)
+        num_crashes = client.server.count_crashes()
+        sample = await self.make(client, "sample", 0.5, on_attempt=lambda: self._note_attempt(num_rows), sample=asked)
         if sample.outcome == "done":
             assert sample.done.accepted.num_rows == num_rows
-            self.num_sampled += num_rows
+            self.drawn.append(_Drawn(num_rows, sample, num_crashes))
             self._check(
                 content.decode_rows_of_table(self.stored, sample.done, self.settings.list_added_columns()), sample
             )
-            self._check_limit()
+            self._check_samples(client.server.count_crashes())
 
-    def _check_limit(self) -> None:
-        """No more is sampled than the rows that may have been inserted allow."""
-        if self.is_limited:
-            num_inserted = sum(len(each.what) for each in self.extends if each.outcome != "failed")
-            assert self.num_sampled <= 2 * num_inserted + 16 + 2, "the limiter let too many samples through"
+    def _note_attempt(self, num_rows: int) -> None:
+        self.num_attempted += num_rows
+
+    def _note_record(self, extend: Call[Any], num_crashes: int) -> None:
+        """Notes that an extend has put all samples on record that had ended before it began, unless the server crashed
+        since one began: then it may have been committed by another life of the server."""
+        for drawn in self.drawn:
+            drawn.is_on_record |= drawn.call.is_before(extend) and drawn.num_crashes == num_crashes
+
+    def _check_samples(self, num_crashes: int) -> None:
+        """Checks that no more was sampled than the rows that may have been inserted allow.
+
+        The count of samples goes on record with each extend, since samples make no transaction. A crash forgets those
+        since the last extend, and as many more may be drawn: these samples are left out here.
+        """
+        if self.limiter is None:
+            return
+        counted = [each for each in self.drawn if each.is_on_record or each.num_crashes == num_crashes]
+        num_sampled = sum(each.num_rows for each in counted)
+        num_inserted = sum(len(each.what) for each in self.extends if each.outcome != "failed")
+        most = (num_inserted - self.limiter.min_size) * self.limiter.ratio + self.limiter.error_buffer
+        assert num_sampled <= most, f"the limiter let {num_sampled} samples through, of {most:g}"
+
+    def _check_inserts(self) -> None:
+        """Checks that no more was inserted than the samples that may have been drawn allow.
+
+        Each attempt of a sample may count: the server cannot know that the answer to an earlier one was lost. An empty
+        table takes any insert; a small ring may be empty again if extends that had made room fail.
+        """
+        if self.limiter is None or self.capacity == 8:
+            return
+        num_inserted = sum(len(each.what) for each in self.extends if each.outcome == "done")
+        most = self.limiter.min_size + (self.num_attempted + self.limiter.error_buffer) / self.limiter.ratio
+        assert num_inserted <= most, f"the limiter let {num_inserted} inserts through, of {most:g}"
 
     async def _read(self, client: SimulatedClient, timeout_s: float = TIMEOUT_S) -> bool:
         asked = control_pb2.ReadRequest(store=self.name, selection=content.ALL, fingerprint=self.stored.fingerprint)

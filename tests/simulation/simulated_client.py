@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 from tdserve.base.config import PROTOCOL_VERSION
@@ -64,8 +65,16 @@ class SimulatedClient:
 
     # ------------------------------------------------------------ calls
 
-    async def call(self, timeout_s: float, *, by_mail: bool = False, **body: Any) -> control_pb2.Done:
+    async def call(
+        self, timeout_s: float, *, by_mail: bool = False, on_attempt: Callable[[], None] | None = None, **body: Any
+    ) -> control_pb2.Done:
         """Makes one call, with as many attempts as it takes.
+
+        Args:
+            timeout_s: The time it has.
+            by_mail: Whether the request goes to the data worker by mail.
+            on_attempt: Called before each attempt.
+            body: The request.
 
         Raises:
             TDServeError: The server's answer: nothing was changed.
@@ -81,6 +90,8 @@ class SimulatedClient:
             while True:
                 link = await self._connect(until_s + grace_s)
                 is_sent = True
+                if on_attempt is not None:
+                    on_attempt()
                 answer = await self._attempt(link, request, until_s, grace_s, by_mail=by_mail, **body)
                 if "extend" in body:  # a data worker cannot know what became of the first attempt
                     body["extend"].ClearField("wished_claim")

@@ -161,6 +161,9 @@ class SampleToInsertRatio(Limiter):
     table of fewer than ``min_size`` rows always pass. Rows that were overwritten still count as inserted. The counts
     are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
 
+    The number of samples is put on record with each write to the table. A restart of the server forgets the samples
+    since the last one, so that as many more may pass.
+
     Attributes:
         ratio: Rows sampled per row inserted, above 0.
         min_size: Live rows that a sample needs, at least 1.
