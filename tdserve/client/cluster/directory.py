@@ -11,7 +11,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from tdserve.base.deadline import Deadline
+from tdserve.base.deadline import ONCE_GRACE_S, Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
@@ -30,7 +30,7 @@ from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
-from tdserve.rules.lost_servers import PATIENCE_S, REACH_S
+from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole, name_part
 
 _Result = TypeVar("_Result")
@@ -65,6 +65,9 @@ def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
 
 SHORT_S = 0.1
 """A search that has taken less does not shorten the call."""
+
+SHORTEST_S = 0.5
+"""Time for a server's answer, and for the connection to it, however little is left of the call's own."""
 
 LOOK_AGAIN_S = 0.02
 """Pause before it is asked again where a store is that is being moved."""
@@ -253,10 +256,12 @@ class Directory:
         """Asks servers about a store; returns their answers, and whether one did not answer.
 
         Raises:
-            DeadlineExceededError: One that is alive did not answer within a part of the time.
+            DeadlineExceededError: One that is alive did not answer within half of the time.
         """
         rest_s = deadline.remaining_s
-        timeout_s = PATIENCE_S if rest_s is None else min(PATIENCE_S, rest_s / 2)
+        timeout_s = None if rest_s is None else max(SHORTEST_S, rest_s / 2)  # others may have the store
+        if deadline.timeout_s == 0:  # as any call that asks once
+            timeout_s = ONCE_GRACE_S
         calls = {server: partial(self._ask_server, server, name, timeout_s) for server in servers}
         found, lost = self._members.ask_all(calls, reach_s=REACH_S)
         return found, bool(lost)

@@ -68,6 +68,24 @@ def test_client_when_it_uses_one_server_then_connects_to_that_alone(
         assert list(client.members.used) == [1]
 
 
+def test_stores_when_asked_for_once_by_a_new_client_then_found(client: tdserve.ClusterClient, address: str) -> None:
+    names = [name_owned_by(server, 3) for server in range(3)]
+    for name in names:
+        client.init_remote(CONTENT, name)
+    client.rebalance(names[0], 1)
+    shared = next_name()
+    client.create_replay(shared, CONTENT[0], 90, shards="all").extend(CONTENT)
+    for reads_first in (True, False):
+        with tdserve.connect(address) as fresh:  # it has no connection yet
+            if reads_first:
+                assert all(fresh.from_remote_init(name, timeout_s=0)["number"].sum() == 3 for name in names)
+            opened = fresh.replay(shared, timeout_s=0)
+            assert opened.info()["degraded"] == []
+            assert len(opened) == 3
+    for name in (*names, shared):
+        client.delete(name)
+
+
 def test_store_when_it_is_not_at_its_owner_then_found_and_not_created_again(
     client: tdserve.ClusterClient, servers: list[tdserve.Server]
 ) -> None:
