@@ -37,8 +37,18 @@ def note_forming(end: Callable[[], None]) -> Iterator[None]:
         _forming.pop(key, None)
 
 
+_ending: set[int] = set()
+"""Ids of this process once it ends: a fork is another process."""
+
+
+def is_ending() -> bool:
+    """Returns whether this process has ended the forming of all groups, since it ends."""
+    return os.getpid() in _ending
+
+
 def end_forming() -> None:
-    """Ends the waits of all groups that are being formed in this process; their forming then fails."""
+    """Ends the waits of all groups that are being formed in this process, which ends; their forming then fails."""
+    _ending.add(os.getpid())
     for pid, end in list(_forming.values()):
         if pid == os.getpid():
             end()

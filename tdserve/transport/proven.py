@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from tdserve.base.errors import ConnectError, TransportError
 from tdserve.transport.distributed_private import make_gloo_options
-from tdserve.transport.forming_groups import end_connecting, note_forming
+from tdserve.transport.forming_groups import end_connecting, is_ending, note_forming
 from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proving import Bond, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
@@ -248,7 +248,7 @@ def _form(
         kv_store.set(_name_outcome(attempt, rank), _FAILED)
         _leave(device, host, pid)
         del device
-        if kv_store.is_closed:
+        if kv_store.is_closed or is_ending():
             raise ConnectError(address=host, reason="gloo: the session was closed while the connection was formed")
         refusals.note(bond.purpose, reason, branch.sent_address)
         if time.monotonic() + pause_s >= end_s:
