@@ -62,7 +62,8 @@ def test_read_when_others_write_then_tensors_and_values_are_as_of_one_moment(
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            handle, seen, num_reads = client[name], set(), 0
+            handle, num_reads = client[name], 0
+            seen: set[int] = set()
             deadline = Deadline.after(60.0)
             # A busy machine may hold the writer up.
             while num_reads < NUM_READS or (len(seen) == 1 and not deadline.expired):
