@@ -61,6 +61,11 @@ class Deadline:
             return None
         return max(0.0, self.at_s - self.clock())
 
+    def limit(self, seconds: float) -> float:
+        """Returns so many seconds, or those left if they are fewer: the length of one pause or step."""
+        remaining_s = self.remaining_s
+        return seconds if remaining_s is None else min(seconds, remaining_s)
+
     @property
     def begun_s(self) -> float | None:
         """Reading of ``clock`` when it was made; ``None`` if it never comes."""

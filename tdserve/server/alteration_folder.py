@@ -90,13 +90,11 @@ async def hold_alone(session: ClientSession, store: OpenedStore, deadline: Deadl
     while True:
         async with store.write_lock:
             store.check_current()
-            remaining_s = deadline.remaining_s
-            hold_s = MAX_HOLD_S if remaining_s is None else min(MAX_HOLD_S, remaining_s)
             with suppress(DeadlineExceededError):
                 await session.wait_until(
                     store.waiters,
                     lambda: not store.writes,
-                    Deadline.after(hold_s),
+                    Deadline.after(deadline.limit(MAX_HOLD_S)),
                     lambda: f"the end of writes to {store.name!r}",
                 )
             store.check_present()

@@ -93,7 +93,7 @@ class ShardDraws:
             if deadline.expired:
                 what = f"{num_rows} rows that can be drawn from all shards of {self._table.name!r} together"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
-            time.sleep(min(pause_s, deadline.remaining_s or pause_s))
+            time.sleep(deadline.limit(pause_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _try_draw(
@@ -187,9 +187,7 @@ class ShardDraws:
         """Asks all shards; one that has stopped answering must not take all the time that the call has."""
 
         def ask(_: int, part: Any) -> ShardMass:
-            remaining_s = deadline.remaining_s
-            asked = Deadline.after(PATIENCE_S if remaining_s is None else min(PATIENCE_S, remaining_s))
-            return ask_mass(part, make_query, num_rows, asked)
+            return ask_mass(part, make_query, num_rows, Deadline.after(deadline.limit(PATIENCE_S)))
 
         while True:
             try:

@@ -110,7 +110,7 @@ class ShardShares:
             if deadline.expired:
                 what = f"{num_rows} rows for each of {share.world_size} ranks of {table.name!r}"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
-            time.sleep(min(PAUSE_S, deadline.remaining_s or PAUSE_S))
+            time.sleep(deadline.limit(PAUSE_S))
 
 
 def _read(splits: Any, name: str, num_rows: int) -> dict[int, int] | None:

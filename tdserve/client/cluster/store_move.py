@@ -297,10 +297,8 @@ class _Copying:
 
     def _copy_sealed(self, source: _Ask, target: _Ask) -> None:
         """Copies what is left while clients wait, and hands the store over."""
-        rest_s = self.deadline.remaining_s
-        seal_s = SEAL_TIMEOUT_S if rest_s is None else min(SEAL_TIMEOUT_S, rest_s)
         try:
-            sealed = source(seal=True, deadline=Deadline.after(seal_s))
+            sealed = source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
             target(receive=sealed.files)
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)

@@ -275,8 +275,7 @@ class GroupEpoch:
         self._close_channel()
         with self._changed:
             if not isinstance(error, DeadlineExceededError):
-                grace_s = LOST_GRACE_S if deadline.remaining_s is None else min(LOST_GRACE_S, deadline.remaining_s)
-                self._changed.wait_for(lambda: self._losses.find_cause(peer) is not None, grace_s)
+                self._changed.wait_for(lambda: self._losses.find_cause(peer) is not None, deadline.limit(LOST_GRACE_S))
             loss = self._losses.find_cause(peer)
             if isinstance(self._over, ClosedError):
                 return self._over

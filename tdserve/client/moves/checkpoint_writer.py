@@ -154,18 +154,15 @@ class _CheckpointWriter:
                 self._read_store(name)
             self._check_time()
             try:
-                frozen = self._ask(freeze=allowed, timeout_s=REST_S)
+                frozen = self._ask(freeze=allowed, timeout_s=self.deadline.limit(REST_S))
+                if frozen.num_bytes <= allowed:
+                    return frozen
+                allowed *= 2
             except DeadlineExceededError as error:
                 self.awaited = str(error.fields["what"])
-                remaining_s = self.deadline.remaining_s
-                time.sleep(retry_s if remaining_s is None else min(retry_s, remaining_s))
-                self._check_time()
+                time.sleep(self.deadline.limit(retry_s))
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
-                continue
-            if frozen.num_bytes <= allowed:
-                return frozen
             self._check_time()
-            allowed *= 2
 
     # ------------------------------------------------------------ reading
 

@@ -278,11 +278,10 @@ class RowSender:
 
     def _wait(self, deadline: Deadline, what: str) -> None:
         """Waits for any progress. Raises if there was none in time, or can be none."""
-        remaining_s = deadline.remaining_s
-        if remaining_s == 0.0:
+        if deadline.expired:
             what = f"{what} (writer of table {self._table.name!r}: {self.describe_progress()})"
             raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
-        self._progress.wait(PROBE_S if remaining_s is None else min(remaining_s, PROBE_S))
+        self._progress.wait(deadline.limit(PROBE_S))
         self._check_open()
         now_s = time.monotonic()
         if now_s - self._sending_since_s > PROBE_S:

@@ -73,11 +73,10 @@ class Reads:
             grace_s = until_s - time.monotonic()
             if grace_s <= 0:
                 return
-            remaining_s = deadline.remaining_s
             with suppress(DeadlineExceededError):
                 await session.wait_until(
                     store.waiters,
                     partial(store.lost.is_grace_over, rows, until_s),
-                    Deadline.after(grace_s if remaining_s is None else min(grace_s, remaining_s)),
+                    Deadline.after(deadline.limit(grace_s)),
                     lambda: f"another write to rows of {store.name!r}",
                 )

@@ -110,9 +110,7 @@ class Checksums:
             return None
         making = self._making.get(store.record.uid)
         if versions.is_mostly_unchanged and making is not None and making[0] == version.version:
-            remaining_s = deadline.remaining_s
-            wait_s = WAIT_S + spec.nbytes / BYTES_PER_S
-            await asyncio.wait({making[1]}, timeout=wait_s if remaining_s is None else min(wait_s, remaining_s))
+            await asyncio.wait({making[1]}, timeout=deadline.limit(WAIT_S + spec.nbytes / BYTES_PER_S))
         now = versions.get_checksums(version.version)
         if now is None:
             return None

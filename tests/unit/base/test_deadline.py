@@ -31,6 +31,15 @@ def test_remaining_when_time_passes_then_shrinks_to_zero_and_stays() -> None:
     assert deadline.remaining_s == 0.0
 
 
+def test_limit_when_less_is_left_then_that_and_never_below_zero() -> None:
+    clock = _Clock()
+    deadline = Deadline.after(2.0, clock)
+    assert (deadline.limit(1.5), deadline.limit(9.0)) == (1.5, 2.0)
+    clock.now_s += 3
+    assert deadline.limit(1.5) == 0.0
+    assert Deadline.never.limit(9.0) == 9.0
+
+
 def test_expired_when_exactly_reached_then_true() -> None:
     clock = _Clock()
     deadline = Deadline.after(2, clock)
