@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, TDServeError
 from tdserve.base.tls import TLS
-from tdserve.client.cluster.latest_records import compute_lateness
+from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.cluster.sums import add_up_parts, add_up_stats
 from tdserve.client.session.catalog_client import CatalogClient, MissingNames
@@ -111,7 +111,7 @@ class ClusterCatalog:
             if self.lost:
                 raise next(iter(self.lost.values()))
             raise next(iter(self._clients.values())).missing_names.explain(StoreNotFoundError(name=name), None)
-        server = max(found, key=lambda server: compute_lateness(found[server]))
+        server = choose_latest(found)
         described = found[server]
         if described.kind != "placement":
             return LocatedStore(described, (server,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.client import Client
-from tdserve.client.cluster.latest_records import compute_lateness
+from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, record_forwards
 from tdserve.client.moves.move_steps import request_step
@@ -52,17 +51,6 @@ class Place(NamedTuple):
     placement: PlacementRecord | None = None
 
 
-def begin_deadline(timeout_s: float | Once | None) -> Deadline | None:
-    """Returns the deadline of a call by its argument; None if the client's default holds."""
-    return None if timeout_s is None or isinstance(timeout_s, Once) else Deadline.after(timeout_s)
-
-
-def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
-    """Returns the timeout of a call to a server, once the search for the server has taken its time."""
-    rest_s = None if deadline is None else deadline.remaining_s
-    return timeout_s if rest_s is None or rest_s > timeout_s - SHORT_S else rest_s
-
-
 SHORT_S = 0.1
 """A search that has taken less does not shorten the call."""
 
@@ -72,8 +60,18 @@ SHORTEST_S = 0.5
 LOOK_AGAIN_S = 0.02
 """Pause before it is asked again where a store is that is being moved."""
 
-
 _Answer = StoreDescription | StoreMovedError | None
+
+
+def begin_deadline(timeout_s: float | Once | None) -> Deadline | None:
+    """Returns the deadline of a call by its argument; None if the client's default holds."""
+    return None if timeout_s is None or isinstance(timeout_s, Once) else Deadline.after(timeout_s)
+
+
+def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
+    """Returns the timeout of a call to a server, once the search for the server has taken its time."""
+    rest_s = None if deadline is None else deadline.remaining_s
+    return timeout_s if rest_s is None or rest_s > timeout_s - SHORT_S else rest_s
 
 
 class Directory:
@@ -230,8 +228,8 @@ class Directory:
         alive = self._members.list_alive(others)
         everywhere, are_lost = self._ask(alive, name, deadline)
         there = {server: found for server, found in everywhere.items() if found is not None}
-        if there:  # of copies of a record the latest
-            server = max(there, key=lambda server: _compute_lateness(there[server]))
+        if there:
+            server = choose_latest(there)
             place = self._follow(name, server, there[server], deadline)
             if owner in asked:
                 with suppress(TDServeError):  # the token may not grant it
@@ -249,7 +247,7 @@ class Directory:
         copies = {server: found for server, found in answers.items() if isinstance(found, StoreDescription)}
         if not copies:
             return None
-        server = max(copies, key=lambda server: compute_lateness(copies[server]))
+        server = choose_latest(copies)
         return self._remember(name, server, copies[server])
 
     def _ask(self, servers: list[int], name: str, deadline: Deadline) -> tuple[dict[int, _Answer], bool]:
@@ -346,10 +344,6 @@ class Directory:
                 self._missed.pop(name, None)
                 _drop_oldest(self._places)
         return place
-
-
-def _compute_lateness(answer: StoreDescription | StoreMovedError) -> float:
-    return compute_lateness(answer) if isinstance(answer, StoreDescription) else math.inf
 
 
 def _check_order(name: str, server: int, placement: PlacementRecord) -> None:
