@@ -75,12 +75,8 @@ def checkpoint_cluster(
 
 
 def _list_names(members: Members, deadline: Deadline) -> set[str]:
-    calls = {server: partial(_list_stores, members, server) for server in range(len(members))}
+    calls = {server: members.get(server).catalog.stores for server in range(len(members))}
     return {name for names in _ask_each(members, calls, deadline) for name in names}
-
-
-def _list_stores(members: Members, server: int) -> list[str]:
-    return members.get(server).catalog.stores()
 
 
 def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_progress: OnCheckpoint) -> list[Checkpoint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -139,8 +139,8 @@ class ClusterClient(ClusterMoves):
     def stores(self, prefix: str = "") -> list[str]:
         """Lists the names of all stores of the servers that answer, sorted; a shared store once."""
         servers = range(len(self.members))
-        calls = {at: partial(self._list_at, at, prefix) for at in self.members.list_alive(servers) or servers}
-        listed, lost = self.members.ask_all(calls)
+        asked = self.members.list_alive(servers) or servers
+        listed, lost = self.members.ask_clients(asked, lambda client: client.stores(prefix))
         if lost and not listed:
             raise next(iter(lost.values()))
         names = {name for each in listed.values() for name in each}
@@ -148,9 +148,6 @@ class ClusterClient(ClusterMoves):
         return sorted(
             name for name in names if (whole := find_whole(name)) is None or (is_whole and whole not in names)
         )
-
-    def _list_at(self, server: int, prefix: str) -> list[str]:
-        return self.members.get(server).stores(prefix)
 
     def get_home(self, name: str) -> Client:
         """Returns the client of the server that has a store, or will have it; of a shared one, its record."""
@@ -445,8 +442,7 @@ class ClusterClient(ClusterMoves):
         ``transports``, ``sessions`` and ``workers`` are those of all servers; ``transport`` is this client's, if it is
         the same at all servers that it has used.
         """
-        calls = {at: partial(lambda at: self.members.get(at).stats(), at) for at in range(len(self.members))}
-        found, lost = self.members.ask_all(calls)
+        found, lost = self.members.ask_clients(range(len(self.members)), lambda client: client.stats())
         return add_up_stats(self.address, found, lost)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar, cast
 
 from tdserve.base.deadline import Deadline
@@ -86,12 +85,10 @@ class ClusterServers:
 
     def _find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         servers = self.members.list_alive(range(len(self.members)))
-        calls = {at: partial(self._find_at, at, name, num_names, timeout_s) for at in servers}
-        found, _ = self.members.ask_all(calls)
+        found, _ = self.members.ask_clients(
+            servers, lambda client: client.catalog.find_names_around(name, num_names, timeout_s)
+        )
         return sorted({find_whole(each) or each for names in found.values() for each in names})
-
-    def _find_at(self, server: int, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
-        return self.members.get(server).catalog.find_names_around(name, num_names, timeout_s)
 
     def find_moved(self, error: StoreMovedError, deadline: Deadline) -> Client:
         """Finds the client of the server that has a store now which another one has refused with this error.

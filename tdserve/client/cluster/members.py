@@ -259,6 +259,15 @@ class Members:
             raise others[0]
         return found, lost
 
+    def ask_clients(
+        self, servers: Iterable[int], call: Callable[[Client], _Result]
+    ) -> tuple[dict[int, _Result], dict[int, TransportError]]:
+        """Calls the clients of some servers at the same time; results and errors as of ``ask_all``."""
+        return self.ask_all({server: partial(self._call_client, server, call) for server in servers})
+
+    def _call_client(self, server: int, call: Callable[[Client], _Result]) -> _Result:
+        return call(self.get(server))
+
     def _start(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
         future: AwaitableFuture[_Result] = AwaitableFuture()
         self._begin_anew_after_fork()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import ConnectError, StoreExistsError, StoreMovedError, TransportError
+from tdserve.base.errors import StoreExistsError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
@@ -99,16 +99,13 @@ def create_parts(
 
 def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:
     """Raises ConnectError if the server of a shard does not answer, or the one that has the record."""
-
-    def ask(server: int) -> None:
-        with suppress(StoreMovedError):
-            members.get(server).catalog.find(name)
-
     owner = () if placement.owner is None else (placement.owner,)
-    _, lost = members.ask_all({server: partial(ask, server) for server in {*placement.servers, *owner}})
-    for server, error in lost.items():
-        reason = f"server {server}, one of those of {name!r}, does not answer: {error}"
-        raise ConnectError(address=members.describe_address(server), reason=reason) from error
+    role = f"one of those of {name!r}"
+    _, lost = members.ask_all(
+        {server: partial(members.check_answers, server, role) for server in {*placement.servers, *owner}}
+    )
+    for error in lost.values():
+        raise error
 
 
 def delete_parts(members: Members, name: str, placement: PlacementRecord) -> None:
