@@ -13,7 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,28 +162,28 @@ class RootCampaign:
 
     def check(self, num_inputs: int) -> None:
         """Has damaged roots checked, and repaired."""
-        with make_quick_root() as folder:
-            whole = unpack_root(folder / "whole")
-            for _ in range(num_inputs):
-                root = _copy(whole, folder / "root")
-                damage = spoil(root, self.inputs)
-                for repairs in (False, True):
-                    found = check_apart(root, repairs=repairs)
-                    self._note(damage, f"check{' with repairs' if repairs else ''}", found)
+        for _, root, damage in self._spoil_roots(num_inputs):
+            for repairs in (False, True):
+                found = check_apart(root, repairs=repairs)
+                self._note(damage, f"check{' with repairs' if repairs else ''}", found)
 
     def serve(self, num_inputs: int) -> None:
         """Has damaged roots served, and reads all stores of them."""
+        for folder, root, damage in self._spoil_roots(num_inputs):
+            verdict = check_apart(_copy(root, folder / "checked"))
+            with (folder / "log").open("w") as log:
+                self._serve(root, damage, verdict, log)
+            text = (folder / "log").read_text()
+            if "Traceback" in text or re.search(r"killed by|died", text):
+                self.faults.append(f"{damage}: {text}")
+
+    def _spoil_roots(self, num_inputs: int) -> Iterator[tuple[Path, Path, Damage]]:
+        """Yields so many damaged roots: a folder for whatever is made beside one, it, and what was done to it."""
         with make_quick_root() as folder:
             whole = unpack_root(folder / "whole")
             for _ in range(num_inputs):
                 root = _copy(whole, folder / "root")
-                damage = spoil(root, self.inputs)
-                verdict = check_apart(_copy(root, folder / "checked"))
-                with (folder / "log").open("w") as log:
-                    self._serve(root, damage, verdict, log)
-                text = (folder / "log").read_text()
-                if "Traceback" in text or re.search(r"killed by|died", text):
-                    self.faults.append(f"{damage}: {text}")
+                yield folder, root, spoil(root, self.inputs)
 
     def _serve(self, root: Path, damage: Damage, verdict: str, log: Any) -> None:
         command = [sys.executable, "-m", "tdserve", "serve", str(root), "--port", "0"]
