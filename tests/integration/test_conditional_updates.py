@@ -58,6 +58,48 @@ def test_update_when_a_row_occurs_twice_then_the_last_counts(table: Any) -> None
     assert table[:]["x"].tolist() == [0.0, 1.0, 2.0, 9.0, 2.0, 5.0, 6.0, 7.0]
 
 
+@pytest.mark.parametrize("order", [[5, 0], [7, 1, 6, 0], [1, 5, 1], [6, 6, 0, 0, 1]])
+@pytest.mark.parametrize("is_unchanged", [False, True])
+def test_update_when_rows_of_several_rounds_are_in_any_order_then_each_has_its_generation(
+    table: Any, order: list[int], is_unchanged: bool
+) -> None:
+    table.extend(make_rows(20, 21))  # rows 0 and 1 are of a later round than the others
+    generations = table.find_generations(order)
+    values = torch.arange(100.0, 100.0 + len(order))
+    written = table.update_if_present(order, {"x": values}, generation=generations, is_unchanged=is_unchanged)
+    assert written.all()
+    assert {row: table[row]["x"].item() for row in order} == dict(zip(order, values.tolist(), strict=True))
+    table.extend(make_rows(*range(30, 36)))  # rows 2 to 7
+    values = torch.full((len(order),), -1.0)
+    written = table.update_if_present(order, {"x": values}, generation=generations)
+    assert written.tolist() == [row in (0, 1) for row in order]
+
+
+def test_set_at_when_a_batch_has_rows_of_several_rounds_then_all_are_written(table: Any) -> None:
+    table.extend(make_rows(20, 21))
+    sample = table.sample(64)  # with repetitions, in no order
+    table.set_at_("x", -sample["x"], sample)
+    expected = {row: -number for row, number in zip(sample["index"].tolist(), sample["x"].tolist(), strict=True)}
+    assert {row: table[row]["x"].item() for row in expected} == expected
+    table.extend(make_rows(40, 41, 42, 43, 44, 45, 46, 47))
+    with pytest.raises(tdserve.SelectionError, match="overwritten"):
+        table.set_at_("x", sample["x"], sample)
+    assert (table[:]["x"] >= 40).all()
+
+
+def test_set_at_when_a_row_is_named_with_two_generations_then_nothing_is_written(table: Any) -> None:
+    earlier, later = table[[3]], table[[3]]
+    earlier["index"] = later["index"] = torch.tensor([3])
+    earlier["generation"] = table.find_generations([3])
+    table.extend(make_rows(20, 21, 22, 23))
+    later["generation"] = table.find_generations([3])
+    for batch in (torch.cat([earlier, later]), torch.cat([later, earlier])):
+        with pytest.raises(tdserve.SelectionError, match="overwritten"):
+            table.set_at_("x", torch.zeros(2), batch)
+    table.set_at_("x", torch.tensor([1.0, 2.0]), torch.cat([later, later]))
+    assert table[3]["x"] == 2
+
+
 def test_update_when_rows_must_be_unchanged_then_a_leaf_that_was_written_since_counts(table: Any) -> None:
     generations = table.find_generations([0, 1])
     table.set_at_("x", torch.tensor([5.0]), [1])

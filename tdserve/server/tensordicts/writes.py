@@ -30,7 +30,6 @@ from tdserve.messages.content import (
     write_layout,
     write_messages,
 )
-from tdserve.messages.row_numbers import decode_column
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.catalog import StoreRecord
@@ -56,7 +55,7 @@ from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
-from tdserve.server.tables.row_changes import decode_generations
+from tdserve.server.tensordicts.expected_generations import Generations, find_expected
 from tdserve.server.tensordicts.in_place import InPlace
 from tdserve.server.turns import build_row_set
 from tdserve.server.workers import DataWorker
@@ -171,7 +170,8 @@ class Writes:
         if store.table is not None:  # some may be gone by the time their content has arrived
             store.table.take_back_claims()
             rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
-            await look_at_rows(store.table, rows, _check_of(store, asked, len(rows)))
+            generations = await find_expected(store, asked)
+            await look_at_rows(store.table, rows, _check_of(store, asked, generations))
         return await session.mover.overwrite(request, store, asked)
 
     async def write_staged(
@@ -188,7 +188,7 @@ class Writes:
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
                 rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
-                check = _check_of(store, asked, len(rows))
+                check = _check_of(store, asked, await find_expected(store, asked))
                 async with hold_rows(store, rows, decode_paths(asked.keys), check) as held:
                     _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
                     done = control_pb2.Done(version=store.content_version + 1)
@@ -216,13 +216,14 @@ class Writes:
             await self._worker.order_until_done(store, storing)
 
         rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
+        expected = await find_expected(store, asked)
         await self._wait_for_rows(session, store, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
         _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
-        check = _check_of(store, asked, len(rows))
+        check = _check_of(store, asked, expected)
         return await self._in_place.write(session, client, request, store, asked, rows, check, store_values)
 
     @asynccontextmanager
@@ -364,8 +365,11 @@ def _check_fingerprint(record: StoreRecord, spec: Spec, content: control_pb2.Con
         raise StructureChangedError(store=record.name, key="", expected="the structure of this store", actual=older)
 
 
-def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int) -> Check:
+def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, expected: Generations | None) -> Check:
     """Returns a check that rows of a replay are still those that a write means.
+
+    Args:
+        expected: As of :func:`find_expected`.
 
     Raises:
         InvalidRequestError: The write has leaves that the table's rules need.
@@ -377,12 +381,10 @@ def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, num_rows: int
     if ruling:
         reason = f"table {store.name!r} orders its rows by {'.'.join(ruling[0])!r}, which must stay as it is"
         raise InvalidRequestError(argument="key", reason=reason)
-    table = store.table
-    if asked.has_stamps:
-        stamps = decode_column("generation", asked.generations, "<i8", num_rows)
-        return lambda rows, places: table.check_unchanged(rows, stamps[places])
-    generations = decode_generations(asked.generations, num_rows)
-    return do_nothing if generations is None else lambda rows, places: table.check_same(rows, generations[places])
+    if expected is None:
+        return do_nothing
+    compare = store.table.check_unchanged if asked.has_stamps else store.table.check_same
+    return lambda rows, places: compare(rows, expected[places])
 
 
 async def _check_content(store: OpenedStore, asked: control_pb2.WriteRequest) -> None:
