@@ -29,9 +29,8 @@ class TableSliceSampler(SliceSampler):
         is_plain = not (self.fragmented or any(self.span) or self.pad_output or self.end_keys or self.compile)
         if not is_plain or not self.strict_length or "static-stop-and-length" in self._cache:
             return None
-        trajectory = None if self.traj_key is None else to_path(self.traj_key)
-        if trajectory is None and self._traj_key_auto:
-            trajectory = next((key for key in _AUTOMATIC_KEYS if key in keys), None)
+        trajectory = _find_automatic_key(keys) if self._traj_key_auto else self.traj_key
+        trajectory = None if trajectory is None else to_path(trajectory)
         trajectory = trajectory if trajectory in keys else None
         end = None if trajectory is not None or self.end_key is None else to_path(self.end_key)
         if (trajectory or end) not in keys:
@@ -42,8 +41,8 @@ class TableSliceSampler(SliceSampler):
         """Draws slices, one after the other."""
         if not may_draw(storage):
             raise_empty(storage, batch_size)
-        if self.traj_key is not None and to_path(self.traj_key) not in storage.list_keys():
-            self._fetch_traj = False  # TorchRL takes the ends instead, but only over its own storages
+        if self._traj_key_auto:
+            self._choose_traj_key(storage.list_keys())
         if not has_rule(storage, self):
             return super().sample(storage, batch_size)
         length, num_slices = self._adjusted_batch_size(batch_size)
@@ -54,6 +53,13 @@ class TableSliceSampler(SliceSampler):
         info = self._mark_ends(rows, length)
         self._maybe_emit_init_marker(info, rows, num_slices, length, None)
         return (index,), info
+
+    def _choose_traj_key(self, keys: Collection[Path]) -> None:
+        """Chooses the key by which trajectories are told apart, as TorchRL does when it first draws."""
+        found = _find_automatic_key(keys)
+        self._traj_key_auto, self._fetch_traj = False, found is not None
+        if found is not None:
+            self.traj_key = found[0] if len(found) == 1 else found
 
     def _mark_ends(self, rows: Any, length: int) -> dict[Any, Any]:
         """Returns the flags that TorchRL adds: the last row of each slice is truncated."""
@@ -69,3 +75,7 @@ class TableSliceSampler(SliceSampler):
             (*parents, "done"): truncated.clone() if done is None else done | truncated,
             (*parents, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
         }
+
+
+def _find_automatic_key(keys: Collection[Path]) -> Path | None:
+    return next((key for key in _AUTOMATIC_KEYS if key in keys), None)

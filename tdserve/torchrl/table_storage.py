@@ -25,11 +25,18 @@ from tdserve.torchrl.table_rows import (
     iter_parts,
     pair_rows,
     to_batch,
+    to_path,
     to_stored_key,
 )
 from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
-from tdserve.torchrl.torchrl_private import allow_missing_trees, get_pending_parts, route_key_writes, set_pending_parts
+from tdserve.torchrl.torchrl_private import (
+    allow_missing_trees,
+    fall_back_to_ends,
+    get_pending_parts,
+    route_key_writes,
+    set_pending_parts,
+)
 
 allow_missing_trees()
 
@@ -144,6 +151,10 @@ class TDServeStorage(Storage):
         """Lists the keys of the table's rows."""
         spec = self.require_table().spec
         return [path for path, _ in (*spec.tensors, *spec.values)]
+
+    def has_key(self, key: Any) -> bool:
+        """Returns whether the table's rows have this key of a leaf; False before the first row."""
+        return self.initialized and to_path(to_stored_key(key)) in self.list_keys()
 
     def list_buffers(self) -> list[Any]:
         """Lists the buffers of this process that were made with this storage."""
@@ -367,3 +378,4 @@ class TDServeStorage(Storage):
 
 
 route_key_writes(TDServeStorage)
+fall_back_to_ends(TDServeStorage)

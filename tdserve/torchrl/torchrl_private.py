@@ -12,6 +12,7 @@ from typing import Any
 from torchrl.data.replay_buffers.replay_buffers.base import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.data.replay_buffers.samplers.base import Sampler
+from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 
 from tdserve.base.errors import InvalidRequestError
 
@@ -63,6 +64,26 @@ def route_key_writes(kind: type[Any]) -> None:
             raise InvalidRequestError(argument="index", reason=f"{index!r}: a table has one dimension of rows")
 
     ReplayBuffer.__setitem__ = set_item_or_key
+
+
+def fall_back_to_ends(kind: type[Any]) -> None:
+    """Lets samplers of slices divide rows of such a storage where ``end_key`` is set, if the rows lack ``traj_key``.
+
+    ``SliceSampler._get_stop_and_length`` does so over TorchRL's own storages; over others it raises. ``_fetch_traj`` is
+    whether it looks for ``traj_key``.
+
+    Args:
+        kind: A class of storages with ``has_key``.
+    """
+    find_ends = SliceSampler._get_stop_and_length
+
+    @wraps(find_ends)
+    def find_trajectories_or_ends(sampler: Any, storage: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(storage, kind) and sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
+            sampler._fetch_traj = False
+        return find_ends(sampler, storage, *args, **options)
+
+    SliceSampler._get_stop_and_length = find_trajectories_or_ends
 
 
 def return_unchanged(rows: Any) -> Any:

@@ -16,37 +16,15 @@ import tdserve
 pytest.importorskip("torchrl")
 
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
 from torchrl.data.replay_buffers.writers import ImmutableDatasetWriter, TensorDictMaxValueWriter
 from torchrl.envs.transforms import RenameTransform
 
 from tdserve.torchrl import TDServeStorage
+from tests.integration.torchrl.program_rows import MakeStorage, describe, make_rows
+from tests.integration.torchrl.slice_programs import SLICE_PROGRAMS
 
 pytestmark = pytest.mark.integration
-
-MakeStorage = Callable[[], Any]
-
-
-def make_rows(*numbers: int) -> TensorDict:
-    """Rows as a collector makes them; ``obs`` says which they are."""
-    obs = torch.tensor(numbers, dtype=torch.float32)
-    flags = {key: torch.zeros(len(numbers), 1, dtype=torch.bool) for key in ("done", "terminated", "truncated")}
-    return TensorDict({"obs": obs, "next": {"obs": obs + 1, **flags}}, [len(numbers)])
-
-
-def make_episodes(*lengths: int) -> TensorDict:
-    """Rows of several episodes, each with its number, its steps, and its end."""
-    rows = make_rows(*range(sum(lengths)))
-    rows["episode"] = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
-    rows["step"] = torch.cat([torch.arange(length) for length in lengths])
-    rows["next", "done"][torch.tensor(lengths).cumsum(0) - 1] = True
-    return rows
-
-
-def describe(td: Any) -> dict[Any, Any]:
-    """Shape and dtype of every leaf, and the device."""
-    leaves = {key: (tuple(leaf.shape), leaf.dtype) for key, leaf in td.items(True, True)}
-    return {**leaves, "batch_size": tuple(td.batch_size), "device": td.device}
 
 
 def write_and_read(make: MakeStorage, _: Path) -> Any:
@@ -205,57 +183,6 @@ def pass_in_order(make: MakeStorage, _: Path) -> Any:
     return [rows["obs"].tolist() for rows in buffer]
 
 
-def draw_slices(make: MakeStorage, _: Path, **settings: Any) -> Any:
-    buffer = TensorDictReplayBuffer(storage=make(), sampler=SliceSampler(slice_len=3, **settings), batch_size=12)
-    buffer.extend(make_episodes(2, 4, 4))
-    rows, info = buffer.sample(return_info=True)
-    steps, episodes = rows["step"].view(4, 3), rows["episode"].view(4, 3)
-    assert (steps.diff() == 1).all()
-    assert (episodes == episodes[:, :1]).all()
-    assert (rows["obs"] == rows["index"][:, 0]).all()
-    flags = {key: info["next", key].view(4, 3).tolist() for key in ("truncated", "terminated")}
-    assert (info["next", "done"].view(4, 3) == ((steps == 3) | (torch.arange(3) == 2))).all()
-    return describe(rows), flags, sorted(map(str, info)), buffer.sampler.can_sample(buffer.storage, 12)
-
-
-def draw_slices_by_trajectory(make: MakeStorage, folder: Path) -> Any:
-    return draw_slices(make, folder, traj_key="episode")
-
-
-def draw_slices_by_end(make: MakeStorage, folder: Path) -> Any:
-    return draw_slices(make, folder, end_key=("next", "done"))
-
-
-def draw_slices_without_a_key(make: MakeStorage, folder: Path) -> Any:
-    return draw_slices(make, folder)
-
-
-def draw_slices_by_ends_since_rows_have_no_trajectory(make: MakeStorage, folder: Path) -> Any:
-    return draw_slices(make, folder, traj_key="trajectory")
-
-
-def draw_slices_with_cached_ends(make: MakeStorage, folder: Path) -> Any:
-    return draw_slices(make, folder, traj_key="episode", cache_values=True)
-
-
-def draw_slices_that_nobody_has(make: MakeStorage, _: Path) -> Any:
-    buffer = ReplayBuffer(storage=make(), sampler=SliceSampler(slice_len=5, traj_key="episode"), batch_size=5)
-    buffer.extend(make_episodes(4, 4))
-    with pytest.raises(RuntimeError) as refused:
-        buffer.sample()
-    with pytest.raises(RuntimeError, match="divisible"):
-        buffer.sample(6)
-    return str(refused.value)
-
-
-def draw_short_slices(make: MakeStorage, _: Path) -> Any:
-    sampler = SliceSampler(slice_len=5, traj_key="episode", strict_length=False)
-    buffer = TensorDictReplayBuffer(storage=make(), sampler=sampler, batch_size=10)
-    buffer.extend(make_episodes(3, 3))
-    rows = buffer.sample()
-    return describe(rows), rows["step"].tolist(), rows["next", "truncated"].flatten().tolist()
-
-
 def store_tensors(make: MakeStorage, _: Path) -> Any:
     buffer = ReplayBuffer(storage=make(), batch_size=20)
     index = buffer.extend(torch.arange(5) * 2).tolist()
@@ -344,13 +271,7 @@ PROGRAMS = [
     restore_files,
     pass_in_epochs,
     pass_in_order,
-    draw_slices_by_trajectory,
-    draw_slices_by_end,
-    draw_slices_without_a_key,
-    draw_slices_by_ends_since_rows_have_no_trajectory,
-    draw_slices_with_cached_ends,
-    draw_slices_that_nobody_has,
-    draw_short_slices,
+    *SLICE_PROGRAMS,
     store_tensors,
     store_lists,
     store_stacks,

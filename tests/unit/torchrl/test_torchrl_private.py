@@ -13,7 +13,7 @@ from tensordict import TensorDict
 pytest.importorskip("torchrl")
 
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, prioritized
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement, SliceSampler, prioritized
 from torchrl.data.replay_buffers.storages.base import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
@@ -21,7 +21,14 @@ from tdserve.torchrl import torchrl_private
 from tests.house import parse
 from tests.private_names import all_private_names
 
-EXAMINED = {"_init_sampler", "_init_writer", "_init_collate_fn", "_initialize_prioritized_sampler"}
+EXAMINED = {
+    "_fetch_traj",
+    "_get_stop_and_length",
+    "_init_collate_fn",
+    "_init_sampler",
+    "_init_writer",
+    "_initialize_prioritized_sampler",
+}
 OWN = {"_refuse"}
 
 
@@ -132,3 +139,41 @@ def test_setitem_when_the_storage_is_another_then_is_as_torchrl_has_it() -> None
     buffer[1] = TensorDict({"a": torch.tensor(7.0), "n": {"b": torch.tensor(8.0)}, "index": torch.tensor(1)}, [])
     assert buffer[:]["a"].tolist() == [0.0, 7.0, 2.0, 3.0]
     assert buffer[:]["n", "b"].tolist() == [1.0, 8.0, 1.0, 1.0]
+
+
+class KeyedRows(NotedStorage):
+    """Rows of three episodes, of two each, that are no tensor storage."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        ends = torch.arange(6) % 2 == 1
+        self.rows = TensorDict({"episode": torch.arange(6) // 2, "next": {"done": ends}}, [6])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return 6
+
+    def has_key(self, key: Any) -> bool:
+        return key in self.rows.keys(True)
+
+
+@pytest.mark.parametrize("key", ["episode", "other"])
+def test_get_stop_and_length_when_rows_lack_the_key_then_slices_are_those_between_ends(key: str) -> None:
+    class Accepted(KeyedRows):
+        """A class of storages of its own: others are left as they are."""
+
+    torchrl_private.fall_back_to_ends(Accepted)
+    (index,), _ = SliceSampler(num_slices=9, traj_key=key).sample(Accepted(), 18)
+    assert (index.view(9, 2)[:, 0] % 2 == 0).all()
+    assert (index.view(9, 2).diff() == 1).all()
+
+
+def test_get_stop_and_length_when_the_storage_is_another_then_is_as_torchrl_has_it() -> None:
+    storage = LazyTensorStorage(6)
+    storage.set(range(6), KeyedRows().rows)
+    (index,), _ = SliceSampler(num_slices=3, traj_key="other").sample(storage, 6)
+    assert (index.view(3, 2).diff() == 1).all()
+    with pytest.raises(RuntimeError, match="Could not get a tensordict"):
+        SliceSampler(num_slices=3, traj_key="other").sample(KeyedRows(), 6)
