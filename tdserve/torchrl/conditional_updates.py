@@ -51,7 +51,7 @@ class ConditionalUpdates:
     ) -> Any:
         """Writes leaves of rows that are still those that were sampled; see ``ReplayBuffer.update_if_present``."""
         if not self._buffer.writer.tracks_generations:
-            feature = "update_if_present with a writer that was made without track_generations=True"
+            feature = "a conditional update with a writer that was made without track_generations=True"
             raise NotSupportedError(feature=feature)
         numbers = torch.as_tensor(index, dtype=torch.long).cpu().reshape(-1)
         stamps = torch.as_tensor(generation, dtype=torch.long).cpu().reshape(-1)
@@ -67,10 +67,13 @@ class ConditionalUpdates:
             updated = self._write(numbers, stamps, values)
             return ConditionalUpdateResult(updated=updated, version_rejected=None, batch_size=updated.shape)
         if isinstance(version_key, str) and "." in version_key:
-            raise InvalidRequestError(argument="version_key", reason=f"{version_key!r}: a nested key is a tuple")
+            raise InvalidRequestError(
+                argument="version_key",
+                reason=f"{version_key!r}: Dotted-string keys are refused, a nested key is a tuple",
+            )
         version_key = _normalize(version_key)
         if version_key in given:
-            raise InvalidRequestError(argument="version_key", reason=f"{version_key!r} is in the patch, too")
+            raise InvalidRequestError(argument="version_key", reason=f"{version_key!r} may not appear in patch")
         given[version_key] = self._fit_version(version_key, version, len(numbers))
         values = {to_stored_key(key): self._fit(key, value, len(numbers)) for key, value in given.items()}
         updated, rejected = self._write_newer(numbers, stamps, values, to_stored_key(version_key), require_newer)

@@ -138,8 +138,31 @@ def test_update_when_the_writer_does_not_track_then_is_refused(client: tdserve.C
     buffer = ReplayBuffer(storage=TDServeStorage(4, address=client, name=name), batch_size=2)
     buffer.extend(make_rows(0, 1))
     assert "index_generation" not in buffer.sample(return_info=True)[1]
-    with pytest.raises(RuntimeError, match="track_generations"):
+    with pytest.raises(RuntimeError, match=r"conditional.*track_generations"):
         buffer.update_if_present(index=torch.tensor([0]), generation=torch.tensor([1]), patch={"obs": torch.zeros(1)})
+
+
+def test_update_when_another_thread_overwrites_rows_then_those_are_skipped(client: tdserve.Client, name: str) -> None:
+    storage = TDServeStorage(6, address=client, name=name)
+    buffer = TensorDictReplayBuffer(storage=storage, writer=make_writer(), batch_size=6)
+    buffer.extend(make_rows(0, 1, 2, 3, 4, 5))
+
+    def write() -> None:
+        for number in range(300):
+            buffer.extend(make_rows(number, number))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        while not writing.done():
+            sample = buffer.sample()
+            known = {"index": sample["index"], "generation": sample["index_generation"]}
+            marked = -1.0 - sample["n", "v"]
+            buffer.update_if_present(**known, patch={"obs": marked, ("n", "x"): marked.unsqueeze(1).expand(6, 2)})
+            rows = buffer[:]
+            is_marked = rows["obs"] < 0
+            assert torch.equal(rows["obs"], torch.where(is_marked, -1.0 - rows["n", "v"], rows["n", "v"]))
+            assert torch.equal(rows["n", "x"], torch.where(is_marked, rows["obs"], 0.0).unsqueeze(1).expand(-1, 2))
+        writing.result()
 
 
 def test_update_when_many_clients_race_then_the_highest_version_stays(client: tdserve.Client, name: str) -> None:
