@@ -51,8 +51,8 @@ class ConditionalUpdates:
     ) -> Any:
         """Writes leaves of rows that are still those that were sampled; see ``ReplayBuffer.update_if_present``."""
         if not self._buffer.writer.tracks_generations:
-            feature = "a conditional update with a writer that was made without track_generations=True"
-            raise NotSupportedError(feature=feature)
+            reason = "the buffer has a writer that was made without track_generations=True"
+            raise NotSupportedError(feature="a conditional update (update_if_present)", reason=reason)
         numbers = torch.as_tensor(index, dtype=torch.long).cpu().reshape(-1)
         stamps = torch.as_tensor(generation, dtype=torch.long).cpu().reshape(-1)
         if len(numbers) != len(stamps):

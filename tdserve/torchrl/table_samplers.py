@@ -104,7 +104,8 @@ class TablePrioritizedSampler(PrioritizedSampler):
     @alpha.setter
     def alpha(self, value: float) -> None:
         if value != self._alpha:
-            raise NotSupportedError(feature="changing the alpha of a table's priorities")
+            reason = f"it belongs to the table, which has {self._alpha}; a new table can have {value}"
+            raise NotSupportedError(feature="changing the alpha of a table's priorities", reason=reason)
 
     @property
     def device(self) -> torch.device:
