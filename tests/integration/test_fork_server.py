@@ -99,6 +99,25 @@ def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_are_acknowledged(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server:
+        (fork_server,) = fork_servers_of(server.pid)
+        with server.client(transport="shm", timeout_s=START_TIMEOUT_S) as client:
+            queue = client.create_queue("queue", ROW, 100)
+            queue.extend(ROW.expand(8).clone())
+            texts = client.create_replay("texts", TensorDict({"text": "how"}), 100)
+            for number in range(2):  # the worker has not started; it is started again
+                with stopped(fork_server):
+                    for worker in workers_of(server.pid):
+                        os.kill(worker, signal.SIGKILL)
+                    rows = queue.take(4, ack=False)
+                    with pytest.raises(tdserve.PeerLostError, match="data worker 0"):
+                        texts.extend(TensorDict({"text": ["this", "that"]}, [2]), timeout_s=0.1)
+                queue.ack(rows)
+                texts.extend(TensorDict({"text": [f"that {number}"]}, [1]))
+            assert texts[:]["text"] == ["that 0", "that 1"]
+
+
 def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_path: Path) -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "tdserve", "serve"]
     process = subprocess.Popen([*command, str(tmp_path), "--port", "0"], cwd=REPOSITORY, stdout=subprocess.PIPE)

@@ -227,7 +227,9 @@ class SessionClient:
                     was_sent = True
                     return attempt(session, number, deadline)
                 except TransportError as error:
-                    if session is not None and not isinstance(error, TransferAbortedError):
+                    # The server has answered: the session, with its leases, continues, unless it ends it.
+                    has_answered = bool(error.request_id) or isinstance(error, TransferAbortedError)
+                    if session is not None and not has_answered:
                         session.close()
                     failed_s = min(failed_s, begun_s if session is None else time.monotonic())
                     is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
