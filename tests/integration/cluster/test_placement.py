@@ -25,7 +25,7 @@ from tdserve.cli.main import main
 from tdserve.imports import import_store
 from tdserve.rules.placement import choose_owner, choose_servers
 from tests.integration.cluster.names import name_owned_by, next_name, read_both
-from tests.processes import quiet_port
+from tests.processes import quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +80,7 @@ def test_stores_when_asked_for_once_by_a_new_client_then_found(client: tdserve.C
             if reads_first:
                 assert all(fresh.from_remote_init(name, timeout_s=0)["number"].sum() == 3 for name in names)
             opened = fresh.replay(shared, timeout_s=0)
-            assert opened.info()["degraded"] == []
+            wait_for(lambda table=opened: not table.info()["degraded"], "an answer of each part")  # type: ignore[misc]
             assert len(opened) == 3
     for name in (*names, shared):
         client.delete(name)
