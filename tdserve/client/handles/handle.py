@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,20 +12,18 @@ from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
-from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.live_stores import with_live_leaves
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import find_unknown
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, keep_keys, to_local
+from tdserve.client.handles.tensordict_calls import keep_keys, to_local
 from tdserve.client.handles.view import StoreView, unwrap_leaf
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.structure_text import format_repr
 from tdserve.messages.selection.items import split_index
-from tdserve.messages.selection.selection import EVERYTHING, encode
 from tdserve.structure.entries import get_entry
 from tdserve.structure.nodes import num_dims_of
 from tdserve.structure.tree import Path, Spec, ValueLeaf, show
@@ -68,6 +67,7 @@ class StoreHandle(AlterableHandle):
         return self._store.shares_non_tensor
 
     def __repr__(self) -> str:
+        """Shows the structure that this handle last read; sends no request."""
         header = f"{self.name!r} at {self._store.client.address}"
         return format_repr(header, self.spec.root, kind="StoreHandle", device=self.device)
 
@@ -117,21 +117,8 @@ class StoreHandle(AlterableHandle):
         if undone is not None:
             self._set_lock(undone, None)
 
-    def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Callable[[type], bool] | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeyList:
-        """Lists the keys, as ``TensorDict.keys`` does. Asks the server, since other clients may have changed them."""
+    def _renew_structure(self) -> None:
         self.refresh()
-        return TensorDictCalls.keys(self, include_nested, leaves_only, is_leaf, sort=sort)
-
-    def __contains__(self, key: object) -> bool:
-        self.refresh()
-        return TensorDictCalls.__contains__(self, key)
 
     def _read_item(self, index: Any) -> Any:
         path = to_path(index)
@@ -147,11 +134,12 @@ class StoreHandle(AlterableHandle):
             )
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
-            index, below = split_index(index, len(self.spec.batch_size), len(self.batch_size))
-        found = self._add_live_leaves(
-            self._store.read(encode(index, batch_size=self.spec.batch_size, store=self.name)), index
-        )
+            index, below = split_index(index, len(self.spec.batch_size), self.ndim)
+        found = self._read_rows(index)
         return found if below is None else found[below]
+
+    def _read_rows(self, index: Any, *, numbered_in: tuple[int, ...] | None = None) -> Any:
+        return self._add_live_leaves(self._store.read(index, numbered_in=numbered_in), index)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does: ``store[indices]``.
@@ -166,7 +154,9 @@ class StoreHandle(AlterableHandle):
 
         Raises:
             TypeError: The store has no batch dimension.
+            SpecMismatchError: Between two blocks it was replaced by a store with another number of rows.
         """
+        self.refresh()
         batch_size = self.spec.batch_size
         if not batch_size and self.spec.root.inner:  # one piece: only its content has the dimensions
             return map(self._store.hand_over, self._read_item(...))
@@ -174,11 +164,11 @@ class StoreHandle(AlterableHandle):
             raise TypeError(
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
             )
-        return map(self._store.hand_over, iter_rows(self._read_item, batch_size[0], self.spec.nbytes))
+        read = partial(self._read_rows, numbered_in=batch_size)
+        return map(self._store.hand_over, iter_rows(read, batch_size[0], self.spec.nbytes))
 
-    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
-        selection = encode(rows, batch_size=self.spec.batch_size, store=self.name)
-        return self._store.read(selection, pad=pad, timeout_s=timeout_s)
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
+        return self._store.read(rows, numbered_in=numbered_in, pad=pad, timeout_s=timeout_s)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replaces a leaf or nested part (``store["key"] = tensor``) or rows of everything (``store[3] = td``).
@@ -323,7 +313,7 @@ class StoreHandle(AlterableHandle):
         With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
         tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
-        found = self._store.read(EVERYTHING, device=device, pad=pad, timeout_s=timeout_s)
+        found = self._store.read(..., device=device, pad=pad, timeout_s=timeout_s)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def _get_skeleton(self) -> Skeleton:

@@ -7,7 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdserve.base.errors import KeyNotFoundError, LockedError, SpecMismatchError, StructureChangedError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    KeyNotFoundError,
+    LockedError,
+    SelectionError,
+    SpecMismatchError,
+    StructureChangedError,
+)
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import read_into_shared_memory
@@ -20,7 +27,7 @@ from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.dimension_names import select_names
-from tdserve.messages.selection.selection import Selection, encode
+from tdserve.messages.selection.selection import encode
 from tdserve.structure.altering import Renaming
 from tdserve.structure.captured import Captured
 from tdserve.structure.entries import get_entry, name_dims
@@ -28,6 +35,9 @@ from tdserve.structure.nodes import find_entry
 from tdserve.structure.tree import Node, Path, Spec, show
 
 _Result = TypeVar("_Result")
+
+Sizes = tuple[int, ...]
+"""A batch size."""
 
 
 class StoreClient(ByAddress):
@@ -89,7 +99,7 @@ class StoreClient(ByAddress):
         uid, spec = self.uid, self.spec
         try:
             return access()
-        except (KeyNotFoundError, SpecMismatchError, LockedError):
+        except (KeyNotFoundError, SpecMismatchError, SelectionError, LockedError):
             is_other = self.refresh() or self.spec is not spec  # the access itself may have refreshed it
             if not is_other or (is_write and self.uid != uid):
                 raise
@@ -166,56 +176,66 @@ class StoreClient(ByAddress):
 
     def read(
         self,
-        selection: Selection,
-        *,
+        index: Any,
         keys: Sequence[Path] = (),
+        *,
+        numbered_in: Sizes | None = None,
         device: torch.device | str | None = None,
         pad: Pad = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Reads a selection of everything, or of some entries; never live."""
-        deadline = self._client.deadline(timeout_s)
-        content = require_content(
-            read_selection(self._client, self.name, selection, keys=keys, spec=self.spec, deadline=deadline)
-        )
-        if content.stored is not None:
-            self.spec = content.stored
-        td = content.build(device, pad)
-        names = select_names(self.spec.root.names, self.spec.batch_size, selection)
-        if names is not None:
-            name_dims(td, names)
-        return td
-
-    def read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
-        """Reads rows of one entry, with the nodes above it; never live."""
-
-        def read() -> Any:
-            self.spec.find(path, store=self.name)
-            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-            return self.read(selection, keys=(path,), pad=pad, timeout_s=timeout_s)
-
-        return self.retry(read)
-
-    def read_entries(
-        self,
-        index: Any,
-        keys: Sequence[Path],
-        *,
-        device: torch.device | str | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Reads rows of some entries, or of everything if no keys are given; never live.
 
         Nodes above the entries are included.
+
+        Args:
+            index: As in ``tensordict[index]``. It means rows of the store that is read, also if that is another one
+                than this client has seen last.
+            numbered_in: As of ``write_rows``.
         """
+        deadline = self._client.deadline(timeout_s)
 
         def read() -> Any:
             for path in keys:
                 self.spec.find(path, store=self.name)
-            selection = encode(index, batch_size=self.spec.batch_size, store=self.name)
-            return self.read(selection, keys=keys, device=device, timeout_s=timeout_s)
+            return self._read_resolved(index, keys, numbered_in, deadline, device, pad)
 
         return self.retry(read)
+
+    def _read_resolved(
+        self, index: Any, keys: Sequence[Path], numbered_in: Sizes | None, deadline: Deadline, device: Any, pad: Pad
+    ) -> Any:
+        """Reads what an index selects; repeats this if it was resolved for another number of rows than were read."""
+        while True:
+            known = self.spec
+            self._check_numbered(known, numbered_in)
+            selection = encode(index, batch_size=known.batch_size, store=self.name)
+            content = require_content(
+                read_selection(self._client, self.name, selection, keys=keys, spec=known, deadline=deadline)
+            )
+            stored = known if content.stored is None else content.stored
+            self.spec = stored
+            if stored.batch_size == known.batch_size:
+                break
+            self._check_numbered(stored, numbered_in)
+            if selection.is_everything:
+                break
+        td = content.build(device, pad)
+        names = select_names(stored.root.names, stored.batch_size, selection)
+        if names is not None:
+            name_dims(td, names)
+        return td
+
+    def _check_numbered(self, spec: Spec, numbered_in: Sizes | None) -> None:
+        """Raises SpecMismatchError if rows were numbered in a store of another batch size than this one."""
+        if numbered_in is not None and spec.batch_size != numbered_in:
+            expected = f"batch size {list(numbered_in)}, which it had when this view or iteration was made"
+            actual = f"another store of this name, of batch size {list(spec.batch_size)} (make it of the handle again)"
+            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=actual)
+
+    def read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
+        """Reads rows of one entry, with the nodes above it; never live."""
+        return self.read(index, (path,), pad=pad, timeout_s=timeout_s)
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
         """Returns what was read in the form that the caller wants; arguments as of ``wants_arrays`` of the client."""
@@ -237,17 +257,21 @@ class StoreClient(ByAddress):
         *,
         at: Path = (),
         manner: Manner = Manner.ROWS,
+        numbered_in: Sizes | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Writes rows of the leaves that ``value`` has, or of the entry at a key.
 
         Args:
             manner: Which of tensordict's calls is performed.
+            numbered_in: Batch size of the store in which the rows of the index were numbered: a store of another one
+                is refused, with SpecMismatchError. None: the index is the caller's.
         """
         check_real("writing to a store")
         deadline = self._client.deadline(timeout_s)
 
         def write() -> None:
+            self._check_numbered(self.spec, numbered_in)
             self.spec.find(at, store=self.name)
             overwrite(
                 self._client,

@@ -23,6 +23,7 @@ from tdserve.client.handles.tensordict_names import (
     find_argument,
     find_kind,
     is_property,
+    make_unassignable,
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
@@ -120,12 +121,16 @@ class TensorDictCalls(ViewCalls):
 
     @property
     def batch_size(self) -> torch.Size:
-        """Batch size, with -1 where rows differ."""
+        """Batch size, with -1 where rows differ; a handle asks the server for it, as for ``len``.
+
+        ``spec.batch_size`` of a handle is that of the store which it last read.
+        """
+        self._renew_structure()
         return torch.Size(self.spec.root.shown_batch_size)
 
     @batch_size.setter
     def batch_size(self, value: Any) -> None:
-        raise _make_unassignable("batch_size")
+        raise make_unassignable("batch_size")
 
     @property
     def shape(self) -> torch.Size:
@@ -154,10 +159,11 @@ class TensorDictCalls(ViewCalls):
 
     @names.setter
     def names(self, value: Any) -> None:
-        raise _make_unassignable("names")
+        raise make_unassignable("names")
 
     def __len__(self) -> int:
-        num_rows = self.batch_size[0] if self.batch_size else 0
+        sizes = self.batch_size
+        num_rows = sizes[0] if sizes else 0
         return num_rows if num_rows >= 0 else len(self.to_tensordict())  # a store in one piece has it only inside
 
     def keys(
@@ -168,12 +174,17 @@ class TensorDictCalls(ViewCalls):
         *,
         sort: bool = False,
     ) -> KeyList:
-        """Lists the keys, as ``TensorDict.keys`` does, with its set operations; nothing is fetched."""
+        """Lists the keys, as ``TensorDict.keys`` does, with its set operations; nothing is fetched.
+
+        A handle asks the server for them, since other clients may have changed them.
+        """
+        self._renew_structure()
         if is_leaf is not None:
             return KeyList(self._get_skeleton().td.keys(include_nested, leaves_only, is_leaf, sort=sort))
         return KeyList(self.spec.keys(include_nested, leaves_only, sort=sort))
 
     def __contains__(self, key: object) -> bool:
+        self._renew_structure()
         return key in self.spec.keys(include_nested=True)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
@@ -303,7 +314,7 @@ class TensorDictCalls(ViewCalls):
         found: Any = TensorDict({}, [max(size, 0) for size in self.batch_size])
         found.names = self.names
         if found.refine_names(*names).names != self.names:
-            raise _make_unassignable("names")
+            raise make_unassignable("names")
         return self
 
     # ------------------------------------------------------------------------------- all the rest
@@ -319,7 +330,7 @@ class TensorDictCalls(ViewCalls):
         if name.startswith("_") or getattr(getattr(type(self), name, None), "fset", None) is not None:
             object.__setattr__(self, name, value)
         elif name in ASSIGNED or is_property(name):
-            raise _make_unassignable(name)
+            raise make_unassignable(name)
         elif self.spec.root.tensorclass is None:
             object.__setattr__(self, name, value)
         else:
@@ -396,9 +407,7 @@ class TensorDictCalls(ViewCalls):
     def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Performs a reading call on a local copy. A store or view as ``out=`` is written with one ``update_``."""
         if wants_inplace(name, args, kwargs):
-            reason = (
-                "write what it returns without that: update_ what fits, del_ and set what has another shape or dtype"
-            )
+            reason = "write what it returns without that: update_ what fits; else del_ the key, and set it"
             raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=reason)
         out = find_argument(name, "out", args, kwargs)
         if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
@@ -429,10 +438,6 @@ class TensorDictCalls(ViewCalls):
 
     def _refuse(self, name: str, *args: Any, **kwargs: Any) -> Any:
         raise NotSupportedError(feature=f"{name} of a store", reason=REFUSED[name])
-
-
-def _make_unassignable(name: str) -> NotSupportedError:
-    return NotSupportedError(feature=f"assigning {name} of a store", reason=ASSIGNED.get(name, "it is read only"))
 
 
 def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:

@@ -12,6 +12,8 @@ from enum import Enum
 
 from tensordict import TensorDictBase
 
+from tdserve.base.errors import NotSupportedError
+
 _STRUCTURE = "set, update, pop, del and rename_key_ of the store's own handle change its keys"
 _NAMES = "names are given when the store is made; rename the dimensions of what is read"
 _MEMORY = "its memory is the server's; read it, or map() it on the same machine"
@@ -133,6 +135,11 @@ def find_kind(name: str) -> Kind | None:
     if isinstance(_STATIC[name], (classmethod, staticmethod)):
         return Kind.CONSTRUCTOR
     return Kind.REWRITE if name.endswith("_") or name in REWRITING else Kind.READ
+
+
+def make_unassignable(name: str) -> NotSupportedError:
+    """Returns the error of an assignment to an attribute of a store."""
+    return NotSupportedError(feature=f"assigning {name} of a store", reason=ASSIGNED.get(name, "it is read only"))
 
 
 def is_property(name: str) -> bool:

@@ -120,7 +120,7 @@ class StoreView(TensorDictCalls):
     def _what(self) -> str:
         return f"this view of store {self.name!r}"
 
-    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
         return pad_built(self._fetch((), rows, timeout_s=timeout_s), pad)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
@@ -239,6 +239,10 @@ class StoreView(TensorDictCalls):
         return StoreView(self._store, shape, narrow_dims(self._dims, index), self._steps)
 
     @property
+    def _numbered_in(self) -> tuple[int, ...]:
+        return self._shape.stored.batch_size
+
+    @property
     def _is_arranged(self) -> bool:
         return any(step.name in SHAPE_STEPS for step in self._steps)
 
@@ -258,7 +262,7 @@ class StoreView(TensorDictCalls):
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
         is_placed = place is not None
         rows = compose_index(self._dims, EVERYTHING) if place is None else place
-        td = self._store.read_entries(rows, keys, device=device, timeout_s=timeout_s)
+        td = self._store.read(rows, keys, numbered_in=self._numbered_in, device=device, timeout_s=timeout_s)
         for step in self._steps:
             if not is_placed or step.name in KEY_STEPS:
                 td = step.apply(td)
@@ -316,7 +320,7 @@ class StoreView(TensorDictCalls):
             else compose_index(self._dims, selection)
         )
         if found:
-            self._store.write_rows(place, found, manner=manner, timeout_s=timeout_s)
+            self._store.write_rows(place, found, manner=manner, numbered_in=self._numbered_in, timeout_s=timeout_s)
         return self
 
     def _iter_leaves(

@@ -41,8 +41,11 @@ class ViewCalls:
         """Names the rows, for messages."""
         return f"store {self.name!r}"
 
-    def _read_batch(self, rows: Any, pad: Pad, timeout_s: float | None) -> Any:
-        """Reads rows of everything, by a slice or an array of numbers."""
+    def _renew_structure(self) -> None:
+        """Asks the server for the structure if it may have changed; that of a view never does."""
+
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
+        """Reads rows of everything, by a slice or an array of numbers in a store, or view, of this batch size."""
         raise NotImplementedError
 
     def _get_skeleton(self) -> Skeleton:
@@ -223,8 +226,10 @@ class ViewCalls:
         Raises:
             InvalidRequestError: An argument is invalid, or the sampler has no order that visits each row once.
             WrongStateError: The store, or view, has no batch dimension.
+            SpecMismatchError: Of ``next``: the store was replaced by one with another number of rows.
         """
         check_real("reading a store")
+        self._renew_structure()
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
@@ -241,7 +246,7 @@ class ViewCalls:
         )
 
         def read(rows: Any) -> Any:
-            td = self._read_batch(rows, pad, timeout_s)
+            td = self._read_batch(rows, batch_size, pad, timeout_s)
             return self._store.hand_over(add_index(td, rows) if with_index else td, numpy, device)
 
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))

@@ -194,7 +194,7 @@ def test_set_locked_when_it_is_so_already_then_returns_false(store: StoreClient)
 def test_store_client_when_pickled_then_reads_and_writes_over_a_client_of_its_process(store: StoreClient) -> None:
     other = pickle.loads(pickle.dumps(store))
     other.write_rows(1, torch.full((2,), 7.0), at=("a",))
-    found = store.read_entries(slice(1, 2), [("a",)])
+    found = store.read(slice(1, 2), [("a",)])
     assert found["a"].tolist() == [[7.0, 7.0]]
     assert other.client.recipe == store.client.recipe
     assert other.client is not store.client

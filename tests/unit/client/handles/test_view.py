@@ -30,9 +30,9 @@ class Watched:
         self.name, self.spec = store.name, store.spec
         self.reads: list[tuple[set[str], int]] = []
 
-    def read_entries(self, index: Any, keys: Sequence[tuple[str, ...]], **kwargs: Any) -> Any:
+    def read(self, index: Any, keys: Sequence[tuple[str, ...]], **kwargs: Any) -> Any:
         """Reads entries as the store does."""
-        found = self._store.read_entries(index, keys, **kwargs)
+        found = self._store.read(index, keys, **kwargs)
         self.reads.append(({".".join(key) for key in keys}, found.numel() if found.batch_size else 1))
         return found
 
