@@ -91,6 +91,7 @@ FAILPOINTS: dict[str, Failpoint] = {
     "version.made": Failpoint("writer", "The file of a version is made, and empty.", OLD, fails=True),
     "version.filled": Failpoint("writer", "The file of a version has its content, and is not sealed.", OLD),
     "publish.received": Failpoint("control", "The file of a version is sealed.", OLD),
+    "publish.numbered": Failpoint("control", "The file of a version has its number, which is not on record.", OLD),
     "publish.recorded": Failpoint("control", "A version is on record as published.", NEW),
     # ---- checkpoints
     "checkpoint.resting": Failpoint("control", "All stores rest.", SERVES),

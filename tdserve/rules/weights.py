@@ -1,7 +1,8 @@
 """Decides which versions of published weights exist, counts their readers, and chooses files to recycle. No I/O.
 
 Life of a version: begun -> committed (kept, readable) -> retired (beyond the last K) -> pooled once it has no reader ->
-recycled as the file of a later version, or dropped. Version numbers only grow and are never reused.
+recycled as the file of a later version, or dropped. A version gets its number when it is committed, so numbers follow
+one another however many publishes are cut short, and none is ever reused.
 
 It also keeps the checksums of the leaves of the last versions, once they were computed, so that a reader that has one
 of these versions gets only the leaves that differ.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, VersionNotFoundError, WrongStateError
+from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 
 DEFAULT_KEEP = 2
@@ -69,17 +71,18 @@ class VersionRecord:
 
 @dataclass(frozen=True, eq=False)
 class UnfinishedVersion:
-    """A version that is being written.
+    """A version that is being written, and has no number yet.
 
     Attributes:
-        version: Its number; no other version will have it, even if this one is aborted.
+        name: Names its file until then; no other version ever has it, so a publisher that was stopped, and goes on
+            after a restart, spoils no other version.
         recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
         fingerprint: Fingerprint of its structure.
         drops: Versions whose files the caller deletes: pooled ones of another structure.
         order: Names the order of its keys among those with this fingerprint.
     """
 
-    version: int
+    name: str
     recycles: int | None
     fingerprint: bytes
     drops: tuple[int, ...]
@@ -119,8 +122,8 @@ class Versions:
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
         self._keep = _check_keep(keep)
-        self._last_begun = 0
-        self._open: dict[int, UnfinishedVersion] = {}
+        self._last = 0
+        self._open: set[UnfinishedVersion] = set()
         self._kept: dict[int, VersionRecord] = {}  # ascending by version
         self._held: dict[int, bytes] = {}  # retired, still read: fingerprint
         self._pool: dict[int, bytes] = {}  # retired, free: fingerprint, longest retired first
@@ -153,14 +156,19 @@ class Versions:
 
     @property
     def files(self) -> tuple[int, ...]:
-        """Every version that has a file now or may get one; after a crash the caller deletes all others."""
-        begun = [number for each in self._open.values() for number in (each.version, each.recycles) if number]
-        return tuple(sorted({*self._kept, *self._held, *self._pool, *begun}))
+        """Every version that has a file; after a crash the caller deletes all others."""
+        recycled = [each.recycles for each in self._open if each.recycles is not None]
+        return tuple(sorted({*self._kept, *self._held, *self._pool, *recycled}))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the version that is committed next."""
+        return self._last + 1
 
     @property
     def structures(self) -> set[tuple[bytes, str]]:
         """Returns fingerprint and key order of every version that is readable, or being written."""
-        several: tuple[VersionRecord | UnfinishedVersion, ...] = (*self._kept.values(), *self._open.values())
+        several: tuple[VersionRecord | UnfinishedVersion, ...] = (*self._kept.values(), *self._open)
         return {(each.fingerprint, each.order) for each in several}
 
     @property
@@ -173,8 +181,7 @@ class Versions:
         return self._num_readers.get(version, 0)
 
     def begin(self, *, fingerprint: bytes, order: str = "") -> UnfinishedVersion:
-        """Begins a version. Its number is taken from now on: record the state before the file."""
-        self._last_begun += 1
+        """Begins a version."""
         recycles = next((version for version, has in self._pool.items() if has == fingerprint), None)
         if recycles is not None:
             del self._pool[recycles]
@@ -182,16 +189,16 @@ class Versions:
         drops = tuple(version for version, has in self._pool.items() if has != fingerprint)
         for version in drops:
             del self._pool[version]
-        publishing = UnfinishedVersion(self._last_begun, recycles, fingerprint, drops, order)
-        self._open[publishing.version] = publishing
+        publishing = UnfinishedVersion(make_uid(), recycles, fingerprint, drops, order)
+        self._open.add(publishing)
         return publishing
 
     def commit(
         self, publishing: UnfinishedVersion, now_s: float, *, nbytes: int, metadata: bytes = b""
     ) -> tuple[int, ...]:
-        """Makes a version readable and retires those beyond the last K.
+        """Makes a version the newest, numbered :attr:`next_number`, and retires those beyond the last K.
 
-        If two are written at once, the one that began later is the newer, whichever is committed first.
+        If two are written at once, the one that is whole later is the newer, whichever began first.
 
         Returns:
             Drops.
@@ -200,26 +207,25 @@ class Versions:
             WrongStateError: It was committed or aborted before. Nothing was changed.
         """
         self._close(publishing, "commit")
-        version = publishing.version
+        self._last = version = self.next_number
         record = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint, publishing.order)
         self.mixes_orders |= any(
             other.fingerprint == record.fingerprint and other.order != record.order for other in self._kept.values()
         )
         self._kept[version] = record
-        self._kept = dict(sorted(self._kept.items()))
         return self._retire()
 
     def abort(self, publishing: UnfinishedVersion) -> tuple[int, ...]:
-        """Abandons a version; its number stays used.
+        """Abandons a version. Its own file, which :attr:`UnfinishedVersion.name` names, is deleted too.
 
         Returns:
-            Drops: the version itself, and the one that it recycled, whose file may or may not have been renamed yet.
+            Drops: the version that it recycled, whose file may or may not have been renamed yet.
 
         Raises:
             WrongStateError: It was committed or aborted before. Nothing was changed.
         """
         self._close(publishing, "abort")
-        return tuple(number for number in (publishing.version, publishing.recycles) if number is not None)
+        return () if publishing.recycles is None else (publishing.recycles,)
 
     def set_keep(self, keep: int) -> tuple[int, ...]:
         """Changes how many versions stay readable.
@@ -335,7 +341,7 @@ class Versions:
         return {
             "keep": self._keep,
             "fanout": self.fanout,
-            "last_begun": self._last_begun,
+            "last_begun": self._last,  # roots of earlier versions have this name for it
             "kept": [
                 [
                     record.version,
@@ -373,7 +379,7 @@ class Versions:
         try:
             versions = cls(state["keep"])
             versions.fanout = int(state.get("fanout", 0))
-            versions._last_begun = int(state["last_begun"])
+            versions._last = int(state["last_begun"])
             versions.mixes_orders = bool(state.get("mixes_orders", False))
             orders = {number: str(order) for number, order in state.get("orders", ())}
             for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
@@ -386,16 +392,16 @@ class Versions:
             raise CorruptDataError(
                 path="state of versions", expected="a state", actual=str(dict(state))[:200]
             ) from fault
-        if max((0, *versions._kept, *versions._pool)) > versions._last_begun or versions._kept.keys() & versions._pool:
+        if max((0, *versions._kept, *versions._pool)) > versions._last or versions._kept.keys() & versions._pool:
             raise CorruptDataError(
                 path="state of versions", expected="numbers used once", actual=str(dict(state))[:200]
             )
         return versions
 
     def _close(self, publishing: UnfinishedVersion, event: str) -> None:
-        if self._open.get(publishing.version) is not publishing:
-            raise WrongStateError(state="closed", event=f"{event} of version {publishing.version}")
-        del self._open[publishing.version]
+        if publishing not in self._open:
+            raise WrongStateError(state="closed", event=f"{event} of version {publishing.name}")
+        self._open.remove(publishing)
 
     def _retire(self) -> tuple[int, ...]:
         while len(self._kept) > self._keep:

@@ -187,7 +187,6 @@ class ControlProcess:
     async def start(self) -> None:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
         self._services.requests.moves.restore()
-        self._services.publishing.restore()
         self._services.claiming.restore()
         self._process_watch.remove_unused()
         self._clients.restore(self._services.answers.list_clients())

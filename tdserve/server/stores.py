@@ -104,8 +104,7 @@ class Stores:
             self.root.check_empty("a catalog without stores")
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
-            # A local client may still be writing the first version of weights; the next to publish must know that.
-            if record.loading and not self._may_be_published(record):
+            if record.loading:
                 self.root.move_to_trash(record.name, record.uid)
                 self.db.delete("stores", key)
             else:
@@ -189,11 +188,6 @@ class Stores:
 
     def find_unpublished(self, name: str) -> OpenedStore | None:
         """Returns the weights store of this name that is invisible before its first version; None if there is none."""
-        if self.opened.get(name) is None and self.catalog.is_taken(name):
-            record = self.catalog.get(name, with_loading=True)
-            # One without a state is not from before a restart; its creation has just failed.
-            if self._may_be_published(record):
-                self.opened.put(KINDS[record.kind].open(record, self))
         store = self.opened.get(name)
         return store if store is not None and store.record.loading and store.versions is not None else None
 
@@ -450,10 +444,6 @@ class Stores:
             _log.warning("store %r: the last commit before the crash was completed", store.name)
             self.opened.pop(store.name)  # its rules were restored from the old generations
         return True
-
-    def _may_be_published(self, record: StoreRecord) -> bool:
-        """Returns whether a store that is invisible may get its first version after a restart."""
-        return KINDS[record.kind].has_versions and self.db.get("states", record.uid.encode()) is not None
 
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
         """Records a store as never visible, so that it is removed even if a crash follows."""

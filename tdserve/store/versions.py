@@ -1,7 +1,8 @@
 """Version files: one file per published version of a weights store, in safetensors' layout, mapped and recycled.
 
-A file is ``<n>.safetensors.part`` while it is written, ``<n>.safetensors`` once sealed, ``<n>.retired`` when the
-version is not needed any more, then ``.part`` again under the next version's name. Filling touched pages is four to ten
+A file is ``new-<name>.safetensors.part`` while it is written, ``new-<name>.safetensors`` once sealed, and
+``<n>.safetensors`` when control has given it a number. It is ``<n>.retired`` when the version is not needed any more,
+then ``.part`` again under the next version's name. Filling touched pages is four to ten
 times faster than filling fresh ones, so a retired file keeps its inode *and* its mapping in this process.
 
 A reader holds a shared ``flock`` until :meth:`VersionFile.close`, a writer an exclusive one until
@@ -43,7 +44,7 @@ class VersionFile:
     """A mapped version file. Build it with :meth:`create` or :meth:`open`.
 
     Attributes:
-        path: Its name once sealed, ``<n>.safetensors``.
+        path: Its name once sealed, which ends in ``.safetensors``.
         spec: Its structure.
         metadata: The publisher's metadata of this version.
         was_recycled: Whether its pages belonged to an earlier version (so filling it is fast).
@@ -89,7 +90,7 @@ class VersionFile:
         place) and then sealed.
 
         Args:
-            path: Final name, ``<n>.safetensors``. An unfinished file of that name is replaced.
+            path: Its name once sealed. An unfinished file of that name is replaced.
             spec: Structure of the version.
             metadata: Strings that any reader of safetensors sees.
             recycles: Path of a retired version, or None. It is gone afterwards in any case: its file is reused if it
@@ -168,7 +169,7 @@ class VersionFile:
             self._mapping.fill(pieces, is_touched=self.was_recycled)
 
     def seal(self) -> None:
-        """Gives the filled file its final name, in one step. Control then makes the version visible."""
+        """Gives the filled file the name of a whole one, in one step. Control then makes the version visible."""
         with convert_os_errors(self.path):
             reach("version.filled")
             os.replace(make_part_name(self.path), self.path)
@@ -240,15 +241,28 @@ def _recycle(retired: FilePath, part: FilePath, spec: Spec, header: bytes) -> Ve
         fits = start % DATA_ALIGNMENT_BYTES == 0 and LENGTH.size + len(header) <= start
         if fits and os.fstat(fd).st_size == start + spec.nbytes:
             mapping = version_mappings.acquire(fd, writable=True, path=retired)
-            with contextlib.suppress(BlockingIOError):  # a reader still uses it
-                fcntl.flock(mapping.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.replace(retired, part)
+            if _take_retired(mapping, retired, part):
                 _write_header(fd, header, start)
                 return mapping
-        retired.unlink()
+        retired.unlink(missing_ok=True)
         return None
     finally:
         os.close(fd)
+
+
+def _take_retired(mapping: VersionMapping, retired: FilePath, part: FilePath) -> bool:
+    """Locks and renames a retired file; returns False if a reader still uses it, or another writer has it: one that was
+    stopped before a restart may be given the same."""
+    try:
+        fcntl.flock(mapping.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        os.replace(retired, part)
+    except FileNotFoundError:
+        fcntl.flock(mapping.fd, fcntl.LOCK_UN)  # it is somebody's version by now
+        return False
+    return True
 
 
 def _write_header(fd: int, header: bytes, start: int) -> None:

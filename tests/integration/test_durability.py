@@ -96,6 +96,7 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
     weights = client.latest("policy")
     assert weights is not None
     assert set(numbers_in(weights.data)) == {said["policy"][-1]}
+    assert weights.version == 1 + len(said["policy"])
     assert small.info()["inserts"] == len(said["small"])
 
 
@@ -246,7 +247,10 @@ def test_versions_when_a_crash_left_files_then_they_are_cleared_and_numbers_go_o
     assert {path.name for path in folder.iterdir()} == {"1.retired", "2.safetensors", "3.safetensors"}
     crashing.kill()
     os.rename(folder / "1.retired", folder / "1.safetensors")  # retired on record, not yet by name
-    (folder / "4.safetensors.part").write_bytes(b"unfinished")
+    (folder / "new-lost.safetensors.part").write_bytes(b"unfinished")
+    (folder / "new-whole.safetensors").write_bytes(b"without a number")
+    (folder / "new-whole.values").write_bytes(b"its values")
+    (folder / "4.safetensors").write_bytes(b"with one that is not on record")
     (folder / "9.safetensors").write_bytes(b"of nobody")
     crashing.start()
     assert client.publish("files", rows(4, 64)) == 4

@@ -83,6 +83,7 @@ CASES = {
     "version.made": Case("publish", OLD, BOTH),
     "version.filled": Case("publish", OLD, BOTH),
     "publish.received": Case("publish", OLD),
+    "publish.numbered": Case("publish", OLD),
     "publish.recorded": Case("publish", NEW),
     "checkpoint.resting": Case("checkpoint", OLD),
     "checkpoint.kept": Case("checkpoint", OLD),

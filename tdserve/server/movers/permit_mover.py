@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path as FilePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
-from tdserve.server.weights.version_files import make_path
+from tdserve.server.weights.version_files import make_path, make_unfinished_path
 from tdserve.server.weights.version_sender import make_accepted
 from tdserve.server.workers import DataWorker
 from tdserve.store.catalog_db import Transaction
@@ -194,12 +195,10 @@ class PermitMover(Mover):
     ) -> None:
         """Has the client write the file. If that fails, the file is unlinked even while a client may still fill it."""
         self._client.check_writes(f"publishing {store.name!r}")
-        with self._stores.db.begin_transaction() as txn:  # a stopped client may name its file so after a restart
-            self._stores.save_state(store, txn, store.get_versions().get_state())
-        accepted = control_pb2.Accepted(uid=store.record.uid, version=publishing.version)
-        accepted.path = self._get_path(store, publishing.version)
+        accepted = control_pb2.Accepted(uid=store.record.uid)
+        accepted.path = self._get_relative(make_unfinished_path(store, publishing))
         if publishing.recycles is not None:
-            accepted.recycles = self._get_path(store, publishing.recycles)
+            accepted.recycles = self._get_relative(make_path(store, publishing.recycles))
         await self._client.let_write(request, accepted)
         self._traffic.count_received(self.transport, content)
 
@@ -207,12 +206,12 @@ class PermitMover(Mover):
         """Sends the client the file to open. If the version was retired before it has, the client asks again."""
         store, record = version.store, version.record
         accepted = make_accepted(version, self._stores.specs.get(record.fingerprint, record.order))
-        accepted.uid, accepted.path = store.record.uid, self._get_path(store, record.version)
+        accepted.uid, accepted.path = store.record.uid, self._get_relative(make_path(store, record.version))
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
-    def _get_path(self, store: OpenedStore, version: int) -> str:
-        return str(make_path(store, version).relative_to(self._stores.root.path))
+    def _get_relative(self, path: FilePath) -> str:
+        return str(path.relative_to(self._stores.root.path))
 
     def may_still_write(self, request: int) -> bool:
         """Returns whether the client has neither reported the end of its write nor been proved gone."""

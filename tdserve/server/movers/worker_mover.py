@@ -14,7 +14,7 @@ from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, Versio
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
-from tdserve.server.weights.version_files import make_path, release_version
+from tdserve.server.weights.version_files import make_path, make_unfinished_path, release_version
 from tdserve.server.weights.version_sender import make_version_ref
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
@@ -168,7 +168,7 @@ class WorkerMover(Mover):
         """Has the session's worker write the file."""
         order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
-        body.version.CopyFrom(make_version_ref(store, publishing.version, spec, self._session.worker))
+        body.version.CopyFrom(make_version_ref(make_unfinished_path(store, publishing), spec, self._session.worker))
         if publishing.recycles is not None:
             body.version.recycles = str(make_path(store, publishing.recycles))
         body.content.CopyFrom(content)

@@ -48,10 +48,6 @@ class ProcessWatch:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="tdserve-process-watch")
 
-    def list_held(self) -> list[str]:
-        """Returns the locks that are held; while no session is open, those from before a restart."""
-        return [name for name in os.listdir(self._folder) if not self.is_gone(name)]
-
     def remove_unused(self) -> None:
         """Removes the files of locks that are neither held nor watched; call it while no session is open."""
         with suppress(FileNotFoundError):  # the root was removed while its server ran

@@ -192,7 +192,7 @@ class Mover(ABC):
         """Writes the file of a version that is not visible to clients yet.
 
         Raises:
-            TDServeError: The file is incomplete. ``may_still_write`` returns whether the client may go on writing it.
+            TDServeError: The file is incomplete.
         """
 
     @abstractmethod

@@ -16,7 +16,7 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.stores import Stores
 from tdserve.server.weights.unpublished import Unpublished
-from tdserve.server.weights.version_files import drop, retire_unread
+from tdserve.server.weights.version_files import abandon, drop, finish, retire_unread
 from tdserve.server.weights.version_sender import VersionSender
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure import codec
@@ -43,11 +43,6 @@ class Publishing:
         self._versions = versions
         self._unpublished = Unpublished(stores)
 
-    def restore(self) -> None:
-        """Removes weights stores whose first version was not complete at a restart. Call it on the event loop, before
-        clients are served."""
-        self._unpublished.restore()
-
     async def publish(
         self, session: ClientSession, request: int, asked: control_pb2.PublishRequest
     ) -> control_pb2.Done:
@@ -71,16 +66,16 @@ class Publishing:
             reach("publish.received")
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                self._give_up(session, request, store, publishing)  # a retry: it was committed over another session
+                self._give_up(store, publishing)  # a retry: it was committed over another session
                 return control_pb2.Done.FromString(answered)
             kept = {record.version for record in versions.kept}
-            done = control_pb2.Done(version=publishing.version)
+            done = control_pb2.Done(version=versions.next_number)
             answer = done.SerializeToString()
             # The change of the versions becomes visible only when it is on record; if recording fails, it is undone.
             with versions.undo_on_error(), self._answers.begin_transaction(session.client_id, request, answer) as txn:
                 drops = self._commit(store, publishing, spec, asked, txn)
         except BaseException as error:
-            self._give_up(session, request, store, publishing)
+            self._give_up(store, publishing)
             if isinstance(error, (CorruptDataError, ClosedError)):
                 store.check_present()  # its deletion has removed the files
             raise
@@ -88,9 +83,8 @@ class Publishing:
         for version in kept - {record.version for record in versions.kept}:
             retire_unread(store, version)
         drop(store, drops)
-        if versions.newest is not None and versions.newest.version == publishing.version:
-            store.spec = spec
-        store.readers.note_published(publishing.version)
+        store.spec = spec
+        store.readers.note_published(done.version)
         store.waiters.wake()
         self._versions.relays.announce(store)
         wake_followers(self._stores, store.name)
@@ -109,6 +103,8 @@ class Publishing:
         versions = store.get_versions()
         dropped = versions.set_keep(asked.keep) if asked.keep else ()
         versions.fanout = asked.fanout or versions.fanout
+        finish(store, publishing, versions.next_number)
+        reach("publish.numbered")
         drops = versions.commit(publishing, time.time(), nbytes=spec.nbytes, metadata=asked.metadata)
         self._stores.save_state(store, txn, versions.get_state())
         self._unpublished.show(store, txn)
@@ -170,11 +166,12 @@ class Publishing:
         spec = known_specs.get(fingerprint)
         return specs.get(fingerprint) if spec is None else spec
 
-    def _give_up(self, session: ClientSession, request: int, store: OpenedStore, publishing: UnfinishedVersion) -> None:
+    def _give_up(self, store: OpenedStore, publishing: UnfinishedVersion) -> None:
         """Removes all traces of a failed publish; if it was the first of its store, the name too."""
-        writer = session.mover.lock_name if session.mover.may_still_write(request) else ""
-        drops = store.get_versions().abort(publishing)
+        versions = store.get_versions()
+        drops = versions.abort(publishing)
         try:
-            drop(store, drops)
+            abandon(store, publishing)
+            drop(store, (*drops, versions.next_number))  # recording may have failed when the file had its number
         finally:
-            self._unpublished.give_up(store, writer)
+            self._unpublished.give_up(store)

@@ -1,13 +1,9 @@
 """Weights stores without a version yet: invisible, and removed when nobody publishes to them any more.
 
-Concurrent publishers share such a store; the first complete version makes it visible. It stays, invisible, for as long
-as an interrupted local client may still write into its folder. A publisher that comes in that time gets another version
-number.
+Concurrent publishers share such a store; the first complete version makes it visible.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreExistsError
@@ -30,16 +26,6 @@ class Unpublished:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._writers: dict[str, set[str]] = {}  # by uid of the store: locks of clients that may still write
-
-    def restore(self) -> None:
-        """Removes such stores after a restart, each once no earlier client can write into it. Call it on the event
-        loop, before clients are served."""
-        for record in self._stores.catalog:
-            if record.loading:
-                for lock_name in self._stores.process_watch.list_held():
-                    self._wait_for(record, lock_name)
-                self._remove_unused(record)
 
     async def store(self, name: str, spec: Spec, deadline: Deadline) -> OpenedStore:
         """Returns the weights store of this name, and creates it if there is none. The caller publishes to it at once,
@@ -64,37 +50,8 @@ class Unpublished:
         versions."""
         if store.record.loading:
             self._stores.publish_loaded(store, txn)
-            txn.show(lambda: self._forget_writers(store))
 
-    def give_up(self, store: OpenedStore, writer: str) -> None:
-        """Handles a publish that was aborted: removes its store if nobody else uses it.
-
-        Args:
-            store: Its store. A store that has a version, or may still get one, stays.
-            writer: Lock of the local client that may still write; "" for none.
-        """
-        if not store.record.loading or store.waiters.is_deleted:
-            return
-        if writer:
-            self._wait_for(store.record, writer)
-        self._remove_unused(store.record)
-
-    def _forget_writers(self, store: OpenedStore) -> None:
-        self._writers.pop(store.record.uid, None)
-
-    def _wait_for(self, record: StoreRecord, writer: str) -> None:
-        self._writers.setdefault(record.uid, set()).add(writer)
-        self._stores.process_watch.watch(writer, partial(self._on_gone, record, writer))
-
-    def _on_gone(self, record: StoreRecord, writer: str) -> None:
-        if record.uid in self._writers:
-            self._writers[record.uid].discard(writer)
-            self._remove_unused(record)
-
-    def _remove_unused(self, record: StoreRecord) -> None:
-        if self._writers.get(record.uid):
-            return
-        self._writers.pop(record.uid, None)
-        store = self._stores.find_opened(record)
-        if store is None or (store.record.loading and store.get_versions().is_unused):
-            self._stores.discard(record)
+    def give_up(self, store: OpenedStore) -> None:
+        """Handles a publish that was aborted: removes its store unless it has a version, or may still get one."""
+        if store.record.loading and not store.waiters.is_deleted and store.get_versions().is_unused:
+            self._stores.discard(store.record)

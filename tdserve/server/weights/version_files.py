@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.opened_store import OpenedStore
-from tdserve.store.version_names import SUFFIX, discard, retire
+from tdserve.store.version_names import SUFFIX, discard, give_number, make_unfinished_name, retire
 
 
 def make_path(store: OpenedStore, version: int) -> Path:
     """Returns the path of a version's file."""
     return store.folder / "versions" / f"{version}{SUFFIX}"
+
+
+def make_unfinished_path(store: OpenedStore, publishing: UnfinishedVersion) -> Path:
+    """Returns the path of the file of a version that has no number yet."""
+    return make_unfinished_name(store.folder / "versions", publishing.name)
+
+
+def finish(store: OpenedStore, publishing: UnfinishedVersion, number: int) -> None:
+    """Gives the whole file of a version the name that readers look for. Raises CorruptDataError if there is none."""
+    give_number(make_unfinished_path(store, publishing), make_path(store, number))
+
+
+def abandon(store: OpenedStore, publishing: UnfinishedVersion) -> None:
+    """Deletes the file of a version that gets no number."""
+    discard(make_unfinished_path(store, publishing))
 
 
 def retire_unread(store: OpenedStore, version: int) -> None:

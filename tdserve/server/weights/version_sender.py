@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.server.opened_store import OpenedStore
@@ -72,7 +74,7 @@ class VersionSender:
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
         order = session.make_order(request, is_accepted=not is_inline and not spec.values)
-        order.send_version.version.CopyFrom(make_version_ref(store, version.version, spec, session.worker))
+        order.send_version.version.CopyFrom(make_version_ref(make_path(store, version.version), spec, session.worker))
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype
         if numbers is not None:
@@ -94,7 +96,8 @@ class VersionSender:
         if newest is None or not versions.wants_checksums or newest.nbytes < MIN_COMPARED_BYTES:
             return
         spec = self._stores.specs.get(newest.fingerprint)
-        self._checksums.make(store, newest, lambda: make_version_ref(store, newest.version, spec, worker), worker)
+        path = make_path(store, newest.version)
+        self._checksums.make(store, newest, lambda: make_version_ref(path, spec, worker), worker)
 
 
 def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
@@ -107,10 +110,10 @@ def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
     return accepted
 
 
-def make_version_ref(store: OpenedStore, version: int, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
+def make_version_ref(path: Path, spec: Spec, worker: DataWorker) -> worker_pb2.VersionRef:
     """Returns the reference to a version for orders to a worker; contains the spec the first time that the worker meets
     it."""
-    ref = worker_pb2.VersionRef(path=str(make_path(store, version)), fingerprint=spec.fingerprint)
+    ref = worker_pb2.VersionRef(path=str(path), fingerprint=spec.fingerprint)
     if worker.known_specs.must_include(spec):
         ref.spec.CopyFrom(get_message(spec))
     return ref

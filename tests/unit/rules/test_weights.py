@@ -21,8 +21,8 @@ class _AgainstFiles(RuleBasedStateMachine):
         super().__init__()
         self.versions = Versions(2)
         self.files: dict[int, bytes] = {}  # version -> structure of its file
-        self.open: dict[int, UnfinishedVersion] = {}
-        self.committed: list[int] = []
+        self.open: set[UnfinishedVersion] = set()
+        self.names: set[str] = set()
         self.readers: dict[int, int] = {}
         self.last = 0
 
@@ -38,19 +38,19 @@ class _AgainstFiles(RuleBasedStateMachine):
     @rule(target=publishings, fingerprint=st.sampled_from([b"a", b"a", b"b"]))
     def begin(self, fingerprint: bytes) -> UnfinishedVersion:
         publishing = self.versions.begin(fingerprint=fingerprint)
-        assert publishing.version > self.last, "a number was used twice"
-        self.last = publishing.version
+        assert publishing.name not in self.names, "a name was used twice"
+        self.names.add(publishing.name)
         if publishing.recycles is not None:
             assert publishing.recycles not in self.readers, "a file that is being read was recycled"
             assert publishing.recycles not in self._kept()
             assert self.files.pop(publishing.recycles) == fingerprint
         self._delete(publishing.drops)
-        self.files[publishing.version] = fingerprint
-        self.open[publishing.version] = publishing
+        self.open.add(publishing)
         return publishing
 
     def _is_open(self, publishing: UnfinishedVersion, event: Any) -> bool:
-        if self.open.pop(publishing.version, None) is publishing:
+        if publishing in self.open:
+            self.open.remove(publishing)
             return True
         with pytest.raises(WrongStateError):
             event()
@@ -59,17 +59,16 @@ class _AgainstFiles(RuleBasedStateMachine):
     @rule(publishing=publishings)
     def commit(self, publishing: UnfinishedVersion) -> None:
         if self._is_open(publishing, lambda: self.versions.commit(publishing, 1.0, nbytes=8)):
-            drops = self.versions.commit(publishing, float(publishing.version), nbytes=8)
-            self.committed.append(publishing.version)
+            drops = self.versions.commit(publishing, 1.0, nbytes=8)
+            self.last += 1
+            self.files[self.last] = publishing.fingerprint
             self._delete(drops)
-            if publishing.version == max(self.committed):
-                assert self.versions.newest == self.versions.get(publishing.version)
+            assert self.versions.newest == self.versions.get(self.last), "a number was skipped, or used twice"
 
     @rule(publishing=publishings)
     def abort(self, publishing: UnfinishedVersion) -> None:
         if self._is_open(publishing, lambda: self.versions.abort(publishing)):
             self._delete(self.versions.abort(publishing))
-            assert publishing.version not in self.files
 
     @rule(data=st.data())
     def acquire(self, data: st.DataObject) -> None:
@@ -107,12 +106,11 @@ class _AgainstFiles(RuleBasedStateMachine):
         kept = self._kept()
         assert kept == sorted(kept)
         assert len(kept) <= self.versions.keep
-        assert set(kept) <= set(self.committed)
         assert set(kept) <= self.files.keys(), "a readable version lost its file"
         assert self.readers.keys() <= self.files.keys(), "a reader lost its file"
         assert all(self.versions.num_readers(version) == num for version, num in self.readers.items())
         assert self.files.keys() <= set(self.versions.files), "a file was forgotten on disk"
-        spare = len(self.files) - len(self.open) - len(self.readers.keys() | set(kept))
+        spare = len(self.files) - len(self.readers.keys() | set(kept))
         assert spare <= self.versions.keep + 1, "too many files are kept for recycling"
 
 
@@ -149,24 +147,33 @@ def test_publish_when_the_structure_changes_then_no_file_is_recycled_and_the_fre
     assert (publishing.recycles, publishing.drops) == (None, (1,))
 
 
-def test_commit_when_two_overlap_then_the_one_begun_later_is_newest() -> None:
+def test_commit_when_two_overlap_then_the_one_that_is_whole_later_is_newest() -> None:
     versions = Versions(2)
     first, second = versions.begin(fingerprint=b"f"), versions.begin(fingerprint=b"f")
-    versions.commit(second, 5.0, nbytes=4, metadata=b"m")
-    versions.commit(first, 6.0, nbytes=4)
+    versions.commit(second, 5.0, nbytes=4)
+    versions.commit(first, 6.0, nbytes=4, metadata=b"m")
     assert versions.newest == versions.get(2)
     assert versions.get(2).metadata == b"m"
     assert [record.version for record in versions.kept] == [1, 2]
 
 
-def test_abort_when_a_file_was_to_be_recycled_then_both_names_are_dropped_and_the_number_is_spent() -> None:
+def test_abort_when_a_file_was_to_be_recycled_then_it_is_dropped_and_no_number_is_spent() -> None:
     versions = Versions(1)
     for _ in range(2):
         _publish(versions)
     publishing = versions.begin(fingerprint=b"f")
     assert publishing.recycles == 1
-    assert versions.abort(publishing) == (3, 1)
-    assert versions.begin(fingerprint=b"f").version == 4
+    assert versions.abort(publishing) == (1,)
+    assert versions.next_number == 3
+
+
+def test_restore_when_a_version_was_begun_then_its_number_goes_to_the_next() -> None:
+    versions = Versions(1)
+    _publish(versions)
+    lost = versions.begin(fingerprint=b"f")
+    again = Versions.restore(versions.get_state())
+    assert again.next_number == 2
+    assert again.begin(fingerprint=b"f").name != lost.name
 
 
 @pytest.mark.parametrize("version", [0, 1, 4])

@@ -299,7 +299,6 @@ class Killed:
         async def start() -> World:
             world = World(self._path, self._worker)
             await let_go(world)
-            world.publishing.restore()
             await world.alterations.repair()
             await world.writes.repair()
             return world

@@ -14,7 +14,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import extend, write
-from tests.unit.server.weights.test_publishing import publish
+from tests.unit.server.weights.publishes import publish
 from tests.unit.server.world import Loop, World
 
 SEAL = Seal(3, f"{7:032x}")

@@ -1,73 +1,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from tensordict import TensorDict
 
 from tdserve.base.errors import (
-    CapacityError,
-    CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
     InvalidSpecError,
-    NotSupportedError,
-    PeerLostError,
     RemoteProtocolError,
     StoreNotFoundError,
-    TDServeError,
     WrongStateError,
 )
-from tdserve.control.status import decode_failure, encode_failure
 from tdserve.messages.content import read_layout
-from tdserve.rules.weights import MAX_METADATA_BYTES, Versions
+from tdserve.rules.weights import MAX_METADATA_BYTES
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.store.versions import VersionFile
 from tdserve.structure import codec
-from tdserve.structure.capture import capture
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.v1 import control_pb2, worker_pb2
-from tests.unit.server.local_peer import LocalPeer
-from tests.unit.server.world import Loop, World, columns_of, content_of, outbox
-
-
-def weights(number: int) -> TensorDict:
-    """Returns weights that contain their version."""
-    return TensorDict({"w": torch.full((3, 2), float(number)), "b": torch.tensor([number])}, [])
-
-
-SPEC = capture(weights(0)).spec
-
-
-def make_request(number: int, **fields: object) -> control_pb2.PublishRequest:
-    """Returns a request for which the server needs no structure."""
-    content = content_of(weights(number), is_packed=True)
-    return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content, **fields)  # type: ignore[arg-type]
-
-
-def publish(world: World, run: Loop, number: int, **fields: object) -> int:
-    """Publishes weights; returns the version."""
-    return run(world.publishing.publish(world.session(), number, make_request(number, **fields))).version
-
-
-def latest(world: World, run: Loop, **fields: object) -> control_pb2.Done:
-    """Returns the answer to a request for the newest version."""
-    request = control_pb2.LatestRequest(store="w", **fields)  # type: ignore[arg-type]
-    done = run(world.publishing.send_latest(world.session(), 1, request))
-    assert done is not None
-    return done
-
-
-def files(world: World) -> list[Path]:
-    """Lists the files of readable versions."""
-    return sorted(world.stores.get("w").folder.glob("versions/*.safetensors"))
+from tests.unit.server.weights.publishes import SPEC, check_nothing_left, files, latest, make_request, publish
+from tests.unit.server.world import Loop, World, columns_of, outbox
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -137,7 +92,7 @@ def test_publish_when_the_content_is_too_short_then_the_version_before_stays(wor
     with pytest.raises(RemoteProtocolError):
         run(world.publishing.publish(world.session(), 2, short))
     assert latest(world, run).accepted.version == 1
-    assert publish(world, run, 3) > 1
+    assert publish(world, run, 3) == 2
 
 
 def test_publish_when_its_metadata_are_too_long_then_refused_and_the_version_before_stays(
@@ -215,18 +170,6 @@ def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(wo
         latest(world, run, version=1, leaves=encode_numbers([2]))
 
 
-def here() -> control_pb2.PublishRequest:
-    """Returns a request of a local client, which writes the content itself."""
-    content = control_pb2.Content(fingerprint=SPEC.fingerprint)
-    return control_pb2.PublishRequest(store="w", spec=codec.encode(SPEC), content=content)
-
-
-def check_nothing_left(world: World) -> None:
-    """Checks that no trace of a publish is left."""
-    assert not world.stores.catalog.is_taken("w")
-    assert list((world.root.path / "stores").iterdir()) == []
-
-
 def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_first(world: World, run: Loop) -> None:
     short = make_request(1)
     short.content.inline = short.content.inline[:-1]
@@ -234,167 +177,3 @@ def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_f
         run(world.publishing.publish(world.session(), 1, short))
     check_nothing_left(world)
     assert publish(world, run, 2) == 1
-
-
-@pytest.mark.parametrize("is_deleted", [False, True])
-def test_publish_when_its_folder_is_damaged_then_corrupt_data_unless_the_store_was_deleted(
-    world: World, run: Loop, requests: Requests, is_deleted: bool
-) -> None:
-    if is_deleted:
-        publish(world, run, 1)
-
-    async def scenario() -> TDServeError:
-        async with LocalPeer(world) as peer:
-            message = control_pb2.ClientMessage(request=1, publish=here())
-            serving = asyncio.create_task(requests.serve(peer.session, message))
-            await peer.accepted()
-            if is_deleted:
-                await world.stores.delete(world.stores.get("w"))
-            damaged = CorruptDataError(path="1.safetensors", expected="a file", actual="none")
-            peer.done(failure=encode_failure(damaged))
-            await serving
-            return decode_failure((await peer.receive()).failure)
-
-    assert isinstance(run(scenario()), StoreNotFoundError if is_deleted else CorruptDataError)
-    check_nothing_left(world)
-
-
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_publish_when_the_first_client_leaves_in_the_middle_then_nothing_is_left_once_it_is_gone(
-    world: World, run: Loop, is_killed: bool
-) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer)
-            make(world, await peer.accepted(), 1)
-            if is_killed:
-                peer.let_go()
-            await peer.leave()
-            with pytest.raises(PeerLostError):
-                await write
-            assert world.stores.find("w") is None
-            assert world.stores.catalog.is_taken("w") != is_killed  # one that only stands still may go on
-        over = asyncio.Event()
-        world.process_watch.watch(peer.lock_name, over.set)
-        await over.wait()
-
-    run(scenario())
-    check_nothing_left(world)
-
-
-def test_publish_when_two_are_the_first_at_once_then_both_are_whole_and_none_shows_the_others(
-    world: World, run: Loop
-) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world) as peer, LocalPeer(world, 2) as other:
-            writes = [begin(world, peer), begin(world, other)]
-            made = [make(world, await each.accepted(), number) for number, each in enumerate((peer, other), 1)]
-            assert world.stores.find("w") is None
-            made[1].seal()
-            other.done()
-            assert (await writes[1]).version == 2
-            assert [each.version for each in world.stores.get("w").get_versions().kept] == [2]
-            made[0].seal()
-            peer.done()
-            assert (await writes[0]).version == 1
-
-    run(scenario())
-    assert latest(world, run).accepted.version == 2
-    assert [load_file(path)["w"][0, 0].item() for path in files(world)] == [1, 2]
-
-
-def begin(world: World, peer: LocalPeer, request: int = 1) -> asyncio.Task[control_pb2.Done]:
-    """Begins a publish."""
-    return asyncio.create_task(world.publishing.publish(peer.session, request, here()))
-
-
-def make(world: World, accepted: control_pb2.Accepted, number: int) -> VersionFile:
-    """Writes the version's file as a client does after its permit, without sealing it."""
-    recycles = world.root.path / accepted.recycles if accepted.recycles else None
-    file = VersionFile.create(world.root.path / accepted.path, SPEC, recycles=recycles)
-    file.leaves["w",].fill_(number)
-    return file
-
-
-def test_publish_when_the_client_is_local_then_it_makes_the_file_and_the_next_reader_gets_its_path(
-    world: World, run: Loop
-) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            for number in range(1, 5):
-                write = begin(world, peer, number)
-                accepted = await peer.accepted()
-                assert not os.path.isabs(accepted.path)
-                assert bool(accepted.recycles) == (number == 4)
-                file = make(world, accepted, number)
-                assert file.was_recycled == (number == 4)
-                file.seal()
-                peer.done(number)
-                assert (await write).version == number
-            asked = control_pb2.LatestRequest(store="w")
-            done = await world.publishing.send_latest(peer.session, 9, asked)
-            assert done is not None
-            with VersionFile.open(world.root.path / done.accepted.path, SPEC) as found:
-                assert found.leaves["w",].eq(4).all()
-            assert (done.accepted.version, codec.decode(done.accepted.spec)) == (4, SPEC)
-
-    run(scenario())
-    assert columns_of(read_layout(SPEC, is_packed=True), latest(world, run).inline)["w"].eq(4).all()
-
-
-@pytest.mark.parametrize("way", ["refuse", "leave"])
-def test_publish_when_the_local_client_does_not_finish_then_the_version_before_stays_and_nothing_of_it(
-    world: World, run: Loop, way: str
-) -> None:
-    publish(world, run, 1)
-
-    async def scenario() -> int:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer)
-            accepted = await peer.accepted()
-            make(world, accepted, 2)
-            if way == "refuse":
-                peer.done(failure=encode_failure(CapacityError(what="a disk", asked=2, free=1)))
-            else:
-                await peer.leave()
-            with pytest.raises(CapacityError if way == "refuse" else PeerLostError):
-                await write
-            return int(accepted.version)
-
-    unfinished = run(scenario())
-    assert [path.name for path in world.stores.get("w").folder.glob("versions/*")] == ["1.safetensors"]
-    assert latest(world, run).accepted.version == 1
-    assert publish(world, run, 3) > unfinished  # one that was stopped may still make its file
-
-
-def test_publish_when_the_server_is_killed_while_a_local_client_writes_then_its_number_is_never_used_again(
-    world: World, run: Loop
-) -> None:
-    publish(world, run, 1)
-
-    async def scenario() -> None:
-        async with LocalPeer(world) as peer:
-            write = begin(world, peer)
-            accepted = await peer.accepted()
-            on_record = world.db.get("states", world.stores.get("w").record.uid.encode())
-            assert on_record is not None
-            after = Versions.restore(json.loads(on_record))
-            assert after.newest is not None
-            assert after.newest.version == 1
-            assert after.begin(fingerprint=SPEC.fingerprint).version > accepted.version
-            make(world, accepted, 2).seal()
-            peer.done()
-            await write
-
-    run(scenario())
-
-
-def test_publish_when_the_local_client_only_reads_then_refused(world: World, run: Loop) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world, is_read_only=True) as peer:
-            with pytest.raises(NotSupportedError, match="only reads"):
-                await begin(world, peer)
-
-    run(scenario())
-    assert latest(world, run, newer_than=0).nothing_newer
-    check_nothing_left(world)

@@ -11,7 +11,6 @@ from tdserve.base.errors import DeadlineExceededError, WrongStateError
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.weights.unpublished import Unpublished
-from tdserve.store.session_locks import SessionLock
 from tdserve.structure.capture import capture
 from tests.unit.server.world import Loop, World
 
@@ -35,33 +34,21 @@ async def begin(unpublished: Unpublished) -> tuple[OpenedStore, UnfinishedVersio
     return store, store.get_versions().begin(fingerprint=SPEC.fingerprint)
 
 
-def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion], writer: str = "") -> None:
+def fail(unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion]) -> None:
     """What it does when no content comes."""
     begun[0].get_versions().abort(begun[1])
-    unpublished.give_up(begun[0], writer)
+    unpublished.give_up(begun[0])
 
 
 def commit(world: World, unpublished: Unpublished, begun: tuple[OpenedStore, UnfinishedVersion]) -> int:
-    """What it does when its content is there."""
+    """What it does when its content is there; returns the version."""
     store, publishing = begun
+    number = store.get_versions().next_number
     store.get_versions().commit(publishing, 1.0, nbytes=12)
     with world.db.begin_transaction() as txn:
         world.stores.save_state(store, txn, store.get_versions().get_state())
         unpublished.show(store, txn)
-    return publishing.version
-
-
-def record(world: World, store: OpenedStore) -> None:
-    """What it does before a local client writes."""
-    with world.db.begin_transaction() as txn:
-        world.stores.save_state(store, txn, store.get_versions().get_state())
-
-
-def hold(world: World) -> SessionLock:
-    """The lock of a local client."""
-    lock = SessionLock.hold(world.root.sessions_folder, "client")
-    assert lock is not None
-    return lock
+    return number
 
 
 def check_nothing_left(world: World) -> None:
@@ -69,13 +56,6 @@ def check_nothing_left(world: World) -> None:
     assert not world.stores.catalog.is_taken("w")
     assert list((world.root.path / "stores").iterdir()) == []
     assert dict(world.db.scan("stores")) == dict(world.db.scan("states")) == {}
-
-
-async def until_gone(world: World) -> None:
-    """Returns once those who wait for the local client's end were told of it."""
-    over = asyncio.Event()
-    world.process_watch.watch("client", over.set)  # told after whoever asked before
-    await over.wait()
 
 
 def test_store_when_its_first_version_is_whole_then_seen_and_not_before(
@@ -95,7 +75,7 @@ def test_store_when_two_publish_at_once_then_they_share_it_and_one_that_fails_ta
     first, second = run(begin(unpublished)), run(begin(unpublished))
     assert first[0] is second[0]
     fail(unpublished, first)
-    assert commit(world, unpublished, second) == 2
+    assert commit(world, unpublished, second) == 1
     assert world.stores.find("w") is second[0]
     third = run(begin(unpublished))
     fail(unpublished, third)
@@ -129,73 +109,13 @@ def test_store_when_one_of_another_kind_is_being_made_then_waits_for_what_become
         run(unpublished.store("td", SPEC, deadline())).get_versions()
 
 
-def test_give_up_when_a_local_client_may_still_write_then_numbers_go_on_until_it_is_gone(
-    world: World, unpublished: Unpublished, run: Loop
-) -> None:
-    async def scenario() -> None:
-        lock = hold(world)
-        fail(unpublished, await begin(unpublished), "client")
-        fail(unpublished, second := await begin(unpublished))
-        assert second[1].version == 2
-        assert world.stores.catalog.is_taken("w")
-        assert world.stores.find("w") is None
-        lock.release()
-        await until_gone(world)
-        check_nothing_left(world)
-
-    run(scenario())
-
-
-def test_give_up_when_another_is_whole_before_the_local_client_is_gone_then_the_store_stays(
-    world: World, unpublished: Unpublished, run: Loop
-) -> None:
-    async def scenario() -> None:
-        lock = hold(world)
-        fail(unpublished, await begin(unpublished), "client")
-        assert commit(world, unpublished, await begin(unpublished)) == 2
-        lock.release()
-        await until_gone(world)
-
-    run(scenario())
-    assert world.stores.get("w").get_versions().newest is not None
-
-
-def test_restore_when_no_client_is_left_then_what_was_never_published_goes(
-    world: World, unpublished: Unpublished, run: Loop
-) -> None:
-    run(begin(unpublished))
-    world.reopen()  # nobody was let write
-    check_nothing_left(world)
-    begun = run(begin(Unpublished(world.stores)))
-    record(world, begun[0])
-    world.reopen()
-    Unpublished(world.stores).restore()
-    check_nothing_left(world)
-
-
-def test_restore_when_a_client_of_before_may_still_write_then_numbers_go_on_until_it_is_gone(
-    world: World, unpublished: Unpublished, run: Loop
-) -> None:
-    async def scenario() -> None:
-        lock = hold(world)
-        record(world, (await begin(unpublished))[0])
-        world.reopen()
-        after = Unpublished(world.stores)
-        after.restore()
-        fail(after, second := await begin(after))
-        assert second[1].version == 2
-        lock.release()
-        await until_gone(world)
-        check_nothing_left(world)
-
-    run(scenario())
-
-
-def test_restore_when_the_record_is_damaged_then_it_goes_all_the_same(
+def test_restore_when_a_store_was_never_published_then_it_goes(
     world: World, unpublished: Unpublished, run: Loop
 ) -> None:
     store, _ = run(begin(unpublished))
-    world.db.put("states", store.record.uid.encode(), b"{}")
     world.reopen()
-    Unpublished(world.stores).restore()
     check_nothing_left(world)
+    after = Unpublished(world.stores)
+    again = run(begin(after))
+    assert commit(world, after, again) == 1
+    assert again[0].record.uid != store.record.uid

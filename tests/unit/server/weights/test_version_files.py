@@ -14,9 +14,10 @@ from tdserve.structure.tree import Node, Spec
 def _publish(store: OpenedStore) -> int:
     versions = store.get_versions()
     begun = versions.begin(fingerprint=b"f")
-    make_path(store, begun.version).write_bytes(b"content")
+    number = versions.next_number
+    make_path(store, number).write_bytes(b"content")
     versions.commit(begun, 0.0, nbytes=7, metadata=b"")
-    return begun.version
+    return number
 
 
 def test_version_when_it_is_let_go_then_its_file_goes_only_if_it_is_kept_no_more(tmp_path: Path) -> None:
