@@ -22,7 +22,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from tensordict import TensorDict
 
-from tdserve.base.errors import NotSupportedError, TDServeError, WrongStateError
+from tdserve.base.errors import ClosedError, NotSupportedError, TDServeError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.client.session.process_exit import ExitFlush
@@ -130,8 +130,11 @@ class TDServeReplayBuffer(ReplayBuffer):
         """Adds one step of every environment; the rows are on their way soon after it returns.
 
         Raises:
+            ClosedError: The buffer was closed. The step was not taken.
             TDServeError: Rows of this or an earlier step could not be stored, as raised by ``ReplayHandle.extend``.
         """
+        if self._client.is_closed:
+            raise ClosedError(what=f"the buffer on table {self._name!r}")
         has_timeouts = self.handle_timeout_termination
         timeouts = [has_timeouts and info.get("TimeLimit.truncated", False) for info in infos]
         self._waiting.add(
@@ -210,7 +213,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         return self.to_torch(found, copy=False)
 
     def close(self) -> None:
-        """Stores what was added, and closes the connection. Errors as of ``add``."""
+        """Stores what was added, and closes the connection. Idempotent. Errors as of ``add``; it is open then."""
         self.flush()
         self._client.close()
 

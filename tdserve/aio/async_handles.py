@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any
 
+import torch
+
 from tdserve.aio.async_objects import (
     BLOCK,
     AsyncObject,
@@ -81,8 +83,15 @@ class AsyncStoreView(AsyncTensorDictCalls, of=StoreView, attributes=("name",)):
 
 
 class AsyncStoreHandle(AsyncTensorDictCalls, of=StoreHandle, asks=("is_locked", "saved_path")):
-    """A tensordict store."""
+    """A tensordict store.
 
+    Attributes:
+        batch_size: Batch size of the store that was last read, with -1 where rows differ; ``refresh`` asks the server.
+        shape: The same.
+    """
+
+    batch_size = property(lambda self: torch.Size(self.sync.spec.root.shown_batch_size))
+    shape = batch_size
     batches = make_opening(StoreHandle.batches, AsyncEpochBatches)
     get = make_coroutine(StoreHandle.get)
     get_at = make_coroutine(StoreHandle.get_at)

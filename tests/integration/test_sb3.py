@@ -177,3 +177,17 @@ def test_sample_when_there_are_no_rows_then_an_error_at_once(options: dict[str, 
     with pytest.raises(tdserve.WrongStateError, match="has no rows"):
         buffer.sample(1)
     buffer.close()
+
+
+def test_add_when_the_buffer_was_closed_then_an_error_at_once_and_nothing_is_stored(
+    options: dict[str, Any], server: tdserve.Server
+) -> None:
+    buffer = TDServeReplayBuffer(100, VECTOR, ACTIONS["discrete"], n_envs=NUM_ENVS, **options)
+    buffer.add(*step(VECTOR, ACTIONS["discrete"], 0))
+    buffer.close()
+    buffer.close()
+    with pytest.raises(tdserve.ClosedError, match=f"the buffer on table '{options['name']}' is closed"):
+        buffer.add(*step(VECTOR, ACTIONS["discrete"], 1))
+    buffer.close()
+    with server.client() as client:
+        assert len(client.replay(options["name"])) == NUM_ENVS

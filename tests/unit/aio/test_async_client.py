@@ -164,6 +164,18 @@ def test_replay_when_used_then_as_the_synchronous_one(run: Run) -> None:
     run(scenario)
 
 
+def test_batch_size_when_the_store_was_replaced_then_of_what_was_read_last_without_asking(run: Run) -> None:
+    async def scenario(client: aio.AsyncClient) -> None:
+        store = await client.memmap(ROWS, "s")
+        await client.delete("s")
+        assert store.batch_size == (4,)  # to ask would hold up the event loop
+        await client.memmap(ROWS[:2], "s")
+        assert await store.refresh()
+        assert store.batch_size == (2,)
+
+    run(scenario)
+
+
 def test_store_when_used_then_as_the_synchronous_one(run: Run) -> None:
     async def scenario(client: aio.AsyncClient) -> None:
         store = await client.memmap(ROWS, "s", return_early=True)
@@ -172,7 +184,7 @@ def test_store_when_used_then_as_the_synchronous_one(run: Run) -> None:
         view = await store.select("x")
         assert (await view.get_at("x", 1)).tolist() == [1.0] * 3
         assert (await store.mean(0))["x"].shape == (3,)  # a method of tensordict that the handle does not define
-        assert store.batch_size == (4,)
+        assert store.batch_size == store.shape == (4,)
         parts = await store.split(2)
         assert [type(part) for part in parts] == [aio.AsyncStoreView] * 2
         assert [len(batch) async for batch in store.batches(3)] == [3, 1]
