@@ -40,8 +40,9 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
-KEEP_ANSWERS_S = 600.0
-"""Time without a session after which a client is forgotten, and its answers with it."""
+KEEP_CLIENTS_S = 600.0
+"""Time without a session after which a client is forgotten, and with it its answers and the stores that it was bringing
+here."""
 
 SETTLE_AFTER_S = 1.0
 """Interval between attempts to write changes that the catalog owes; every later change tries as well."""
@@ -104,7 +105,7 @@ class ControlProcess:
         watch, workers = self._process_watch, self._workers
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
         self._incoming = IncomingParts(root.requests_folder, services.held)
-        self._clients = Clients(KEEP_ANSWERS_S, services.answers.forget_client)
+        self._clients = Clients(KEEP_CLIENTS_S, (services.answers, services.requests.moves.arriving))
         self._observation = Observation(
             root,
             services,
@@ -189,7 +190,7 @@ class ControlProcess:
         self._services.requests.moves.restore()
         self._services.claiming.restore()
         self._process_watch.remove_unused()
-        self._clients.restore(self._services.answers.list_clients())
+        self._clients.restore()
         stores = self._services.stores
         await asyncio.to_thread(compact_all, self._root, stores.specs, list(stores.catalog))
         for worker in self._workers:

@@ -276,7 +276,7 @@ class _Copying:
             self._copy_sealed(seal, target)
         except BaseException:
             if not self.may_be_released:
-                with suppress(TDServeError):  # otherwise the content stays there until a restart
+                with suppress(TDServeError):  # otherwise it goes with this client
                     at_target(give_up=True, move=move, deadline=Deadline.after(GIVE_UP_TIMEOUT_S))
             raise
         reach("move.handed-over")

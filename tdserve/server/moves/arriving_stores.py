@@ -2,16 +2,18 @@
 
 From ``complete`` on a record in the catalog keeps what has come, also over a restart, since the other server may have
 released the store by now. Whoever finds it released has it shown. Each attempt to move a store is a move of its own: of
-one that was given up nothing is ever shown. What a client leaves that is killed goes with the next restart.
+one that was given up nothing is ever shown. What a client leaves that is killed goes once the client is forgotten, or
+with the next restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
+from tdserve.server.waiting import retrieve_exception
 from tdserve.store import moved_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
@@ -57,28 +60,62 @@ class ArrivingStores:
         self._stores = stores
         self._creation = creation
         self._syncing = syncing
+        self._clients: dict[str, bytes] = {}  # who brings what has come, by move
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # by move, while a step of it is taken
+        self._steps: set[asyncio.Task[None]] = set()
 
     def restore(self) -> None:
         """Finishes what a restart has interrupted, and removes files that are not all there."""
-        root, db, kept = self._stores.root, self._stores.db, set()
+        root, db = self._stores.root, self._stores.db
         for key, content in db.scan("arriving"):
-            record, move = _read_record(content), key.decode()
+            moved, move = control_pb2.MovedStore.FromString(content), key.decode()
+            record = StoreRecord.from_bytes(moved.record)
             if self._stores.catalog.find_name(record.uid) is None:
-                kept.add(move)
+                self._clients[move] = moved.client_id
                 continue
             if not record.packed and not root.store_folder(record.name).exists():
                 root.take_arrived(record.name, move)
             db.delete("arriving", key)
         for folder in root.list_arriving():
-            if folder.name not in kept:
+            if folder.name not in self._clients:
                 moved_files.remove(folder)
 
-    async def receive(self, name: str, move: str, sizes: control_pb2.FileSizes) -> None:
+    def list_clients(self) -> set[bytes]:
+        """Returns the ids of the clients that bring what has come."""
+        return set(self._clients.values())
+
+    def forget_client(self, client_id: bytes) -> None:
+        """Removes, soon, what a client has brought that is gone for good; stores that may have been released stay."""
+        for move in [move for move, brings in self._clients.items() if brings == client_id]:
+            self._begin_step(move, self._abandon(move))
+
+    async def _take_step(self, move: str, step: Coroutine[None, None, None]) -> None:
+        """Takes a step of a move after those before, and to its end: what a thread has begun goes on when the request
+        is cancelled."""
+        await asyncio.shield(self._begin_step(move, step))
+
+    def _begin_step(self, move: str, step: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        lock = self._locks.setdefault(move, asyncio.Lock())
+
+        async def take() -> None:
+            async with lock:
+                await step
+
+        task = asyncio.create_task(take(), name=f"tdserve-move-{move}")
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        task.add_done_callback(retrieve_exception)
+        return task
+
+    async def receive(self, name: str, move: str, sizes: control_pb2.FileSizes, *, client_id: bytes) -> None:
         """Makes the files of a store, or changes them so that there are just these.
+
+        Args:
+            client_id: Of the client that brings it. Once that is forgotten they are removed.
 
         Raises:
             StoreExistsError: A store of this server has the name.
-            CapacityError: There is no room. Some files may stay, until the move is given up or a restart.
+            CapacityError: There is no room. Some files may stay, until the move is given up.
             RemoteProtocolError: There is not one size per path.
         """
         self._check_free(name)
@@ -86,7 +123,12 @@ class ArrivingStores:
         if len(sizes.paths) != len(sizes.nbytes):
             raise RemoteProtocolError(expected=f"{len(sizes.paths)} sizes", received=f"{len(sizes.nbytes)}")
         files = dict(zip(sizes.paths, sizes.nbytes, strict=True))
-        await asyncio.to_thread(moved_files.set_files, folder, files)
+
+        async def set_files() -> None:
+            self._clients[move] = client_id
+            await asyncio.to_thread(moved_files.set_files, folder, files)
+
+        await self._take_step(move, set_files())
 
     def _check_free(self, name: str) -> None:
         known = self._stores.catalog.find(check_store_name(name))
@@ -114,34 +156,46 @@ class ArrivingStores:
         """Keeps a store whose files are all here, until it is shown or comes anew.
 
         Raises:
-            InvalidRequestError: Its files have not come by this move.
+            InvalidRequestError: Its files have not come by this move, or are gone: it was given up.
             CorruptDataError: It is a copy with damaged files.
             RemoteProtocolError: What is on record of it cannot be.
         """
-        record = _check_moved(moved)
+        await self._take_step(move, self._complete(name, move, moved, _check_moved(moved)))
+
+    async def _complete(self, name: str, move: str, moved: control_pb2.MovedStore, record: StoreRecord) -> None:
         folder = self._stores.root.arriving_folder(move)
         if moved.is_copy and folder.is_dir():
             record = await asyncio.to_thread(_begin_copy, folder, record, name, move)
             moved.record = record.to_bytes()
+        missing = InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
         if record.name != name or not folder.is_dir():
-            raise InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
+            raise missing
         self._check_free(name)
         # It is sealed for this move where it is: none of what came by other moves was released.
         for other, content in self._stores.db.scan("arriving"):
             if other != move.encode() and _read_record(content).uid == record.uid:
-                self._stores.db.delete("arriving", other)
-                await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(other.decode()))
+                await self._remove(other.decode())
         await asyncio.to_thread(moved_files.sync_files, folder)
+        if not folder.is_dir():  # another move was completed meanwhile
+            raise missing
+        moved.client_id = self._clients.get(move, b"")
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)
         reach("move.completed")
 
     async def give_up(self, move: str) -> None:
         """Removes what has come by a move that nobody will have released; nothing if it is a store already."""
-        folder = self._stores.root.arriving_folder(move)
+        await self._take_step(move, self._remove(move))
+
+    async def _abandon(self, move: str) -> None:
+        content = self._stores.db.get("arriving", move.encode())
+        if content is None or control_pb2.MovedStore.FromString(content).is_copy:
+            await self._remove(move)
+
+    async def _remove(self, move: str) -> None:
+        self._clients.pop(move, None)
         self._stores.db.delete("arriving", move.encode())
-        if folder.is_dir():
-            await asyncio.to_thread(moved_files.remove, folder)
+        await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(move))
 
     async def show(self, name: str, move: str) -> None:
         """Makes a store visible that another server has released by this very move.
@@ -149,17 +203,20 @@ class ArrivingStores:
         Raises:
             StoreNotFoundError: It has neither come by this move nor is it here.
         """
-        if (content := self._stores.db.get("arriving", move.encode())) is not None:
-            if self._stores.catalog.find(name) is not None:
-                self._check_free(name)
-                await self._creation.delete(name)  # the record of where it was
-            if self._stores.catalog.find(name) is None:  # else another request was quicker
-                self._show(move, control_pb2.MovedStore.FromString(content))
+        await self._take_step(move, self._show_arrived(name, move))
         record = self._stores.catalog.get(name)
         if find_forward(record) is not None:
             raise StoreNotFoundError(name=name)
         if record.durability == "disk":
             await self._syncing.wait_synced(record.uid)
+
+    async def _show_arrived(self, name: str, move: str) -> None:
+        if (content := self._stores.db.get("arriving", move.encode())) is None:
+            return
+        if self._stores.catalog.find(name) is not None:
+            self._check_free(name)
+            await self._creation.delete(name)  # the record of where it was
+        self._show(move, control_pb2.MovedStore.FromString(content))
 
     def _show(self, move: str, moved: control_pb2.MovedStore) -> None:
         record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
@@ -195,6 +252,7 @@ class ArrivingStores:
         stores.announce(record.name)
         reach("move.shown")
         stores.db.delete("arriving", move.encode())
+        self._clients.pop(move, None)
 
 
 def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> StoreRecord:

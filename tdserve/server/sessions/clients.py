@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class ClientKeeper(Protocol):
+    """What keeps something for clients, also over restarts."""
+
+    def list_clients(self) -> set[bytes]:
+        """Returns the ids of the clients for which something is kept."""
+
+    def forget_client(self, client_id: bytes) -> None:
+        """Drops what is kept for a client that is gone for good."""
 
 
 class Clients:
@@ -12,18 +23,18 @@ class Clients:
 
     Args:
         keep_s: Length of that time.
-        forget: Called with the client's id.
+        keepers: What forgets it.
     """
 
-    def __init__(self, keep_s: float, forget: Callable[[bytes], None]) -> None:
+    def __init__(self, keep_s: float, keepers: Sequence[ClientKeeper]) -> None:
         self._keep_s = keep_s
-        self._forget = forget
+        self._keepers = keepers
         self._num_sessions: Counter[bytes] = Counter()
         self._away: dict[bytes, asyncio.TimerHandle] = {}
 
-    def restore(self, client_ids: Iterable[bytes]) -> None:
-        """Starts the time of all clients that are on record from a previous run of the server."""
-        for client_id in client_ids:
+    def restore(self) -> None:
+        """Starts the time of all clients for which something is kept from a previous run of the server."""
+        for client_id in set[bytes]().union(*(keeper.list_clients() for keeper in self._keepers)):
             self._start_waiting(client_id)
 
     def on_opened(self, client_id: bytes) -> None:
@@ -49,4 +60,5 @@ class Clients:
 
     def _forget_now(self, client_id: bytes) -> None:
         del self._away[client_id]
-        self._forget(client_id)
+        for keeper in self._keepers:
+            keeper.forget_client(client_id)

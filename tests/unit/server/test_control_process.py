@@ -75,10 +75,10 @@ def serving(tmp_path: Path, run: Loop, monkeypatch: pytest.MonkeyPatch) -> Itera
         made.append(ReadyWorker(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(control_process, "KEEP_ANSWERS_S", 0.0)
+    monkeypatch.setattr(control_process, "KEEP_CLIENTS_S", 0.0)
     with restored(tmp_path, run, make_worker=make_worker) as process:
         run(process.start())
-        yield Serving(process, made[0])
+        yield Serving(process, made[0], tmp_path / "root")
 
 
 def creating(request: int) -> control_pb2.ClientMessage:
@@ -145,9 +145,10 @@ def test_drain_when_begun_then_nothing_new_is_accepted(serving: Serving, run: Lo
 class Serving:
     """A session whose client has sent Hello and stays; ``mail`` delivers what its worker forwards."""
 
-    def __init__(self, process: ControlProcess, worker: ReadyWorker) -> None:
+    def __init__(self, process: ControlProcess, worker: ReadyWorker, root: Path) -> None:
         self.process = process
         self.worker = worker
+        self.root = root
         self._sent: asyncio.Queue[control_pb2.ClientMessage | None] = asyncio.Queue()
         self.outbox = Outbox()
         self.number = 0
@@ -202,10 +203,26 @@ def test_session_when_its_client_stays_away_then_its_answers_are_forgotten_and_n
         await serving.end()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        later = Serving(serving.process, serving.worker)
+        later = Serving(serving.process, serving.worker, serving.root)
         await later.start()
         assert await create(later) != first
         await later.end()
+
+    run(scenario())
+
+
+def test_session_when_its_client_stays_away_then_what_it_was_bringing_is_removed(serving: Serving, run: Loop) -> None:
+    sizes = control_pb2.FileSizes(paths=[b"rows/a"], nbytes=[10])
+    moving = control_pb2.MoveRequest(store="x", move="0" * 32, receive=sizes)
+
+    async def scenario() -> None:
+        await serving.start()
+        await serving.ask(control_pb2.ClientMessage(request=1, move=moving))
+        (arrived,) = serving.root.glob("arriving/*/rows/a")
+        assert arrived.stat().st_size == 10
+        await serving.end()
+        while list(serving.root.glob("arriving/*")):  # noqa: ASYNC110 (the loop's time limit ends it)
+            await asyncio.sleep(0)
 
     run(scenario())
 

@@ -43,7 +43,7 @@ def make_arriving(world: World) -> ArrivingStores:
 def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dict[bytes, bytes]) -> None:
     """Takes the steps of a move at the target, but for the last."""
     arriving = make_arriving(world)
-    run(arriving.receive("x", MOVE, sealed.files))
+    run(arriving.receive("x", MOVE, sealed.files, client_id=b"mover"))
     for path, content in contents.items():
         run(arriving.write(MOVE, [control_pb2.FileBlock(path=path, content=content)]))
     run(arriving.complete("x", MOVE, sealed.store))
@@ -154,14 +154,16 @@ def test_receive_when_another_move_was_released_then_that_is_kept(world: World, 
     contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
     release(world, run, uid)
     bring(world, run, sealed, contents)
-    run(make_arriving(world).receive("x", f"{8:032x}", sealed.files))  # of a mover that came too late
+    run(
+        make_arriving(world).receive("x", f"{8:032x}", sealed.files, client_id=b"mover")
+    )  # of a mover that came too late
     run(make_arriving(world).show("x", MOVE))
     assert world.stores.get("x").record.uid == uid
 
 
 def test_restart_when_files_came_in_part_then_they_are_removed(world: World, run: Loop) -> None:
     sizes = control_pb2.FileSizes(paths=[b"rows/a"], nbytes=[10])
-    run(make_arriving(world).receive("x", MOVE, sizes))
+    run(make_arriving(world).receive("x", MOVE, sizes, client_id=b"mover"))
     (folder,) = world.root.list_arriving()
     assert (folder / "rows/a").stat().st_size == 10
     make_arriving(world).restore()

@@ -25,17 +25,38 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         self.run_until_complete(asyncio.sleep(0))
 
 
-class World:
-    """Clients whose forgetting is noted.
+class Kept:
+    """What is kept for clients.
 
     Attributes:
         forgotten: Who was forgotten, in order.
     """
 
+    def __init__(self, *client_ids: bytes) -> None:
+        self._client_ids = set(client_ids)
+        self.forgotten: list[bytes] = []
+
+    def list_clients(self) -> set[bytes]:
+        return self._client_ids
+
+    def forget_client(self, client_id: bytes) -> None:
+        self.forgotten.append(client_id)
+
+
+class World:
+    """Clients whose forgetting is noted in two places."""
+
     def __init__(self, loop: SteppedLoop) -> None:
         self.loop = loop
-        self.forgotten: list[bytes] = []
-        self.clients = Clients(KEEP_S, self.forgotten.append)
+        self.kept = Kept(ANN), Kept(ANN, BOB)
+        self.clients = Clients(KEEP_S, self.kept)
+
+    @property
+    def forgotten(self) -> list[bytes]:
+        """Who was forgotten, in order."""
+        first, second = self.kept
+        assert first.forgotten == second.forgotten
+        return first.forgotten
 
     def do(self, *steps: str, client_id: bytes = ANN) -> None:
         """Runs calls about a client's sessions on the loop."""
@@ -84,7 +105,7 @@ def test_on_opened_when_the_older_session_ends_later_then_the_client_is_here(wor
 
 def test_restore_when_the_server_starts_then_each_has_all_its_time_and_returning_clients_stay(world: World) -> None:
     async def restore() -> None:
-        world.clients.restore([ANN, BOB])
+        world.clients.restore()
 
     world.loop.run_until_complete(restore())
     world.loop.advance(KEEP_S - 1.0)
