@@ -17,7 +17,7 @@ import torch
 from tdserve.store import version_filling
 from tdserve.store.mapped import map_private, map_shared
 from tdserve.store.version_format import LENGTH, make_layout
-from tdserve.structure.independent_views import make_independent_views
+from tdserve.structure.independent_views import make_independent_views, view_memory
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, TensorLeaf
 
@@ -48,11 +48,12 @@ class _LeafRun(NamedTuple):
             self.shapes.append((1, shape))
             self.num_elements.append(math.prod(shape))
 
-    def make_views(self, content: torch.Tensor) -> list[torch.Tensor]:
+    def make_views(self, content: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
         """Returns the leaves in these bytes, by one call for all groups and one per group: a call per leaf would take
         as long as all other work on a version of thousands."""
         found: list[torch.Tensor] = []
-        groups = content[self.begin : self.end].view(self.dtype).split_with_sizes(self.num_elements)
+        whole = view_memory(content, self.dtype, (sum(self.num_elements),), self.begin)
+        groups = whole.split_with_sizes(self.num_elements)
         for group, (num_leaves, shape) in zip(groups, self.shapes, strict=True):
             if num_leaves > 1:
                 found += group.view(num_leaves, *shape).unbind(0)
@@ -124,7 +125,8 @@ def make_leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tenso
         content: uint8, aligned for the widest dtype.
     """
     runs, order = _find_runs(spec)
-    found = make_independent_views(lambda: [view for run in runs for view in run.make_views(content)])
+    memory = content.numpy()
+    found = make_independent_views(lambda: [view for run in runs for view in run.make_views(memory)])
     if len(order) == len(spec.tensors):
         return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
     return {path: found[order[path]] if path in order else _make_empty(leaf) for path, leaf in spec.tensors}

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from tdserve.structure.independent_views import view_memory
 from tdserve.structure.tensordict_private import entries_of, is_consolidated, names_of, new_tensordict
 
 Leaf = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
@@ -67,20 +70,21 @@ def _compact_tree(td: TensorDict, storages: dict[int, torch.UntypedStorage]) -> 
 
 def put_together(storage: torch.UntypedStorage, tree: Tree) -> TensorDict:
     """Reverses ``take_apart``."""
-    return _build_node(storage, tree, {})
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return _build_node(memory, tree)
 
 
-def _build_node(storage: torch.UntypedStorage, tree: Tree, bases: dict[torch.dtype, torch.Tensor]) -> TensorDict:
+def _build_node(memory: NDArray[np.uint8], tree: Tree) -> TensorDict:
     source: dict[str, Any] = {}
     for key, entry in tree.entries.items():
         if isinstance(entry, Tree):
-            source[key] = _build_node(storage, entry, bases)
+            source[key] = _build_node(memory, entry)
             continue
-        dtype, shape, stride, offset = entry
-        base = bases.get(dtype)
-        if base is None:
-            base = bases[dtype] = torch.empty(0, dtype=dtype).set_(storage)
-        source[key] = torch.as_strided(base, shape, stride, offset).data  # with a version counter of its own
+        dtype, shape, strides, offset = entry
+        itemsize = dtype.itemsize
+        in_bytes = [stride * itemsize for stride in strides]
+        found = view_memory(memory, dtype, shape, offset * itemsize, in_bytes)
+        source[key] = found.data  # with a version counter of its own
     return new_tensordict(  # type: ignore[no-any-return]
         source,
         batch_size=torch.Size(tree.batch_size),

@@ -12,7 +12,7 @@ from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.messages.content import ReadStatus
 from tdserve.messages.layout import Layout, Slot
 from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.independent_views import make_independent_views
+from tdserve.structure.independent_views import make_independent_views, view_memory
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path
 
@@ -72,30 +72,50 @@ class _Run(NamedTuple):
     """Slots of one dtype and shape at equal distances.
 
     Attributes:
-        size, stride: Of a tensor that has all of them along its first dimension, or of the single one.
-        offset: Of the first, in elements.
+        size, strides: Of a tensor that has all of them along its first dimension, or of the single one.
+        offset: Of the first. Strides and offset are in bytes.
     """
 
-    dtype: str
+    dtype: torch.dtype
     num_slots: int
     size: tuple[int, ...]
-    stride: tuple[int, ...]
+    strides: tuple[int, ...]
     offset: int
 
 
-def make_views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """Returns every slot as a tensor over the flat buffer, whose memory lives as long as any of them."""
-    return make_independent_views(partial(_compute_views, layout, buffer))
+def make_views(layout: Layout, buffer: torch.Tensor, *, shares_storage: bool = False) -> list[torch.Tensor]:
+    """Returns every slot as a tensor over the flat buffer, whose memory lives as long as any of them.
+
+    Args:
+        shares_storage: True: all have one storage, which another process takes as a whole. False: slots have storages
+            of their own, or share one with neighbours of their dtype and shape, so that ``torch.save`` accepts them;
+            on a GPU they share one in any case.
+    """
+    is_one = shares_storage or not buffer.is_cpu
+    return make_independent_views(partial(_compute_views_of_one if is_one else _compute_views, layout, buffer))
 
 
 def _compute_views(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
-    typed: dict[str, torch.Tensor] = {}
+    memory = buffer.numpy()
     found: list[torch.Tensor] = []
-    for dtype, num_slots, size, stride, offset in _find_runs(layout):
+    for dtype, num_slots, size, strides, offset in _find_runs(layout):
+        run = view_memory(memory, dtype, size, offset, strides)
+        if num_slots > 1:
+            found += run.unbind(0)
+        else:
+            found.append(run)
+    return found
+
+
+def _compute_views_of_one(layout: Layout, buffer: torch.Tensor) -> list[torch.Tensor]:
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    found: list[torch.Tensor] = []
+    for dtype, num_slots, size, strides, offset in _find_runs(layout):
         base = typed.get(dtype)
         if base is None:
-            base = typed[dtype] = buffer.view(to_torch(dtype))
-        run = torch.as_strided(base, size, stride, offset)
+            base = typed[dtype] = buffer.view(dtype)
+        itemsize = dtype.itemsize
+        run = torch.as_strided(base, size, [stride // itemsize for stride in strides], offset // itemsize)
         if num_slots > 1:
             found += run.unbind(0)
         else:
@@ -128,15 +148,14 @@ def _continues(run: list[Slot], slot: Slot) -> bool:
 
 def _run(slots: list[Slot]) -> _Run:
     first, num_slots = slots[0], len(slots)
-    itemsize = ITEMSIZE[first.dtype]
-    size, stride = first.shape, _compute_strides(first.shape)
+    size, strides = first.shape, _compute_strides(first.shape, ITEMSIZE[first.dtype])
     if num_slots > 1:
-        size, stride = (num_slots, *size), ((slots[1].offset - first.offset) // itemsize, *stride)
-    return _Run(first.dtype, num_slots, size, stride, first.offset // itemsize)
+        size, strides = (num_slots, *size), (slots[1].offset - first.offset, *strides)
+    return _Run(to_torch(first.dtype), num_slots, size, strides, first.offset)
 
 
-def _compute_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
+def _compute_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
     return tuple(strides)

@@ -95,7 +95,7 @@ def copy_rows(
 def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
     """Returns all columns of the rows, in one buffer whose pages were touched before."""
     if layout.num_leaves or pool.is_shared:
-        return make_views(layout, _fill_buffer(source, layout, pool))
+        return make_views(layout, _fill_buffer(source, layout, pool), shares_storage=pool.is_shared)
     # Only added columns: a few numbers per row, for which a buffer takes longer than a copy of each.
     columns = ((source.get_trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))
     return [torch.from_numpy(column.copy()).view(to_torch(dtype)) for column, dtype in columns]
@@ -183,7 +183,7 @@ def _copy_leaves(store: MappedStore, plan: ReadPlan, pool: BufferPool, into: Lea
     if into is not None:
         targets: Sequence[torch.Tensor] = into.tensors
     elif pool.is_shared:
-        targets = make_views(plan.layout, pool.take(plan.layout.nbytes))
+        targets = make_views(plan.layout, pool.take(plan.layout.nbytes), shares_storage=True)
     elif any(_is_copy(found, leaf) for found, leaf in zip(chosen, leaves, strict=True)):
         targets = chosen  # an index by positions copies anyway
     elif plan.layout.nbytes <= MAX_CLONED_BYTES:
@@ -200,7 +200,9 @@ def _gather(store: MappedStore, plan: ReadPlan, pool: BufferPool) -> dict[Path, 
     """Copies rows by number, leaf by leaf, into one buffer whose pages were touched before."""
     layout = plan.layout
     source = plan.make_source(store, lambda: [make_status_column(ReadStatus.WHOLE)])
-    return Received(layout, make_views(layout, _fill_buffer(source, layout, pool))).get_leaves()
+    return Received(
+        layout, make_views(layout, _fill_buffer(source, layout, pool), shares_storage=pool.is_shared)
+    ).get_leaves()
 
 
 def _is_copy(chosen: torch.Tensor, leaf: torch.Tensor) -> bool:

@@ -69,15 +69,16 @@ def post(
     """
     buffer = _allocate(layout, pool, find_landing_device(session.device, device))
     try:
-        return _post(layout, session.get_channel(pending.content_channel or session.content_channel), tag, buffer)
+        return _post(layout, session.get_channel(pending.content_channel or session.content_channel), tag, buffer, pool)
     except (TransportError, DeadlineExceededError) as error:
         raise abort_transfer(session, pending, error) from error
 
 
-def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor) -> Posted:
+def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor, pool: BufferPool) -> Posted:
     end = FlatEnd(buffer)
     works = [channel.recv(end.find_memory(message), tag) for message in layout.messages]
-    return Posted(make_views(layout, buffer), works, channel)  # made while the server works
+    columns = make_views(layout, buffer, shares_storage=pool.is_shared)
+    return Posted(columns, works, channel)  # made while the server works
 
 
 def post_announced(
@@ -106,7 +107,9 @@ def post_announced(
     pending.content_channel = content_channel
     with suppress(TDServeError, RuntimeError, MemoryError):
         values = pool.take(accepted.values_nbytes) if of_values else None
-        columns, works, channel = _post(layout, session.get_channel(content_channel), tag, pool.take(layout.nbytes))
+        columns, works, channel = _post(
+            layout, session.get_channel(content_channel), tag, pool.take(layout.nbytes), pool
+        )
         if values is not None:
             works += [channel.recv(FlatEnd(values).find_memory(message), tag) for message in of_values]
         return Announced(columns, values, works, channel)
@@ -149,7 +152,7 @@ def receive(
     sink: Sink
     if into is None:
         buffer = _allocate(layout, pool, None if inline is not None else find_landing_device(session.device, device))
-        columns = make_views(layout, buffer)
+        columns = make_views(layout, buffer, shares_storage=pool.is_shared)
         sink = FlatEnd(buffer)
     else:
         trailing = (_make_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))

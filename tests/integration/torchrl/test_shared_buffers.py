@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +169,15 @@ def test_key_when_a_buffer_sets_it_then_every_process_reads_it(client: tdserve.C
     with pytest.raises(tdserve.RequestError, match="other"):
         buffer["other"] = torch.zeros(3)
     assert client[name][:]["obs"].tolist() == [4.0, 5.0, 6.0]
+
+
+def test_state_when_rows_have_several_dtypes_then_torch_saves_and_loads_it(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    buffer.extend(make_rows(4, 5, action=torch.tensor([1, 2]), done=torch.tensor([True, False])))
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    buffer.extend(make_rows(6, action=torch.tensor([3]), done=torch.tensor([False])))
+    buffer.load_state_dict(torch.load(tmp_path / "buffer.pt"))
+    rows = buffer[:]
+    assert (rows["obs"].tolist(), rows["action"].tolist(), rows["done"].tolist()) == ([4, 5], [1, 2], [True, False])
