@@ -106,7 +106,7 @@ def test_tree_when_listed_then_module_docstring_shows_class_and_fields(cls: type
 
 
 def test_protocol_book_when_it_lists_errors_then_classes_codes_and_fields_are_these() -> None:
-    book = (Path(__file__).parents[3] / "proto/README.md").read_text().partition("## §7")[2]
+    book = (Path(__file__).parents[4] / "proto/README.md").read_text().partition("## §7")[2]
     lines = [line.strip("|").split("|") for line in book.splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line] for line in lines]
     listed = {name.strip("`"): (code, fields.split(", ")) for name, code, fields, _ in rows}

@@ -1,0 +1,230 @@
+"""Errors of what was asked for: nothing was changed."""
+
+from __future__ import annotations
+
+from tdserve.base.errors.tdserve_error import TDServeError
+
+
+class RequestError(TDServeError):
+    """The caller asked for something impossible; nothing was changed anywhere."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class InvalidSpecError(RequestError, ValueError):
+    """The structure contradicts itself or cannot be stored. Nothing was created."""
+
+    template = "invalid structure for store {store!r}: {reason}"
+    defaults = {"store": "", "reason": ""}
+
+
+class InvalidRequestError(RequestError, ValueError):
+    """An argument has a value that no call accepts. Nothing was changed."""
+
+    template = "invalid {argument}: {reason}"
+    defaults = {"argument": "", "reason": ""}
+
+
+class VersionNotFoundError(InvalidRequestError):
+    """These weights have no such version: it is not kept any more, or was not published yet. Nothing was changed."""
+
+    code = "NOT_FOUND"
+
+
+class SpecMismatchError(RequestError, ValueError, RuntimeError):
+    """A tensordict does not fit the store. This is checked before the first byte moves: nothing was written.
+
+    Also a RuntimeError, since tensordict raises one.
+    """
+
+    template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
+    defaults = {"store": "", "key": "", "expected": "", "actual": ""}
+
+    def _message(self) -> str:
+        if self.fields["key"] or not self.fields["store"]:
+            return super()._message()
+        return self.template.replace(", key {key!r}", "").format(**self.fields)
+
+
+class StructureChangedError(SpecMismatchError):
+    """The keys of a store have changed since the caller looked. Nothing was changed; handles look again and retry."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class StoreNotFoundError(RequestError, LookupError):
+    """No store has this name (any more)."""
+
+    code = "NOT_FOUND"
+    template = "there is no store {name!r}{near}; client.stores() lists the stores"
+    defaults = {"name": "", "near": ""}
+
+
+class StoreMovedError(RequestError):
+    """The store has moved to another server of its cluster, where the cluster's client asks; or it is at rest for a
+    move or a checkpoint, and clients ask again."""
+
+    code = "FAILED_PRECONDITION"
+    retryable = True
+    template = "store {name!r} is at rest, for a checkpoint or because it is moving to another server; ask again"
+    defaults = {"name": "", "server": None, "move": ""}
+
+    def _message(self) -> str:
+        if self.fields["server"] is None:
+            return super()._message()
+        where = "store {name!r} has moved to server {server} of its cluster (move {move}); connect to all of them"
+        return where.format(**self.fields)
+
+
+class KeyNotFoundError(RequestError, KeyError):
+    """The store has no such key; where ``key`` is empty, it has none at all."""
+
+    code = "NOT_FOUND"
+    template = "store {store!r} has no key {key!r}; {listing} lists its keys"
+    defaults = {"store": "", "key": "", "listing": ""}
+
+    def _message(self) -> str:
+        store, listing = self.fields["store"], self.fields["listing"]
+        if store and not self.fields["key"]:
+            return f"store {store!r} has no keys"
+        listing = listing or (store and f"client.keys({store!r})")
+        return self.template.format(**{**self.fields, "listing": listing})
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return self._message()
+
+
+class KeyExistsError(RequestError, KeyError):
+    """The store already has this key, and the call asked not to replace it. Nothing was changed."""
+
+    code = "ALREADY_EXISTS"
+    template = "store {store!r} already has key {key!r}; leave out safe=True to replace it"
+    defaults = {"store": "", "key": ""}
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return self._message()
+
+
+class StoreExistsError(RequestError):
+    """A store of this name exists: ``exists_ok=True`` was not passed, or the store differs from what was asked for."""
+
+    code = "ALREADY_EXISTS"
+    template = "store {name!r} exists already: {reason}"
+    defaults = {"name": "", "reason": "pass exists_ok=True, delete it, or choose another name"}
+
+
+class VersionConflictError(RequestError):
+    """An entry of a keyed store has another version than the caller expected; 0 stands for an absent entry. Nothing was
+    changed."""
+
+    code = "FAILED_PRECONDITION"
+    template = "store {store!r}, key {key!r}: expected version {expected}, it has {actual}"
+    defaults = {"store": "", "key": "", "expected": 0, "actual": 0}
+
+
+class SelectionError(RequestError, IndexError):
+    """An index selects something that does not exist. Nothing was read or written."""
+
+    code = "OUT_OF_RANGE"
+    template = "index {selection} does not fit: {reason}"
+    defaults = {"selection": "", "reason": ""}
+
+
+class StepForgottenError(RequestError):
+    """The draw that a rank asks for is not kept any more. Nothing was drawn."""
+
+    code = "OUT_OF_RANGE"
+    template = (
+        "the draw of step {step} of table {store!r} was forgotten (kept are: {kept}); pass step={next} in all ranks, "
+        "whose calls without step= then go on behind it; a new run that begins at step 0 has a name of its own (run=), "
+        "or calls forget_draws() once before"
+    )
+    defaults = {"store": "", "step": 0, "kept": "", "next": 0}
+
+
+class WrongStateError(RequestError):
+    """The object is in a state that does not allow this; its state is unchanged."""
+
+    code = "FAILED_PRECONDITION"
+    template = "{event} is not possible while {state}"
+    defaults = {"state": "", "event": ""}
+
+
+class ShardLostError(RequestError):
+    """The server of a shard answers, but has no such part of the store: its disk was lost, or the creation was cut
+    short. Nothing was changed there."""
+
+    code = "FAILED_PRECONDITION"
+    template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it anew, empty"
+    defaults = {"name": "", "shard": 0, "server": 0, "address": ""}
+
+
+class ReadOnlyError(RequestError):
+    """The store can only be read. Nothing was written."""
+
+    code = "PERMISSION_DENIED"
+    template = "store {store!r} is read-only: {reason}"
+    defaults = {"store": "", "reason": ""}
+
+
+class LockedError(RequestError, RuntimeError):
+    """A store, or a part of it, is locked: its keys cannot change. Nothing was changed."""
+
+    code = "FAILED_PRECONDITION"
+    template = (
+        "store {store!r} is locked as a whole: no entry may be added, replaced or removed; call unlock_() first, or "
+        "write over existing content with set_(), set_at_() or update_()"
+    )
+    defaults = {"store": "", "key": ""}
+
+    def _message(self) -> str:
+        if not self.fields["key"]:
+            return super()._message()
+        return self.template.replace(" as a whole", " at {key!r}").format(**self.fields)
+
+
+class UnauthenticatedError(RequestError):
+    """The server asked for a token and got none, a wrong one, or one that has ended; ``reason`` is why it has."""
+
+    code = "UNAUTHENTICATED"
+    template = "the server at {address} refused the token; use one of --token-file/--tokens (token=/TDSERVE_TOKEN_FILE)"
+    defaults = {"address": "", "reason": ""}
+
+    def _message(self) -> str:
+        if not self.fields["reason"]:
+            return super()._message()
+        remedy = "get a new one from whoever runs the server (tdserve token new)"
+        return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
+
+
+class PermissionDeniedError(RequestError):
+    """The token does not grant this call. Nothing was changed.
+
+    ``needed`` is the role that it needs. It is empty if the token does not include a store of this name, whether or not
+    there is one. ``scope`` is ``"of all stores"`` if the token has to include all, and includes some; else empty.
+    """
+
+    code = "PERMISSION_DENIED"
+    template = "the token includes no store {store!r}, so {call!r} is refused; its entry in --tokens lists them"
+    defaults = {"role": "", "call": "", "store": "", "needed": "", "scope": ""}
+
+    def _message(self) -> str:
+        if not self.fields["needed"]:
+            return super()._message()
+        what = "{call!r} on store {store!r}" if self.fields["store"] else "{call!r}"
+        needed, own = "{needed!r}", "{role!r}"
+        if self.fields["scope"]:
+            needed, own = "{needed!r} {scope}", "{role!r} of some"
+        return f"{what} needs a token of role {needed}, and this one has {own}".format(**self.fields)
+
+
+class NotSupportedError(RequestError, NotImplementedError):
+    """tdserve cannot do this, or not yet. Nothing was changed."""
+
+    code = "UNIMPLEMENTED"
+    template = "{feature} is not supported: {reason}"
+    defaults = {"feature": "", "reason": ""}
+
+
+class UnsupportedAttributeError(NotSupportedError, AttributeError):
+    """A store has no such attribute, where a local tensordict has one. For ``hasattr`` there is none."""

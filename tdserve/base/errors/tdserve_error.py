@@ -1,0 +1,56 @@
+"""The base of all errors: fields, a message made of them, a gRPC code, and what pickling needs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+Field = str | int | float | bool | None
+"""What an error's field may hold, so that every error crosses the wire without pickle."""
+
+
+class TDServeError(Exception):
+    """Base of every exception that tdserve raises on purpose; never raised itself.
+
+    Attributes:
+        code: gRPC status name of this class.
+        retryable: Whether repeating the same call may succeed.
+        fields: The offending values, by name; also readable as attributes.
+        request_id: Of the request that a server has answered so: its log has the same id. "" for any other error.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+    template: ClassVar[str] = "{reason}"
+    defaults: ClassVar[dict[str, Field]] = {"reason": ""}
+
+    def __init__(self, **fields: Field) -> None:
+        unknown = fields.keys() - self.defaults.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
+        self.fields: dict[str, Field] = {**self.defaults, **fields}
+        self.request_id = ""
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        return self.template.format(**self.fields)
+
+    def __getattr__(self, name: str) -> Any:
+        fields: dict[str, Field] = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.fields, self.request_id))
+
+    def note_request(self, request_id: str) -> None:
+        """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""
+        self.request_id = request_id
+        if request_id and self.code == "INTERNAL":
+            self.args = (f"{self._message()} (request {request_id} in the server's log)",)
+
+
+def _rebuild(cls: type[TDServeError], fields: dict[str, Field], request_id: str) -> TDServeError:
+    error = cls(**fields)
+    error.note_request(request_id)
+    return error
