@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, RemoteProtocolError
 
 MAX_NAME_BYTES = 200
 """A store's name is a folder's name; ext4 and tmpfs allow 255 bytes, and we append suffixes while files move."""
 
 CLIENT_ID_BYTES = 16
+
+UID_CHARACTERS = 32
 
 REQUEST_BYTES = 8
 """Length of a request's number in records, where it follows the id of its client."""
@@ -95,4 +97,12 @@ def make_client_id() -> bytes:
 
 def make_uid() -> str:
     """Returns a random name (32 hexadecimal digits) for a server or one incarnation of a store."""
-    return secrets.token_hex(16)
+    return secrets.token_hex(UID_CHARACTERS // 2)
+
+
+def check_uid(uid: str) -> str:
+    """Returns the uid of a store that a client has sent, which names folders. Raises RemoteProtocolError if it is
+    none."""
+    if len(uid) != UID_CHARACTERS or not (uid.isascii() and uid.isalnum()):
+        raise RemoteProtocolError(expected="the uid of a store", received=repr(uid[:80]))
+    return uid

@@ -55,11 +55,11 @@ class TLS:
             InvalidRequestError: One cannot be read, or does not hold what it should.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if self.ca is not None:
-            _load_authorities(context, "tls", self.ca)
-        if self.cert is not None and self.key is not None:
-            _load_chain(context, "tls", self.cert, self.key)
-        return PemFiles(*(None if path is None else read_pem("tls", path) for path in (self.ca, self.key, self.cert)))
+        ca = None if self.ca is None else _load_authorities(context, "tls", self.ca)
+        if self.cert is None or self.key is None:
+            return PemFiles(ca)
+        cert, key = _load_chain(context, "tls", self.cert, self.key)
+        return PemFiles(ca, key, cert)
 
     def find_version(self) -> tuple[int, ...]:
         """Returns numbers that differ once a file has changed."""
@@ -75,8 +75,8 @@ class PemFiles(NamedTuple):
     """
 
     ca: bytes | None
-    key: bytes | None
-    cert: bytes | None
+    key: bytes | None = None
+    cert: bytes | None = None
 
 
 def read_pem(argument: str, path: str | os.PathLike[str]) -> bytes:
@@ -132,23 +132,26 @@ def make_server_context(argument: str, cert: str, key: str, client_ca: str | Non
 
 def _load_chain(
     context: ssl.SSLContext, argument: str, cert: str | os.PathLike[str], key: str | os.PathLike[str]
-) -> None:
-    for path in (cert, key):
-        read_pem(argument, path)
+) -> tuple[bytes, bytes]:
+    """Returns the contents of both files."""
+    contents = read_pem(argument, cert), read_pem(argument, key)
     try:
         context.load_cert_chain(cert, key, password=_refuse_password)
     except (OSError, ValueError) as fault:  # an error of ssl is an OSError
         reason = f"{cert} with {key} is not a certificate with its key: {fault}"
         raise InvalidRequestError(argument=argument, reason=reason) from fault
+    return contents
 
 
-def _load_authorities(context: ssl.SSLContext, argument: str, path: str | os.PathLike[str]) -> None:
-    read_pem(argument, path)
+def _load_authorities(context: ssl.SSLContext, argument: str, path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of the file."""
+    content = read_pem(argument, path)
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as fault:
         reason = f"{path} has no certificates of authorities: {fault}"
         raise InvalidRequestError(argument=argument, reason=reason) from fault
+    return content
 
 
 class ServerFiles(Generic[_Loaded]):

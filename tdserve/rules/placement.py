@@ -165,7 +165,7 @@ class PlacementRecord:
             raise InvalidRequestError(argument="servers", reason=f"{self.servers!r} names none, or one twice")
         check_integer("capacity", self.capacity, 0)
         check_integer("revision", self.revision, 0)
-        if self.is_moved != bool(self.move) or (self.is_moved and self.num_shards > 1):
+        if self.is_forward != bool(self.move) or (self.is_forward and self.num_shards > 1):
             raise InvalidRequestError(argument="settings", reason=f"no move to one server: {self!r}")
 
     @classmethod
@@ -179,8 +179,9 @@ class PlacementRecord:
         return self.kind not in ("moved", "directory")
 
     @property
-    def is_moved(self) -> bool:
-        """Whether one server has the whole store."""
+    def is_forward(self) -> bool:
+        """Whether it is what a move leaves at the source, and at the owner of the name: it leads to the one server that
+        has the whole store now."""
         return self.kind == "moved"
 
     def replace_server(self, shard: int, server: int) -> PlacementRecord:

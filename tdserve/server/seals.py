@@ -15,11 +15,11 @@ class Seal(NamedTuple):
 
     Attributes:
         session: The session, with which the seal ends.
-        move: Id of the move.
+        operation: Id of the move, checkpoint or change of settings for which it is at rest.
     """
 
     session: int
-    move: str
+    operation: str
 
 
 class Seals:
@@ -35,8 +35,8 @@ class Seals:
         self._num_requests: Counter[str] = Counter()
 
     def seal(self, name: str, seal: Seal) -> None:
-        """Refuses all further requests for a store, until ``unseal``. Raises StoreMovedError if another move has sealed
-        it."""
+        """Refuses all further requests for a store, until ``unseal``. Raises StoreMovedError if another operation has
+        sealed it."""
         if self._sealed.setdefault(name, seal) != seal:
             raise StoreMovedError(name=name)
 

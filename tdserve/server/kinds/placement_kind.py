@@ -34,7 +34,7 @@ def read_placement(record: StoreRecord) -> PlacementRecord | None:
 def find_forward(record: StoreRecord) -> PlacementRecord | None:
     """Returns which server has a store that has moved, if this record is of one."""
     placement = read_placement(record)
-    return placement if placement is not None and placement.is_moved else None
+    return placement if placement is not None and placement.is_forward else None
 
 
 def is_listed(record: StoreRecord) -> bool:

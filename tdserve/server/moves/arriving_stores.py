@@ -27,7 +27,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.failpoints import reach
-from tdserve.base.ids import check_store_name
+from tdserve.base.ids import check_store_name, check_uid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
 from tdserve.server.creation import Creation
@@ -43,8 +43,6 @@ from tdserve.store import moved_files
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2
-
-UID_CHARACTERS = 32
 
 
 class ArrivingStores:
@@ -274,8 +272,7 @@ def _check_moved(moved: control_pb2.MovedStore) -> StoreRecord:
     """
     try:
         record = StoreRecord.from_bytes(moved.record)
-        if len(record.uid) != UID_CHARACTERS or not record.uid.isalnum():  # it names folders
-            raise CorruptDataError(path="record", expected="a uid", actual=repr(record.uid)[:80])
+        check_uid(record.uid)
         if record.kind not in KINDS or not isinstance(json.loads(moved.state or b"{}"), dict):
             raise CorruptDataError(path="record", expected="a known kind and its state", actual=repr(record.kind)[:80])
         names = {(codec.decode(spec).fingerprint, order) for spec, order in zip(moved.specs, moved.orders, strict=True)}

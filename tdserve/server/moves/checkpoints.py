@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.failpoints import reach
+from tdserve.base.ids import check_uid
 from tdserve.messages.changed_blocks import clear_changed, count_changed_bytes, iter_changed
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server import inline_tasks
@@ -170,11 +171,11 @@ class Checkpoints:
             answer = self._list_frozen(by, asked.list_frozen)
         elif step == "read_frozen":
             self._get_frozen(by)
-            folder = self._stores.root.checkpoint_folder(by.move) / _check_uid(asked.uid)
+            folder = self._stores.root.checkpoint_folder(by.operation) / check_uid(asked.uid)
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
         elif step == "end":
-            if by.move in self._freezing:
-                raise WrongStateError(state=f"checkpoint {by.move} is being kept", event="ending it")
+            if by.operation in self._freezing:
+                raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="ending it")
             await self._forget(by)
             answer = control_pb2.CheckpointAnswer()
         elif step == "report":
@@ -194,19 +195,19 @@ class Checkpoints:
 
     async def _forget(self, by: Seal) -> None:
         if self._frozen.pop(by, None) is not None:
-            folder = self._stores.root.checkpoint_folder(by.move)
+            folder = self._stores.root.checkpoint_folder(by.operation)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     # ------------------------------------------------------------ one moment
 
     async def _freeze(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
-        if by.move in self._freezing:  # both would write the same folder
-            raise WrongStateError(state=f"checkpoint {by.move} is being kept", event="keeping it once more")
-        self._freezing.add(by.move)
+        if by.operation in self._freezing:  # both would write the same folder
+            raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="keeping it once more")
+        self._freezing.add(by.operation)
         try:
             return await self._freeze_once(by, max_bytes, deadline)
         finally:
-            self._freezing.discard(by.move)
+            self._freezing.discard(by.operation)
 
     async def _freeze_once(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
         await self._forget(by)
@@ -216,7 +217,7 @@ class Checkpoints:
         sealed: dict[str, OpenedStore] = {}
         pinned: list[_PinnedValues | None] = []
         frozen: Frozen = []
-        folder = self._stores.root.checkpoint_folder(by.move)
+        folder = self._stores.root.checkpoint_folder(by.operation)
         try:
             try:
                 await self._seal_all(by, sealed, deadline)
@@ -328,7 +329,7 @@ class Checkpoints:
 
     def _get_frozen(self, by: Seal) -> Frozen:
         if by not in self._frozen:
-            raise WrongStateError(state=f"nothing is kept for checkpoint {by.move}", event="reading it")
+            raise WrongStateError(state=f"nothing is kept for checkpoint {by.operation}", event="reading it")
         return self._frozen[by]
 
     def _list_frozen(self, by: Seal, first: int) -> control_pb2.CheckpointAnswer:
@@ -356,9 +357,3 @@ def _keep_changed(
             numbers = {file.path: file.numbers.tolist() for file in iter_changed(listed) if len(file.numbers)}
             moved_files.copy_blocks(folder, target, numbers)
     return files, num_bytes
-
-
-def _check_uid(uid: str) -> str:
-    if len(uid) != 32 or not uid.isalnum():
-        raise RemoteProtocolError(expected="the uid of a store", received=repr(uid[:80]))
-    return uid

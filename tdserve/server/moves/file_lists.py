@@ -116,7 +116,7 @@ class FileLists:
         generations, before = _find_generations(store), self._find_mark(store, by)
         mark = await asyncio.to_thread(ContentMark.of, store, generations, with_values=with_values)
         changed = await asyncio.to_thread(mark.list_changed, before)
-        self._marks[by.session, store.name] = by.move, mark
+        self._marks[by.session, store.name] = by.operation, mark
         return _make_list(mark, changed)
 
     def begin_compare(self, stores: Iterable[OpenedStore], by: Seal) -> Callable[[], list[control_pb2.FileSizes]]:
@@ -135,7 +135,7 @@ class FileLists:
 
     def _find_mark(self, store: OpenedStore, by: Seal) -> ContentMark | None:
         reader, mark = self._marks.get((by.session, store.name), ("", None))
-        return mark if reader == by.move else None
+        return mark if reader == by.operation else None
 
     def forget(self, by: Seal, name: str) -> None:
         """Forgets what a session has listed of a store."""

@@ -115,13 +115,13 @@ class LeavingStores:
         """
         record = self._stores.catalog.get(name)
         forward = find_forward(record)
-        if forward is not None and forward.move == seal.move:
+        if forward is not None and forward.move == seal.operation:
             return  # a retry
         if record.uid != uid or self._stores.seals.find(name) != seal:
             raise WrongStateError(state=f"store {name!r} was not sealed by this move", event="releasing it")
         store = self._stores.get(name)
         self._lists.forget(seal, name)
-        await self._hand_over(store, PlacementRecord.make_forward(server, seal.move))
+        await self._hand_over(store, PlacementRecord.make_forward(server, seal.operation))
 
     async def _hand_over(self, store: OpenedStore, forward: PlacementRecord) -> None:
         """Replaces a store by the record of where it is now."""

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, RemoteProtocolError
 from tdserve.base.ids import (
     CLIENT_ID_BYTES,
     MAX_NAME_BYTES,
     MAX_TEXT_BYTES,
     check_store_name,
     check_text,
+    check_uid,
     make_client_id,
     make_uid,
 )
@@ -88,7 +89,14 @@ def test_client_id_when_made_twice_then_differs_and_has_its_size() -> None:
 def test_uid_when_made_twice_then_differs_and_is_a_store_name() -> None:
     first, second = make_uid(), make_uid()
     assert first != second
-    assert check_store_name(first) == first
+    assert check_store_name(first) == check_uid(first) == first
+
+
+@pytest.mark.parametrize("uid", ["", "a" * 31, "a" * 33, "../" + "a" * 29, "a" * 31 + "/", "ü" * 32, "a" * 10_000_000])
+def test_check_uid_when_it_is_none_then_refused_with_a_piece_of_it(uid: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="uid of a store") as caught:
+        check_uid(uid)
+    assert len(str(caught.value)) < 300
 
 
 def test_text_when_too_long_then_refused_with_the_argument_and_a_piece_of_it() -> None:

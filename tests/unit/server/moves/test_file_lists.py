@@ -88,11 +88,11 @@ def test_list_when_rows_come_or_are_overwritten_then_their_blocks_may_have_chang
 def test_list_when_it_is_of_another_move_or_session_then_all_may_have_changed(
     run: Loop, store: OpenedStore, leaving: LeavingStores
 ) -> None:
-    for by in (SEAL, Seal(SEAL.session, f"{8:032x}"), Seal(4, SEAL.move)):
+    for by in (SEAL, Seal(SEAL.session, f"{8:032x}"), Seal(4, SEAL.operation)):
         files = run(leaving.list_files(store, by))
         assert set(list_changed(files)) == set(read_blocks(store, files))
     leaving.on_session_ended(4)
-    files = run(leaving.list_files(store, Seal(4, SEAL.move)))
+    files = run(leaving.list_files(store, Seal(4, SEAL.operation)))
     assert set(list_changed(files)) == set(read_blocks(store, files))
 
 
