@@ -167,7 +167,10 @@ def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torc
     if isinstance(array, np.ma.MaskedArray):
         raise _make_refusal("a masked array", path, store, "give its .filled(value)")
     try:
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C", subok=False))
+        native = np.dtype(array.dtype.str).newbyteorder(
+            "="
+        )  # one for both C types of this size, of which torch has one
+        return torch.from_numpy(np.array(array, dtype=native, order="C", subok=False).view(native))
     except TypeError:
         reason = _REMEDIES.get(array.dtype.kind, "torch has no such dtype")
         what = "an array" if array.ndim else "a scalar"
@@ -294,6 +297,8 @@ class _DictReader:
         """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
         array = np.asarray(value)
         is_typed = isinstance(value, np.generic) or _has_arrays(value)
+        if array.dtype.kind == "f" and dtype == "uint64" and not is_typed:
+            array = _find_integers(value, array)
         if array.dtype.kind == "O" or (array.dtype.kind == "u" and not is_typed and not dtype):
             expected = f"{dtype or 'int64'} numbers, integers of at most 64 bits"
             raise self._make_mismatch(path, expected, f"{value!r}"[:80])
@@ -416,6 +421,13 @@ def _is_in_range(array: NDArray[Any], dtype: str) -> bool:
         return size <= limits.max
     converted = torch.tensor(array.tolist(), dtype=to_torch(dtype)).real.double().flatten().tolist()
     return all(map(math.isfinite, converted)) and list(map(int, converted)) == array.flatten().tolist()
+
+
+def _find_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
+    """Returns integers as they are that NumPy has read as floating-point numbers, since some are above all int64."""
+    items = np.asarray(value, object)
+    is_unsigned = all(type(each) is int and 0 <= each < 1 << 64 for each in items.flat)
+    return items.astype(np.uint64) if is_unsigned else array
 
 
 def _has_arrays(value: Any) -> bool:

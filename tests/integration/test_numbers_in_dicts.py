@@ -92,3 +92,21 @@ def test_handle_when_a_number_is_set_then_a_tensor_as_of_tensordict(client: tdse
     store.update({"part": {"lr": 0.5}})
     assert store["step"].dtype is torch.int64
     assert store["part", "lr"].dtype is torch.float32
+
+
+def test_rows_when_integers_are_above_int64_then_a_column_that_can_hold_them_does(
+    client: tdserve.Client, name: str
+) -> None:
+    like = TensorDict({"i": torch.zeros((), dtype=torch.int64), "u": torch.zeros((), dtype=torch.uint64)}, [])
+    table = client.create_replay(name, like=like, capacity=8)
+    table.extend({"i": [1, 2], "u": [2**63, 1]})
+    table.extend({"i": [3], "u": [2**64 - 1]})
+    table.extend({"i": np.array([4], np.longlong), "u": np.array([5], np.ulonglong)})
+    assert table[:]["u"].tolist() == [2**63, 1, 2**64 - 1, 5]
+    for rows in ({"i": [2**63], "u": [1]}, {"i": [2**63, 1], "u": [1, 1]}):
+        with pytest.raises(tdserve.SpecMismatchError, match="key 'i': expected numbers that int64 can hold"):
+            table.extend(rows)
+    for number in (2**64, -1, 0.5):
+        with pytest.raises(tdserve.SpecMismatchError, match="key 'u': expected"):
+            table.extend({"i": [1, 1], "u": [1, number]})
+    assert len(table) == 4
