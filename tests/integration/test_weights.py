@@ -206,3 +206,12 @@ def test_store_when_deleted_then_no_process_keeps_the_space_of_its_versions(clie
     client.delete(name)
     assert not any(maps_file(pid, inode) for pid in pids[1:])
     wait_for(lambda: not maps_file(pids[0], inode), "the end of this process's mapping")
+
+
+def test_keep_when_it_is_zero_then_the_setting_stays_and_below_it_is_refused(client: tdserve.Client, name: str) -> None:
+    client.publish(name, weights(1), keep=3)
+    for fill in (2, 3, 4):
+        client.publish(name, weights(fill), keep=0)
+    assert [each.version for each in client.versions(name)] == [2, 3, 4]
+    with pytest.raises(tdserve.InvalidRequestError, match="-1 is not an integer of at least 0"):
+        client.publish(name, weights(5), keep=-1)

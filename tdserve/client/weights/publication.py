@@ -87,7 +87,7 @@ def publish(
     _check_named(td)
     encoded = _encode_metadata(metadata)
     keep, fanout = (
-        check_integer(argument, number, 1, maximum=MAX_COUNT) if number != 0 else 0
+        check_integer(argument, number, 0, maximum=MAX_COUNT)
         for argument, number in (("keep", keep), ("fanout", fanout))
     )
     settings = control_pb2.PublishRequest(store=name, keep=keep, fanout=fanout, metadata=encoded)

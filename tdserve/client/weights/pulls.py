@@ -17,6 +17,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
     TDServeError,
     TransferAbortedError,
+    VersionNotFoundError,
 )
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import LARGEST, check_version
@@ -105,6 +106,11 @@ class Wanted:
             if version is not None:
                 check_version(argument, version)
 
+    def name_version(self, error: VersionNotFoundError) -> VersionNotFoundError:
+        """Returns the error with the version that was asked for, not the nearest that a message can hold."""
+        _, _, rest = str(error.reason).partition(" ")
+        return VersionNotFoundError(argument=error.argument, reason=f"{self.version} {rest}")
+
     @property
     def has_place(self) -> bool:
         """Whether content goes to a place of the caller's."""
@@ -149,7 +155,10 @@ class Pulls:
         """Gets a version; None if there is nothing newer and the call does not wait; see ``Client.latest``."""
         wanted.check()
         attempt = _Attempt(self._client, wanted, self._known, self._held, watch)
-        found = self._client.call(attempt, deadline)
+        try:
+            found = self._client.call(attempt, deadline)
+        except VersionNotFoundError as error:
+            raise wanted.name_version(error) from None
         if found is None or wanted.has_place:
             return found
         return found._replace(data=self._client.hand_over(found.data, wanted.numpy, wanted.device))

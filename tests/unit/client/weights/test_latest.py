@@ -43,7 +43,7 @@ def test_version_when_it_is_not_kept_then_error_names_those_that_are(
 ) -> None:
     for number in range(1, 4):
         client.publish(name, weights(number))
-    with pytest.raises(InvalidRequestError, match="kept now: 2, 3"):
+    with pytest.raises(InvalidRequestError, match=f"version: {version} is not kept; kept now: 2, 3"):
         client.version(name, version)
     with pytest.raises(InvalidRequestError, match=r"1\.5 is not a version"):
         client.version(name, 1.5)  # type: ignore[arg-type]
