@@ -117,3 +117,17 @@ def test_extend_early_when_the_server_is_away_then_returns_at_once(fresh_server:
         future = replay.extend(rows(8), return_early=True)
         assert not future.done()
         assert isinstance(future.exception(20.0), tdserve.TDServeError)
+
+
+@pytest.mark.parametrize("index", [5, 7, 8, 10_000, [0, 7], [0, 10_000]])
+def test_read_when_a_row_was_never_written_then_the_error_names_how_many_were(replay: Any, index: Any) -> None:
+    replay.extend({**rows(0, 5), "score": torch.zeros(5)})
+    with pytest.raises(tdserve.SelectionError, match="is out of range for dimension 0 of size 5"):
+        replay[index]
+
+
+def test_append_when_like_was_a_batch_then_the_error_explains_it(client: tdserve.Client, name: str) -> None:
+    replay = client.create_replay(name, rows(0, 5), CAPACITY)
+    with replay.writer() as writer, pytest.raises(tdserve.SpecMismatchError, match=r"like= of the table was a batch"):
+        writer.append(rows(0, 5)[0])
+    assert len(replay) == 0

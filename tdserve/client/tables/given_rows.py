@@ -128,3 +128,11 @@ def suggest_form(num_extra_dims: int, row: Spec) -> str:
         if row.batch_size
         else ""
     )
+
+
+def add_form_hint(error: SpecMismatchError, row: Spec) -> SpecMismatchError:
+    """Returns the error of a single row, with what may have been meant if its batch size is that of no row."""
+    if error.key or not str(error.expected).startswith("batch size"):
+        return error
+    actual = f"{error.actual}{suggest_form(0, row)}"
+    return SpecMismatchError(store=error.store, key="", expected=error.expected, actual=actual)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, SelectionError, TransferAbortedError
+from tdserve.base.errors import InvalidRequestError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
@@ -22,7 +22,7 @@ from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, to_row_numbe
 from tdserve.client.tables.sampling import build_rows
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
-from tdserve.messages.selection.selection import encode, parse
+from tdserve.messages.selection.selection import parse
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -74,7 +74,6 @@ class RowsByNumber(ByAddress):
     def read_with_generations(self, numbers: Rows) -> tuple[Any, torch.Tensor]:
         """Returns what ``get_with_generations`` does, always as a tensordict and a tensor."""
         check_real("reading rows", ROWS)
-        self._check_index(numbers)
         begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
         found = self._read_pieces([numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins])
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
@@ -98,7 +97,6 @@ class RowsByNumber(ByAddress):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
             if array.dtype != np.bool_:
                 shape = array.shape
-                self._check_index(index)
                 if array.size > MAX_MESSAGE_ROWS:
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
@@ -120,12 +118,6 @@ class RowsByNumber(ByAddress):
         """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
         rows = read_in_blocks(lambda start, stop: self.read_rows(slice(start, stop)), self.spec.nbytes)
         return map(self._client.hand_over, rows)
-
-    def _check_index(self, index: Any) -> None:
-        try:
-            encode(index, batch_size=(self.capacity,), store=self.name)
-        except SelectionError:  # another table may have this name now
-            encode(index, batch_size=(self._client.catalog.describe(self.name).capacity,), store=self.name)
 
     def _read_pieces(self, indices: Sequence[Any]) -> _FoundRows:
         """Reads rows by several indices, all under one structure of the table."""

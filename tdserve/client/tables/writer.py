@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.key_paths import check_path
+from tdserve.client.tables.given_rows import add_form_hint
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, check_policy_version
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
@@ -177,7 +178,10 @@ class ReplayWriter:
         if priority is not None and not self._uses_priority:
             reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
             raise InvalidRequestError(argument="priority", reason=reason)
-        leaves, values = self._reader.read(td)
+        try:
+            leaves, values = self._reader.read(td)
+        except SpecMismatchError as error:
+            raise add_form_hint(error, self._spec) from None
         weight = NO_PRIORITY if priority is None else _check_priority(priority)
         if self._has_values:
             values = [copy.deepcopy(value) for value in values]
