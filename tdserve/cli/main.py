@@ -74,7 +74,28 @@ COMMANDS = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+OTHER_NAMES = {
+    **dict.fromkeys(("delete", "del", "remove"), "rm"),
+    **dict.fromkeys(("list", "stores"), "ls"),
+    **dict.fromkeys(("describe", "show"), "info"),
+    "start": "serve",
+}
+"""What other programs call some commands."""
+
+
+class CommandGroup(click.Group):
+    """A group that answers the names that other programs have for its commands with its own."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command that the arguments begin with."""
+        if args and self.get_command(ctx, args[0]) is None and args[0] in OTHER_NAMES:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {OTHER_NAMES[args[0]]!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tdserve")
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -135,3 +135,11 @@ def test_guide_when_it_lists_commands_and_exit_codes_then_all_there_are() -> Non
 def test_exit_codes_when_there_is_a_code_of_errors_then_it_is_known_or_any_other() -> None:
     codes = {error.code for error in list_error_classes().values()}
     assert codes - {*EXIT_CODES} == {"INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED", "ABORTED"}
+
+
+@pytest.mark.parametrize(("other", "own"), [("delete", "rm"), ("list", "ls"), ("describe", "info")])
+def test_command_when_another_program_calls_it_so_then_its_own_name_is_suggested(
+    other: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([other, "name"]) == 2
+    assert f"No such command '{other}'. Did you mean '{own}'?" in capsys.readouterr().err
