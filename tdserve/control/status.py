@@ -101,16 +101,18 @@ def from_rpc_error(error: grpc.RpcError, *, address: str, what: str, timeout_s: 
     return RemoteProtocolError(expected=f"an answer to {what} from {address}", received=f"{code.name}: {details}")
 
 
+_CLOSED = f"the connection was closed; {NOBODY_THERE}"
+
 _CAUSES = (
     ("connection refused", f"connection refused; {NOBODY_THERE}"),
     ("connection attempt timed out", f"it listens there and does not answer; {NOBODY_THERE}"),
-    ("ping timeout", "it does not answer any more"),
+    ("ping timeout", f"it does not answer any more; {NOBODY_THERE}"),
     ("too many open files", "this process may not open a socket: too many open files (ulimit -n)"),
-    ("socket closed", "the connection was closed"),
-    ("connection reset", "the connection was closed"),
-    ("broken pipe", "the connection was closed"),
-    ("end of tcp stream", "the connection was closed"),
-    ("goaway", "the connection was closed"),
+    ("socket closed", _CLOSED),
+    ("connection reset", _CLOSED),
+    ("broken pipe", _CLOSED),
+    ("end of tcp stream", _CLOSED),
+    ("goaway", _CLOSED),
 )
 """Texts in grpc's reasons, in lower case, and their meanings."""
 

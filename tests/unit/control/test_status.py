@@ -108,8 +108,14 @@ def test_rpc_error_when_the_port_is_closed_then_the_message_asks_whether_a_serve
 @pytest.mark.parametrize(
     ("details", "reason"),
     [
-        ("Stream removed (ping timeout)", "it does not answer any more"),
-        ("recvmsg:Connection reset by peer", "the connection was closed"),
+        (
+            "Stream removed (ping timeout)",
+            "it does not answer any more; is a server running there? (tdserve serve ROOT)",
+        ),
+        (
+            "recvmsg:Connection reset by peer",
+            "the connection was closed; is a server running there? (tdserve serve ROOT)",
+        ),
         (
             "last error: UNKNOWN: ipv4:1.2.3.4:1: connection attempt timed out before receiving SETTINGS frame",
             "it listens there and does not answer; is a server running there? (tdserve serve ROOT)",
