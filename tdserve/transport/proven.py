@@ -93,8 +93,9 @@ class _Refusals:
             return
         self._logged_s, num_new, self._num_logged = now_s, self.num - self._num_logged, self.num
         _log.warning(
-            "the gloo connection for %s was refused (%s; %d since the last such line). A stranger may have come first: "
-            "%s. Another port is tried. The ports of gloo belong in a trusted network",
+            "the gloo connection for %s was refused (%s; %d since the last such line). Its process may have ended "
+            "meanwhile, as a forked child does that exits at once, or a stranger may have come first: %s. Another port is "
+            "tried. The ports of gloo belong in a trusted network",
             purpose,
             reason,
             num_new,
