@@ -94,7 +94,7 @@ class _Refusals:
         self._logged_s, num_new, self._num_logged = now_s, self.num - self._num_logged, self.num
         _log.warning(
             "the gloo connection for %s was refused (%s; %d since the last such line). Its process may have ended "
-            "meanwhile, as a forked child does that exits at once, or a stranger may have come first: %s. Another port is "
+            "meanwhile, as a forked child does that exits at once, or a stranger came first: %s. Another port is "
             "tried. The ports of gloo belong in a trusted network",
             purpose,
             reason,
