@@ -103,3 +103,17 @@ def test_rates_when_measured_then_of_both_programs_in_turn(capsys: pytest.Captur
     assert "| cleanrl_dqn |" in capsys.readouterr().out
     with pytest.raises(tdserve.PeerLostError, match="not_a_program"):
         frames_per_second.run_program("not_a_program", [])
+
+
+def test_curves_when_made_then_each_kind_of_storage_has_a_line_and_they_are_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchrl")
+    from tdserve.examples import learning_curves
+
+    picture = tmp_path / "curves.png"
+    learning_curves.main(["sac", "--seeds", "2", "--frames", "1200", "--plot", str(picture)])
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["last", "five", "all"]
+    assert [line.split(" -")[0].strip() for line in lines] == ["sac TorchRL's storage", "sac TDServeStorage"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
