@@ -116,12 +116,13 @@ def test_publish_when_the_first_client_stands_still_then_another_shows_the_store
     with nursery.start("write", server.address, "publish", "first", LOST, **stop) as publisher:
         publisher.wait_stopped()
         assert "first" not in client
-        assert client.publish("first", rows(AFTER)) == 2
-        check_newest(client, "first", 2, AFTER)
+        assert client.publish("first", rows(AFTER)) == 1
+        check_newest(client, "first", 1, AFTER)
         publisher.signal(signal.SIGCONT)
         assert publisher.line() == "connected shm"
-        assert publisher.line() == "done 1"  # begun before, and so older
+        assert publisher.line() == "done 2"  # whole later, and so newer
     assert [each.version for each in client.versions("first")] == [1, 2]
+    check_newest(client, "first", 2, LOST)
 
 
 def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
@@ -132,13 +133,13 @@ def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
     with nursery.start("write", server.address, "publish", "still", LOST, **stop) as publisher:
         publisher.wait_stopped()
         check_newest(client, "still", 1, BEFORE)
-        for version in range(3, 3 + KEEP + 3):
+        for version in range(2, 2 + KEEP + 3):
             assert client.publish("still", rows(version)) == version
             check_newest(client, "still", version, version)
         publisher.signal(signal.SIGCONT)
         assert publisher.line() == "connected shm"
-        assert publisher.line() == "done 2"  # begun before them, and so older
-    check_newest(client, "still", version, version)
+        assert publisher.line() == f"done {version + 1}"  # whole later, and so newer
+    check_newest(client, "still", version + 1, LOST)
 
 
 @pytest.mark.parametrize("is_first", [False, True])

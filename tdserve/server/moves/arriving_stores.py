@@ -182,7 +182,11 @@ class ArrivingStores:
         reach("move.completed")
 
     async def give_up(self, move: str) -> None:
-        """Removes what has come by a move that nobody will have released; nothing if it is a store already."""
+        """Removes what has come by a move that nobody will have released; nothing if it is a store already.
+
+        Raises:
+            InvalidRequestError: It is no id of a move.
+        """
         await self._take_step(move, self._remove(move))
 
     async def _abandon(self, move: str) -> None:
@@ -191,14 +195,16 @@ class ArrivingStores:
             await self._remove(move)
 
     async def _remove(self, move: str) -> None:
+        folder = self._stores.root.arriving_folder(move)
         self._clients.pop(move, None)
         self._stores.db.delete("arriving", move.encode())
-        await asyncio.to_thread(moved_files.remove, self._stores.root.arriving_folder(move))
+        await asyncio.to_thread(moved_files.remove, folder)
 
     async def show(self, name: str, move: str) -> None:
         """Makes a store visible that another server has released by this very move.
 
         Raises:
+            InvalidRequestError: It is no id of a move.
             StoreNotFoundError: It has neither come by this move nor is it here.
         """
         await self._take_step(move, self._show_arrived(name, move))
@@ -209,7 +215,7 @@ class ArrivingStores:
             await self._syncing.wait_synced(record.uid)
 
     async def _show_arrived(self, name: str, move: str) -> None:
-        if (content := self._stores.db.get("arriving", move.encode())) is None:
+        if (content := self._stores.db.get("arriving", check_store_name(move).encode())) is None:
             return
         if self._stores.catalog.find(name) is not None:
             self._check_free(name)

@@ -116,6 +116,18 @@ def test_give_up_when_files_are_still_being_made_then_none_is_left(
     assert list_left(world) == ([], [])
 
 
+@pytest.mark.parametrize("move", ["", "..", "a/b"])
+def test_steps_when_the_move_has_no_id_then_refused_and_what_has_come_stays(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores, move: str
+) -> None:
+    run(source.bring(arriving))
+    run(source.complete(arriving))
+    for step in (arriving.give_up(move), arriving.show("x", move)):
+        with pytest.raises(InvalidRequestError):
+            run(step)
+    assert list_left(world) == ([MOVE], [MOVE])
+
+
 def test_give_up_when_the_store_is_being_completed_then_neither_files_nor_record_are_left(
     world: World, run: Loop, source: Source, arriving: ArrivingStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
