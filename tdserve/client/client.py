@@ -9,6 +9,7 @@ from torch import nn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
 from tdserve.client.groups.group import Group, join_group
@@ -411,14 +412,17 @@ class Client(TensorDictClient):
             dtype: Floating-point leaves are converted to it before they are sent.
 
         Returns:
-            The version, or a future of it; it becomes visible as a whole, and not before.
+            The version, or a future of it; it becomes visible as a whole, and not before. Versions of one client are
+            numbered in the order of its calls: a call waits for earlier ones that return early.
 
         Raises:
             InvalidRequestError, NotSupportedError: Nothing was published.
             CapacityError: The server's disk is full. The previous version stays the newest.
         """
+        check_store_name(name)
         deadline = self.deadline(timeout_s)
-        return self.perform(
+        return self.perform_in_turn(
+            name,
             lambda: publish(
                 self,
                 name,
@@ -430,6 +434,7 @@ class Client(TensorDictClient):
                 dtype=get_dtype_name(dtype),
                 deadline=deadline,
             ),
+            deadline,
             return_early,
         )
 

@@ -142,6 +142,24 @@ def test_publish_when_more_than_k_then_the_last_k_are_kept_as_safetensors(client
     assert tensors == 8.0
 
 
+def test_publish_when_calls_return_early_then_versions_have_their_order(client: tdserve.Client, name: str) -> None:
+    for begun in range(0, 60, 4):
+        sizes = (LARGE, SMALL, SMALL)  # a small one would overtake a large one
+        early = [client.publish(name, weights(begun + at, size), return_early=True) for at, size in enumerate(sizes)]
+        last = client.publish(name, weights(begun + 3))
+        assert [*(each.result(20.0) for each in early), last] == list(range(begun + 1, begun + 5))
+        assert latest(client, name).data["scale"] == begun + 3
+
+
+def test_send_when_calls_return_early_then_the_last_one_counts(client: tdserve.Client, name: str) -> None:
+    client.init_remote(weights(0), name)
+    for begun in range(1, 60, 4):
+        early = [client.send(weights(begun + at), name, return_early=True) for at in range(3)]
+        last = client.send(weights(begun + 3), name)
+        assert [each.result(20.0) for each in early] == [last - 3, last - 2, last - 1]
+        assert client[name]["scale"] == begun + 3
+
+
 def test_publish_when_structure_changes_then_readers_get_the_new_one(client: tdserve.Client, name: str) -> None:
     client.publish(name, weights(1))
     out = weights(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -16,10 +15,9 @@ from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.cluster.policy_feeds import PolicyFeeds
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_traces import carry_context
+from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.catalog_client import MissingNames, check_wait_s
 from tdserve.client.session.recipe import Recipe
-from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
 from tdserve.rules.placement import find_whole
 
 _Result = TypeVar("_Result")
@@ -66,7 +64,7 @@ class ClusterServers:
         self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
         self.policies = PolicyFeeds(self._find_home)
         self._lost_parts: dict[str, LostParts] = {}
-        self._executor: ThreadPoolExecutor | None = None
+        self._background = BackgroundCalls("tdserve-cluster-later")
 
     def get_lost_parts(self, name: str) -> LostParts:
         """Returns which parts of a shared store are not where they belong."""
@@ -105,16 +103,11 @@ class ClusterServers:
         return self.members.is_closed
 
     def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
-        """Runs work in a thread of its own."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-cluster-later")
-        future: AwaitableFuture[_Result] = AwaitableFuture()
-        self._executor.submit(future.run, carry_context(work))
-        return future
+        """Runs work in a thread of its own, as of ``BackgroundCalls.run``."""
+        return self._background.run(work)
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""
         self.policies.close()
         self.members.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
+        self._background.close()

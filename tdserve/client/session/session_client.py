@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -14,7 +13,6 @@ from weakref import WeakSet
 from tdserve.base.config import TransportName, check_transport
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
-    ClosedError,
     ConnectError,
     InvalidRequestError,
     ServerBusyError,
@@ -26,6 +24,7 @@ from tdserve.base.errors import (
 from tdserve.base.tls import TLS
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_conditions import (
     MAX_RETRY_BACKOFF_S,
     RETRY_BACKOFF_S,
@@ -33,7 +32,7 @@ from tdserve.client.session.call_conditions import (
     is_cancelled,
     is_over,
 )
-from tdserve.client.session.call_traces import carry_context, find_call_traces, get_traced_call
+from tdserve.client.session.call_traces import find_call_traces, get_traced_call
 from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
@@ -50,9 +49,6 @@ from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import control_pb2
-
-MAX_BACKGROUND_THREADS = 4
-"""Threads for calls with ``return_early=True``."""
 
 CLOSE_FLUSH_S = 3.0
 """Time for sending the rows of writers that were not closed before their client."""
@@ -126,7 +122,7 @@ class SessionClient:
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._background = BackgroundCalls("tdserve-client")
 
     @property
     def address(self) -> str:
@@ -285,25 +281,26 @@ class SessionClient:
         return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads, also after ``close``: work that finds the client closed
-        fails by itself.
-
-        Raises:
-            ClosedError: The interpreter is exiting.
-        """
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(MAX_BACKGROUND_THREADS, thread_name_prefix="tdserve-client")
-            future: AwaitableFuture[_Result] = AwaitableFuture()
-            try:
-                self._executor.submit(future.run, carry_context(work))
-            except RuntimeError as fault:
-                raise ClosedError(what="the interpreter") from fault
-            return future
+        """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
+        return self._background.run(work)
 
     def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | AwaitableFuture[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""
         return self.later(work) if return_early else work()
+
+    def perform_in_turn(
+        self, name: str, work: Callable[[], _Result], deadline: Deadline, return_early: bool
+    ) -> _Result | AwaitableFuture[_Result]:
+        """Like ``perform``, for work that replaces what a store has: after all earlier such work of this client about
+        it that returns early.
+
+        Raises:
+            DeadlineExceededError: That has not ended in time.
+        """
+        if return_early:
+            return self._background.run(work, in_turn=name)
+        self._background.wait(name, deadline)
+        return work()
 
     def wants_arrays(self, numpy: bool | None, device: Any = None) -> bool:
         """Returns whether a call hands over NumPy arrays.
@@ -442,10 +439,7 @@ class SessionClient:
         opening = self._opening
         if opening is not None:
             opening.join()
-        with self._lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False)  # pending work ends at once, with ClosedError
+        self._background.close()  # pending work ends at once, with ClosedError
 
     def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
         return self

@@ -145,6 +145,8 @@ class TensorDictClient(SessionClient):
     def send(self, td: Any, name: str, *, timeout_s: float | None = None, return_early: bool = False) -> Any:
         """Replaces a store's content as a whole; returns the content version of the write, or a future of it.
 
+        A client's calls take effect in their order: one waits for earlier ones that return early.
+
         Raises:
             StoreNotFoundError: There is no such store; ``init_remote`` creates one.
             SpecMismatchError: The tensordict does not fit. Nothing was written.
@@ -153,7 +155,9 @@ class TensorDictClient(SessionClient):
         # A dict is read for the structure of the store.
         captured = None if isinstance(td, dict) else capture(td, store=name, allow_pickle=self.allow_pickle)
         deadline = self.deadline(timeout_s)
-        return self.perform(lambda: replace_content(self, name, captured, td, deadline), return_early)
+        return self.perform_in_turn(
+            name, lambda: replace_content(self, name, captured, td, deadline), deadline, return_early
+        )
 
     def recv(self, td: Any, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
         """Fills a tensordict in place with a store's content.

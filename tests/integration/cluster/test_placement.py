@@ -32,7 +32,18 @@ pytestmark = pytest.mark.integration
 ONLY_OF_ONE_SERVER = {
     "address",  # an attribute of a cluster's client
     *("recipe", "session", "has_session", "is_turning", "has_channel", "why_not_gloo", "why_not_nccl"),
-    *("call", "count_call", "deadline", "hand_over", "make_mover", "mover", "open_handle", "perform", "wants_arrays"),
+    *(
+        "call",
+        "count_call",
+        "deadline",
+        "hand_over",
+        "make_mover",
+        "mover",
+        "open_handle",
+        "perform",
+        "perform_in_turn",
+        "wants_arrays",
+    ),
 }
 """What is about the one session of a client, and what its handles call."""
 

@@ -16,8 +16,8 @@ import tdserve
 from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError
+from tdserve.client.session.background_calls import MAX_THREADS
 from tdserve.client.session.session import Session
-from tdserve.client.session.session_client import MAX_BACKGROUND_THREADS
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.transfers.write import write_early
@@ -190,7 +190,7 @@ def renewing(client: tdserve.Client) -> Iterator[Session]:
     session.get_channel(session.content_channel)
     session.give_up(session.content_channel, PeerLostError(peer="the server", reason="a test"))
     may_end = Event()
-    for _ in range(MAX_BACKGROUND_THREADS):
+    for _ in range(MAX_THREADS):
         client.later(lambda: may_end.wait(30.0))
     try:
         yield session
