@@ -34,8 +34,8 @@ NUM_EPISODES = 10
 """Episodes of one evaluation, without exploration."""
 
 
-class Task(NamedTuple):
-    """What is learned.
+class Problem(NamedTuple):
+    """What is to be learned.
 
     Attributes:
         env_id: Of Gymnasium.
@@ -115,31 +115,31 @@ def make_sac(env: TransformedEnv, num_frames: int) -> Agent:
     return Agent(policy, policy, loss, SoftUpdate(loss, eps=0.995), None)
 
 
-TASKS: Mapping[str, Task] = {
-    "dqn": Task("CartPole-v1", 20_000, 10, True, make_dqn),
-    "sac": Task("Pendulum-v1", 6_000, 100, False, make_sac),
+PROBLEMS: Mapping[str, Problem] = {
+    "dqn": Problem("CartPole-v1", 20_000, 10, True, make_dqn),
+    "sac": Problem("Pendulum-v1", 6_000, 100, False, make_sac),
 }
 
 
-def make_buffer(task: Task, storage: Any) -> TensorDictReplayBuffer:
+def make_buffer(problem: Problem, storage: Any) -> TensorDictReplayBuffer:
     """Makes TorchRL's buffer over a storage."""
-    if task.has_priorities:
+    if problem.has_priorities:
         return TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=BATCH_SIZE)
     return TensorDictReplayBuffer(storage=storage, batch_size=BATCH_SIZE)
 
 
-def train(task: Task, seed: int, buffer: TensorDictReplayBuffer) -> list[Evaluation]:
+def train(problem: Problem, seed: int, buffer: TensorDictReplayBuffer) -> list[Evaluation]:
     """Collects and learns in turn; returns the evaluations, one after each twentieth of the frames."""
     torch.manual_seed(seed)
-    env = make_env(task.env_id, seed)
-    agent = task.make_agent(env, task.num_frames)
+    env = make_env(problem.env_id, seed)
+    agent = problem.make_agent(env, problem.num_frames)
     optimizer = torch.optim.Adam(agent.loss.parameters(), lr=1e-3)
     evaluations, num_frames = list[Evaluation](), 0
     collector = Collector(
         env,
         agent.explored,
         frames_per_batch=FRAMES_PER_BATCH,
-        total_frames=task.num_frames,
+        total_frames=problem.num_frames,
         init_random_frames=10 * FRAMES_PER_BATCH,
         auto_register_policy_transforms=True,
     )
@@ -149,10 +149,10 @@ def train(task: Task, seed: int, buffer: TensorDictReplayBuffer) -> list[Evaluat
         if agent.annealed is not None:
             agent.annealed.step(frames.numel())
         if num_frames >= 10 * FRAMES_PER_BATCH:
-            for _ in range(task.updates_per_batch):
-                update(agent, optimizer, buffer, has_priorities=task.has_priorities)
-        if num_frames % max(task.num_frames // 20, 1) == 0:
-            evaluations.append(Evaluation(num_frames, evaluate(task.env_id, 1000 + seed, agent.policy)))
+            for _ in range(problem.updates_per_batch):
+                update(agent, optimizer, buffer, has_priorities=problem.has_priorities)
+        if num_frames % max(problem.num_frames // 20, 1) == 0:
+            evaluations.append(Evaluation(num_frames, evaluate(problem.env_id, 1000 + seed, agent.policy)))
     collector.shutdown()
     return evaluations
 
@@ -188,36 +188,40 @@ def evaluate(env_id: str, seed: int, policy: Any) -> float:
 
 
 def run(name: str, num_frames: int, seed: int, has_server: bool) -> list[Evaluation]:
-    """Trains once, with the buffer in this process or on a server of its own. No frames: as many as the task needs."""
+    """Trains once, with the buffer in this process or on a server of its own.
+
+    Args:
+        num_frames: 0: as many as the problem needs.
+    """
     torch.set_num_threads(1)
-    task = TASKS[name]._replace(num_frames=num_frames or TASKS[name].num_frames)
+    problem = PROBLEMS[name]._replace(num_frames=num_frames or PROBLEMS[name].num_frames)
     if not has_server:
-        return train(task, seed, make_buffer(task, LazyMemmapStorage(BUFFER_SIZE)))
+        return train(problem, seed, make_buffer(problem, LazyMemmapStorage(BUFFER_SIZE)))
     with tempfile.TemporaryDirectory(prefix="tdserve-") as root, tdserve.Server(root, port=0) as server:
         storage = TDServeStorage(BUFFER_SIZE, address=server.address, name=name)
-        return train(task, seed, make_buffer(task, storage))
+        return train(problem, seed, make_buffer(problem, storage))
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m tdserve.examples.learning_curves")
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; all by default")
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=f"of {', '.join(PROBLEMS)}; all by default")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="runs of each kind")
     parser.add_argument(
-        "--frames", type=int, default=0, metavar="N", help="of each run; as many as the task needs by default"
+        "--frames", type=int, default=0, metavar="N", help="of each run; as many as the problem needs by default"
     )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="runs at a time")
     parser.add_argument("--plot", metavar="PNG", help="draw the curves into this file")
     args = parser.parse_args(arguments)
-    if unknown := {*args.tasks} - {*TASKS}:
-        parser.error(f"unknown tasks: {', '.join(sorted(unknown))}")
+    if unknown := {*args.problems} - {*PROBLEMS}:
+        parser.error(f"unknown problems: {', '.join(sorted(unknown))}")
     return args
 
 
 def compare(args: argparse.Namespace) -> Iterator[tuple[str, list[list[Evaluation]], list[list[Evaluation]]]]:
-    """Yields each task with the evaluations of each seed, of TorchRL's storage and of a server's."""
+    """Yields each problem with the evaluations of each seed, of TorchRL's storage and of a server's."""
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as processes:
-        for name in args.tasks or TASKS:
+        for name in args.problems or PROBLEMS:
             runs = [
                 [processes.submit(run, name, args.frames, seed, has_server) for seed in range(args.seeds)]
                 for has_server in (False, True)
@@ -235,7 +239,7 @@ def describe(runs: Sequence[Sequence[Evaluation]]) -> str:
 
 
 def draw(found: Mapping[str, Sequence[Sequence[Sequence[Evaluation]]]], path: str) -> None:
-    """Draws the curves of each task: the mean over seeds, and the range between the lowest and the highest."""
+    """Draws the curves of each problem: the mean over seeds, and the range between the lowest and the highest."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(found), 3.5), layout="constrained")
@@ -245,7 +249,7 @@ def draw(found: Mapping[str, Sequence[Sequence[Sequence[Evaluation]]]], path: st
             returns = torch.tensor([[each.mean_return for each in evaluations] for evaluations in runs])
             axes.plot(frames, returns.mean(0).tolist(), label=label)
             axes.fill_between(frames, returns.amin(0).tolist(), returns.amax(0).tolist(), alpha=0.2)
-        axes.set(title=f"{name} on {TASKS[name].env_id}", xlabel="frames", ylabel="return")
+        axes.set(title=f"{name} on {PROBLEMS[name].env_id}", xlabel="frames", ylabel="return")
         axes.legend()
     figure.savefig(path, dpi=100)
 
