@@ -75,6 +75,7 @@ class Tables:
         self.rationed.extend(rows(0, 1))
         self.rationed.sample(4)
         self.rationed.extend(rows(2))
+        self.rationed.sample(1)  # nothing puts this on record
         self.weighted: Any = client.create_replay("weighted", like, 8, sampler=tdserve.Prioritized(beta=0.4))
         self.weighted.set_sampler(tdserve.Prioritized(beta=0.8))
         self.closed: Any = client.create_queue("closed", like, 8)
@@ -155,10 +156,10 @@ def test_limiter_when_restarted_then_the_one_that_was_set_last(tables: Tables) -
     assert len(tables.limited.sample(4)) == 4
 
 
-def test_ratio_when_restarted_then_samples_before_the_last_extend_count(tables: Tables) -> None:
-    with pytest.raises(tdserve.DeadlineExceededError, match="inserts 3, samples 4"):
-        tables.rationed.sample(3, timeout_s=0)
-    assert len(tables.rationed.sample(2)) == 2
+def test_ratio_when_restarted_then_all_samples_before_count(tables: Tables) -> None:
+    with pytest.raises(tdserve.DeadlineExceededError, match="inserts 3, samples 5"):
+        tables.rationed.sample(2, timeout_s=0)
+    assert len(tables.rationed.sample(1)) == 1
 
 
 def test_queue_when_restarted_then_closed_with_what_was_not_acknowledged(tables: Tables) -> None:

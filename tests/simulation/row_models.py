@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,23 +24,6 @@ LIMITERS = (
 of three through in turn."""
 
 
-@dataclass(eq=False)
-class _Drawn:
-    """The rows of one sample that was answered.
-
-    Attributes:
-        num_rows: How many.
-        call: The call that drew them.
-        num_crashes: Crashes of the server before the call.
-        is_on_record: Whether a later extend is known to have put the count of samples on record.
-    """
-
-    num_rows: int
-    call: Call[Any]
-    num_crashes: int
-    is_on_record: bool = False
-
-
 class TableModel(StoreModel):
     """A ring. In one that is large no row is overwritten; a small one is written again and again."""
 
@@ -55,7 +37,7 @@ class TableModel(StoreModel):
         self.stored = content.ROW.prepend((self.capacity,))
         self.extends: list[Call[Any]] = []
         self.extend_of: dict[int, Call[Any]] = {}
-        self.drawn: list[_Drawn] = []
+        self.num_sampled = 0
         self.num_attempted = 0
 
     async def prepare(self, client: SimulatedClient) -> None:
@@ -88,44 +70,31 @@ class TableModel(StoreModel):
         timeout_s = 1.0 if self.limiter is not None else TIMEOUT_S
         extend = await self.make(client, tuple(identities), timeout_s, by_mail=by_mail, extend=asked)
         if extend.outcome == "done":
-            self._note_record(extend, client.server.count_crashes())
             self._check_inserts()
 
     async def _sample(self, client: SimulatedClient) -> None:
         num_rows = self.chance.randint(1, 4)
         asked = control_pb2.SampleRequest(store=self.name, num_rows=num_rows)
-        num_crashes = client.server.count_crashes()
         sample = await self.make(client, "sample", 0.5, on_attempt=lambda: self._note_attempt(num_rows), sample=asked)
         if sample.outcome == "done":
             assert sample.done.accepted.num_rows == num_rows
-            self.drawn.append(_Drawn(num_rows, sample, num_crashes))
+            self.num_sampled += num_rows
             self._check(
                 content.decode_rows_of_table(self.stored, sample.done, self.settings.list_added_columns()), sample
             )
-            self._check_samples(client.server.count_crashes())
+            self._check_samples()
 
     def _note_attempt(self, num_rows: int) -> None:
         self.num_attempted += num_rows
 
-    def _note_record(self, extend: Call[Any], num_crashes: int) -> None:
-        """Notes that an extend has put all samples on record that had ended before it began, unless the server crashed
-        since one began: then it may have been committed by another life of the server."""
-        for drawn in self.drawn:
-            drawn.is_on_record |= drawn.call.is_before(extend) and drawn.num_crashes == num_crashes
-
-    def _check_samples(self, num_crashes: int) -> None:
-        """Checks that no more was sampled than the rows that may have been inserted allow.
-
-        The count of samples goes on record with each extend, since samples make no transaction. A crash forgets those
-        since the last extend, and as many more may be drawn: these samples are left out here.
-        """
+    def _check_samples(self) -> None:
+        """Checks that no more was sampled than the rows that may have been inserted allow, in all lives of the server
+        together: the count of samples outlives it."""
         if self.limiter is None:
             return
-        counted = [each for each in self.drawn if each.is_on_record or each.num_crashes == num_crashes]
-        num_sampled = sum(each.num_rows for each in counted)
         num_inserted = sum(len(each.what) for each in self.extends if each.outcome != "failed")
         most = (num_inserted - self.limiter.min_size) * self.limiter.ratio + self.limiter.error_buffer
-        assert num_sampled <= most, f"the limiter let {num_sampled} samples through, of {most:g}"
+        assert self.num_sampled <= most, f"the limiter let {self.num_sampled} samples through, of {most:g}"
 
     def _check_inserts(self) -> None:
         """Checks that no more was inserted than the samples that may have been drawn allow.

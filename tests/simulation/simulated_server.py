@@ -114,10 +114,6 @@ class SimulatedServer:
         """The current run of the control process; None while there is none."""
         return self._now if self._is_up.is_set() else None
 
-    def count_crashes(self) -> int:
-        """Returns how often it has crashed."""
-        return sum(self.num_crashes.values())
-
     def choose_delay_s(self) -> float:
         """Returns the time that a step takes: mostly very short."""
         return self._chance.random() ** 4 * 0.02

@@ -11,6 +11,7 @@ number  writer   meaning
 3       control  rows that are live
 4       control  1: the store is a table
 5       control  extends into claimed rows whose rows it has given up, since a retry was faster
+6       control  rows that calls have sampled
 8       control  the last of the writer's marks (9) whose rows are committed
 9       writer   another mark for each extend into rows that it has claimed
 16..    readers  rows that they have drawn by themselves, one number per reader
@@ -40,7 +41,7 @@ MAX_WORKERS = 64
 NO_READER = 0
 """Place of a reader that draws no rows by itself, for there are more readers than places."""
 
-_READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE, _GIVEN_UP = range(6)
+_READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE, _GIVEN_UP, _SAMPLED = range(7)
 _COMMITTED, _MARK = 8, 9  # a cache line away from numbers that seldom change
 _FIRST_READER = 16
 
@@ -133,6 +134,15 @@ class SharedNumbers:
     @num_live.setter
     def num_live(self, number: int) -> None:
         self._numbers[_NUM_LIVE] = number
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of rows that calls have sampled, ever. It outlives control, which is killed without a word."""
+        return int(self._numbers[_SAMPLED])
+
+    @num_sampled.setter
+    def num_sampled(self, number: int) -> None:
+        self._numbers[_SAMPLED] = number
 
     def set_used(self, number: int) -> None:
         """Sets the number from which on rows were never used."""

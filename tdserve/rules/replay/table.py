@@ -217,7 +217,7 @@ class Table(Departures):
         if terms.is_alone and self._is_drawing:
             return None
         plan = self._draw_part(terms, total, max_drawn or total, rng=rng)
-        self._samples += total * (plan is not None and terms.is_counted)
+        self.shared.num_sampled += total * (plan is not None and terms.is_counted)
         return plan
 
     def draw_more(self, plan: SamplePlan, max_drawn: int, *, rng: np.random.Generator) -> SamplePlan | None:
@@ -304,7 +304,7 @@ class Table(Departures):
 
     def _uncount(self, terms: SampleTerms, num_rows: int) -> None:
         num_rows *= terms.is_counted
-        self._samples -= num_rows
+        self.shared.num_sampled -= num_rows
         if terms.num_clears != self._num_clears:  # samples before the last clear are not counted any more
             inserts, samples = self._cleared
             self._cleared = (inserts, samples - num_rows)

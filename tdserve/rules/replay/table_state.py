@@ -134,7 +134,8 @@ class TableState:
         self.ages = RowAges(self.shared.num_drawn)
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
-        self._samples = int(state.get("samples", 0))  # those that readers draw by themselves are in ``shared``
+        # The record is of the last write; the shared number may be older, after a loss of power.
+        self.shared.num_sampled = max(self.shared.num_sampled, int(state.get("samples", 0)))
         self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
         self._num_clears = 0
         self._last_sequence = int(state.get("last_sequence", ring.inserts))
@@ -205,7 +206,7 @@ class TableState:
     @property
     def num_samples(self) -> int:
         """Rows ever sampled."""
-        return self._samples + self.shared.num_drawn
+        return self.shared.num_sampled + self.shared.num_drawn
 
     def _permit_readers(self) -> None:
         """Tells all processes what they may read without a request."""
@@ -381,7 +382,7 @@ class TableState:
             "last_sequence": self._last_sequence,
             **({"arriving": self._arriving} if self._arriving else {}),
             **({"runs": self.draws.horizons} if self.draws.horizons else {}),
-            "samples": self._samples,
+            "samples": self.shared.num_sampled,
             "cleared_inserts": inserts,
             "cleared_samples": samples,
             "reset_inserts": self._reset_inserts,
