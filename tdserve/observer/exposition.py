@@ -128,7 +128,7 @@ def _list_store(store: control_pb2.StoreFigures, label: str, kind: str) -> Itera
         if store.sample_age.HasField("mean_lag"):
             yield "tdserve_store_sample_lag_versions", (label,), store.sample_age.mean_lag
     if store.priority_sum:
-        yield "tdserve_store_priority_sum", (label,), store.priority_sum
+        yield "tdserve_store_priority_mass", (label,), store.priority_sum
     if store.is_queue:
         yield "tdserve_store_queue_depth_rows", (label,), max(described.num_rows - described.num_leased, 0)
     for wait in store.waits:

@@ -103,7 +103,7 @@ METRICS = (
         "The same age in versions of the table's policy published since",
         ("store",),
     ),
-    Metric("tdserve_store_priority_sum", "gauge", "Sum of priorities as the sampler weighs them", ("store",)),
+    Metric("tdserve_store_priority_mass", "gauge", "Sum of priorities as the sampler weighs them", ("store",)),
     Metric("tdserve_store_leased_rows", "gauge", "Rows handed out and not acknowledged", ("store",)),
     Metric("tdserve_store_reserved_rows", "gauge", "Rows that writers are filling", ("store",)),
     Metric("tdserve_store_queue_depth_rows", "gauge", "Rows of a queue that nobody has taken", ("store",)),

@@ -95,17 +95,25 @@ def test_dashboard_when_read_then_its_panels_do_not_overlap_and_have_units() -> 
     assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in load_panels())
 
 
-def run_promtool(*arguments: str) -> None:
-    """Runs promtool in deploy/; it must accept what it is shown."""
+def run_promtool(*arguments: str, shown: str | None = None) -> None:
+    """Runs promtool in deploy/, with what is shown to it as its input; it must accept everything."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    done = subprocess.run(["promtool", *arguments], cwd=DEPLOY, capture_output=True, text=True, timeout=60, check=False)
+    command = ["promtool", *arguments]
+    done = subprocess.run(command, cwd=DEPLOY, input=shown, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_files_when_promtool_reads_them_then_valid() -> None:
     run_promtool("check", "config", "--syntax-only", "prometheus.yml")
     run_promtool("check", "rules", "alerts.yml")
+
+
+def test_metrics_when_promtool_checks_a_live_scrape_then_no_name_is_against_the_conventions(url: str) -> None:
+    with urlopen(f"{url}/metrics", timeout=START_TIMEOUT_S) as answer:
+        shown = answer.read().decode()
+    assert "tdserve_store_priority_" in shown
+    run_promtool("check", "metrics", shown=shown)
 
 
 def test_alerts_when_promtool_evaluates_them_then_silent_in_health_and_each_fires_in_trouble() -> None:
