@@ -320,6 +320,8 @@ class KeyedSuite(Suite):
         assert "'a'" in str(caught.value)
         kv.put("a", 1)
         assert kv.get("a", timeout_s=5.0) == 1
+        with pytest.raises(tdserve.DeadlineExceededError, match=r"^a put of entry 'b' in"):
+            kv.get(["a", "b"], timeout_s=0.05)  # names what is missing alone
 
     def test_delete_when_acknowledged_then_no_client_reads_it(
         self, connect: Connect, client: tdserve.Client, name: str

@@ -339,6 +339,12 @@ def test_take_when_it_waits_then_gets_as_many_as_it_asked_for(client: tdserve.Cl
     assert numbers(waiting.result(20.0)) == [*range(10)]
 
 
+def test_take_when_others_hold_the_rows_then_the_error_names_their_number(client: tdserve.Client, queue: Any) -> None:
+    queue.take(6, ack=False)
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"of whose 8 rows too few .*\(6 are on lease\)"):
+        queue.take(4, timeout_s=0)
+
+
 @pytest.mark.parametrize("sampler", [tdserve.Uniform(), tdserve.WithoutReplacement(), "lifo"])
 def test_create_queue_when_the_sampler_has_no_order_then_refused(client: tdserve.Client, sampler: Any) -> None:
     with pytest.raises(tdserve.InvalidRequestError, match=r"neither Fifo\(\) nor Lifo\(\)"):

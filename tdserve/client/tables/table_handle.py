@@ -131,7 +131,17 @@ class TableHandle(FollowedTable):
                 come in time, and it is unknown whether the rows were stored.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
-        annotations = RowAnnotations(priority, ends, writer, policy_version)
+        annotations, stored = RowAnnotations(priority, ends, writer, policy_version), self._stored
+        try:
+            return self._extend_rows(batch, annotations, flatten, timeout_s, return_early)
+        except TooLargeError:
+            if not self._has_followed(stored):
+                raise
+        return self._extend_rows(batch, annotations, flatten, timeout_s, return_early)  # for a smaller ring
+
+    def _extend_rows(
+        self, batch: Any, annotations: RowAnnotations, flatten: bool, timeout_s: float | None, return_early: bool
+    ) -> Any:
         if isinstance(batch, (dict, list)):
             batch = read_rows(batch, self.spec, store=self.name)
         if isinstance(batch, list) and not batch:  # no rows, in no structure

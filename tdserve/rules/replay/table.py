@@ -436,7 +436,9 @@ class Table(Departures):
             return self.settings.limiter.explain_sample(counts, self.name, num_rows)
         missing = self.selectors.describe_missing(conditions, names) if names else ""
         reason = conditions.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
-        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason},"
+        num_leased = self.selectors.leases.num_leased
+        leased = f" ({num_leased} are on lease)" if num_leased else ""
+        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason}{leased},"
 
     def explain_extend(self, num_rows: int) -> str:
         """Returns what a writer waits for now, for the error when it has waited too long."""

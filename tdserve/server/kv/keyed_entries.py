@@ -89,13 +89,9 @@ class KeyedEntries:
                 watch.is_notified = False
                 try:
                     return await session.mover.get_entries(request, store, asked)
-                except KeyNotFoundError:
-                    await session.wait_until(
-                        store.waiters,
-                        lambda: watch.is_notified,
-                        deadline,
-                        lambda: f"a put of entries {_show_keys(asked.keys)} in keyed store {store.name!r}",
-                    )
+                except KeyNotFoundError as error:
+                    what = f"a put of entry {error.fields['key']!r} in keyed store {store.name!r}"
+                    await session.wait_until(store.waiters, lambda: watch.is_notified, deadline, lambda: what)  # noqa: B023 (called before the loop goes on)
 
     async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
         """Lists a page of keys, or counts them."""
