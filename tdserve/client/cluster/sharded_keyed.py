@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import is_tensor_collection
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
@@ -65,8 +66,14 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             where.setdefault(self._find_shard(key), []).append(number)
         return where
 
-    def _ask_owners(self, keys: Sequence[str], call: Callable[[Any, list[str], list[int]], Any]) -> dict[int, Any]:
-        """Calls the parts that have these keys; gets the part, its keys, and their positions.
+    def _ask_owners(
+        self, keys: Sequence[str], call: Callable[[Any, list[str], list[int]], Any], timeout_s: float | None = None
+    ) -> dict[int, Any]:
+        """Calls the parts that have these keys.
+
+        Args:
+            call: Gets the part, its keys, and their positions.
+            timeout_s: How long each server is waited for; None: the client's timeout.
 
         Raises:
             ConnectError: One does not answer in time.
@@ -78,8 +85,10 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
-            return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers))}
-        return self.ask_each(where, act)
+            return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers), timeout_s)}
+        reach_s = timeout_s or None  # a call that asks once still opens its connections
+        deadline = None if reach_s is None else Deadline.after(reach_s)
+        return self.ask_each(where, act, reach_s=reach_s, deadline=deadline)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""
@@ -98,12 +107,13 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     @gather_spans
     def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
         """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server."""
+        timeout_s = options.get("timeout_s")
         if isinstance(keys, str):
 
             def put_one(part: Any) -> Any:
                 return part.put(keys, values, if_version, return_early=return_early, **options)
 
-            return self.ask_part(self._find_shard(keys), put_one)
+            return self.ask_part(self._find_shard(keys), put_one, timeout_s)
         names = _list_names(keys)
         _check_length("values", values, names)
         if if_version is not None and not isinstance(if_version, int):
@@ -117,7 +127,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
                 )
                 return part.put(some, chosen, versions, **options)
 
-            return self._join(names, self._ask_owners(names, put_some)) if names else []
+            return self._join(names, self._ask_owners(names, put_some, timeout_s)) if names else []
 
         return self._cluster.later(put) if return_early else put()
 
@@ -130,38 +140,43 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
             return int(part.delete(some, versions, **options))
 
-        return sum(self._ask_owners(names, delete).values()) if names else 0
+        return sum(self._ask_owners(names, delete, options.get("timeout_s")).values()) if names else 0
 
     def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
+        reach_s = _find_reach_s(options.get("timeout_s", 0))
         if isinstance(keys, str):
-            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, default, **options))
+            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, default, **options), reach_s)
         names = _list_names(keys)
-        return self._join(names, self._ask_owners(names, lambda part, some, _: part.pop(some, default, **options)))
+        popped = self._ask_owners(names, lambda part, some, _: part.pop(some, default, **options), reach_s)
+        return self._join(names, popped)
 
     # ------------------------------------------------------------ reads
 
     @gather_spans
     def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
+        reach_s = _find_reach_s(timeout_s)
         if isinstance(keys, str):
             shard = self._find_shard(keys)
-            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, **options))
+            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, **options), reach_s)
         names = _list_names(keys)
         if not names:
-            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, **options))
-        return self._join(
-            names, self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, **options))
-        )
+            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, **options), reach_s)
+        found = self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, **options), reach_s)
+        return self._join(names, found)
 
     def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
+        reach_s = _find_reach_s(timeout_s)
         if isinstance(keys, str):
             shard = self._find_shard(keys)
-            return self.ask_part(shard, lambda part: part.get_with_versions(keys, select, timeout_s, **options))
+            return self.ask_part(
+                shard, lambda part: part.get_with_versions(keys, select, timeout_s, **options), reach_s
+            )
         names = _list_names(keys)
         found = self._ask_owners(
-            names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options)
+            names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options), reach_s
         )
         values = self._join(names, {shard: each[0] for shard, each in found.items()})
         return values, self._join(names, {shard: each[1] for shard, each in found.items()})
@@ -195,6 +210,12 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
     def __delitem__(self, key: Any) -> None:
         self.delete(key)
+
+
+def _find_reach_s(timeout_s: float | None) -> float | None:
+    """Returns how long a read waits for a server, given how long for absent keys: one that does not wait for keys
+    waits for the server as every call does."""
+    return timeout_s or None
 
 
 def _list_names(keys: Any) -> list[str]:
