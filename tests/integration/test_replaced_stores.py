@@ -138,3 +138,13 @@ def test_sizes_when_there_is_no_store_then_not_found(reader: tdserve.Client, nam
         with pytest.raises(StoreNotFoundError):
             ask(old)
     assert name in repr(old)
+
+
+def test_extend_when_the_table_is_a_smaller_ring_now_then_the_newest_rows_are_kept(
+    reader: tdserve.Client, name: str
+) -> None:
+    replay = reader.create_replay(name, numbered(1)[0], 100)
+    reader.delete(name)
+    reader.create_replay(name, numbered(1)[0], 4)
+    assert replay.extend(numbered(6)).tolist() == [-1, -1, 0, 1, 2, 3]
+    assert list_numbers(replay[:]) == [2, 3, 4, 5]

@@ -194,16 +194,6 @@ def test_delete_when_of_sampled_rows_then_gone_everywhere(client: tdserve.Client
     assert sorted(index.tolist()) == sorted(set(batch["index"].tolist())), "their places are the next ones"
 
 
-def test_extend_when_the_table_is_another_smaller_ring_by_now_then_the_newest_rows_are_kept(
-    client: tdserve.Client, name: str
-) -> None:
-    replay = create(client, name, 100)
-    client.delete(name)
-    create(client, name, 4)
-    assert replay.extend(rows(*range(6))).tolist() == [-1, -1, 0, 1, 2, 3]
-    assert numbers(replay[:]) == [2, 3, 4, 5]
-
-
 def test_clear_when_done_then_the_limiter_begins_anew(client: tdserve.Client, name: str) -> None:
     limiter = tdserve.SampleToInsertRatio(1.0, min_size=4, error_buffer=4.0)
     replay = create(client, name, 16, num_rows=8, limiter=limiter)
