@@ -59,12 +59,14 @@ def format_key(key: str | Sequence[str]) -> str:
 
 def format_nbytes(nbytes: int) -> str:
     """Shows a number of bytes with a binary unit and three digits."""
-    amount, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1000:
-            break
-        amount, unit = amount / 1024, larger
+    amount, unit = _scale(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))
     return f"{nbytes} B" if unit == "B" else f"{amount:.3g} {unit}"
+
+
+def format_count(count: int) -> str:
+    """Shows a count in at most five characters: exactly below 10,000, from there with three digits, as in ``1.23M``."""
+    amount, unit = _scale(count, 1000, ("", "k", "M", "G", "T", "P", "E"))
+    return str(count) if count < 10_000 else f"{amount:.3g}{unit}"
 
 
 def format_duration(seconds: float) -> str:
@@ -142,6 +144,14 @@ def to_jsonable(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return to_jsonable(value.tolist())
     return str(value)
+
+
+def _scale(amount: float, factor: int, units: Sequence[str]) -> tuple[float, str]:
+    """Returns an amount in the unit in which three digits show it."""
+    at = 0
+    while amount >= 999.5 and at < len(units) - 1:
+        amount, at = amount / factor, at + 1
+    return amount, units[at]
 
 
 def _cut_corner(value: Any) -> Any:

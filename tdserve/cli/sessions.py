@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -56,15 +57,15 @@ def flatten_session(figures: Any) -> dict[str, Any]:
     return {**facts.pop("session"), **facts}
 
 
-def make_session_cells(facts: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the row of a table with ``COLUMNS``."""
-    counts = (str(facts[name]) for name in ("num_requests", "num_errors"))
+def make_session_cells(facts: dict[str, Any], show_count: Callable[[int], str] = str) -> tuple[str, ...]:
+    """Returns the row of a table with ``COLUMNS``; numbers that name something are always shown whole."""
+    counts = (show_count(facts[name]) for name in ("num_requests", "num_errors"))
     return (
         *(str(facts[name]) for name in ("session", "host", "pid", "transport", "worker")),
         format_duration(facts["uptime_s"]),
         *counts,
         format_nbytes(facts["bytes_in"]),
         format_nbytes(facts["bytes_out"]),
-        str(facts["num_under_way"]),
+        show_count(facts["num_under_way"]),
         ", ".join(facts["degraded"]),
     )

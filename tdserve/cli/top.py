@@ -22,7 +22,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.exit_codes import NO_ANSWER
 from tdserve.cli.figure_facts import describe_figures
 from tdserve.cli.options import Inquiry, asks_server
-from tdserve.cli.render import print_json, to_one_line
+from tdserve.cli.render import UNFOLDED_COLUMNS, print_json, to_one_line
 from tdserve.cli.server_figures import FigureReader, list_lost, open_figures
 from tdserve.cli.top_screen import Moment, compose_screen
 
@@ -54,8 +54,9 @@ def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> in
             print_json([describe_figures(each) for each in found])
         elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             console = Console(highlight=False)
-            console.width = max(console.width, 120)
-            console.print(compose_screen(None, Moment(time.monotonic(), found), num_rows))
+            if not console.is_terminal:
+                console.width = UNFOLDED_COLUMNS
+            console.print(compose_screen(None, Moment(time.monotonic(), found), num_rows, console.width))
         else:
             _show_live(reader, Moment(time.monotonic(), found), interval_s, num_rows)
             return 0  # whoever looks has seen it
@@ -68,7 +69,7 @@ def _show_live(reader: FigureReader, moment: Moment, interval_s: float, num_rows
     console = Console(highlight=False)
     with read_keys() as has_ended, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            screen = compose_screen(before, moment, num_rows)
+            screen = compose_screen(before, moment, num_rows, console.width)
             live.update(Group(Text(fault), screen) if fault else screen, refresh=True)
             if has_ended(interval_s):
                 return

@@ -9,15 +9,27 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, to_one_line
+from tdserve.cli.narrow_table import Narrowing, make_narrow_table
+from tdserve.cli.render import format_count, format_duration, format_nbytes, to_one_line
 from tdserve.cli.server_figures import ServerFigures
-from tdserve.cli.sessions import COLUMNS as SESSION_COLUMNS, NUMBERS, flatten_session, make_session_cells
+from tdserve.cli.sessions import COLUMNS as SESSION_COLUMNS, flatten_session, make_session_cells
 from tdserve.messages.store_kinds import KIND_NAMES
 
 SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
+SERVER_NARROWING = Narrowing(
+    {"address": 24}, ("version",), ("version", "held", "open", "free", "sessions", "stores", "out/s")
+)
 PROCESS_COLUMNS = ("server", "process", "pid", "cpu", "memory", "descriptors")
+PROCESS_NARROWING = Narrowing({}, ("process",), ("descriptors", "cpu", "memory"))
 STORE_COLUMNS = ("server", "store", "kind", "rows", "size", "inserts/s", "samples/s", "version", "waiting", "readers")
-TEXTS = ("address", "version", "process", "store", "kind", "host", "transport", "degraded")
+STORE_NARROWING = Narrowing(
+    {"store": 16}, ("kind",), ("readers", "waiting", "version", "kind", "samples/s", "inserts/s", "size", "server")
+)
+SESSION_NARROWING = Narrowing(
+    {"host": 12, "degraded": 12},
+    ("transport",),
+    ("worker", "under way", "open", "transport", "degraded", "errors", "out", "in", "pid", "requests"),
+)
 
 
 class Moment(NamedTuple):
@@ -40,31 +52,35 @@ class _Server(NamedTuple):
         if self.before is None:
             return ""
         grown = (count(self.now) - count(self.before)) / self.elapsed_s
-        return format_nbytes(int(grown)) if what == "bytes" else f"{max(grown, 0.0):,.0f}"
+        return format_nbytes(int(grown)) if what == "bytes" else format_count(int(max(grown, 0.0)))
 
 
-def compose_screen(before: Moment | None, now: Moment, num_rows: int) -> RenderableType:
-    """Returns the tables of all servers; rates are those between the two moments."""
+def compose_screen(before: Moment | None, now: Moment, num_rows: int, width: int) -> RenderableType:
+    """Returns the tables of all servers, within ``width`` characters; rates are those between the two moments."""
     servers = [_pair(each, before, now.taken_s) for each in now.found if each.figures is not None]
-    shows_server = len(now.found) > 1
+    first = 0 if len(now.found) > 1 else 1  # of one server its number is left out
+
+    def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], narrowing: Narrowing) -> Table:
+        return make_narrow_table(columns[first:], [row[first:] for row in rows], narrowing, width)
+
+    stores = [row for each in servers for row in _list_stores(each)][:num_rows]
+    sessions = [
+        (str(each.server), *make_session_cells(flatten_session(session), format_count))
+        for each in servers
+        for session in each.now.sessions
+    ][:num_rows]
     parts: list[RenderableType] = [
-        _make_table(SERVER_COLUMNS, [_make_server_cells(each, _find(now, each.server)) for each in servers]),
+        make_table(
+            SERVER_COLUMNS, [_make_server_cells(each, _find(now, each.server)) for each in servers], SERVER_NARROWING
+        ),
         *(
             Text(to_one_line(f"server {each.server} does not answer: {each.fault}"))
             for each in now.found
             if each.figures is None
         ),
-        _make_table(PROCESS_COLUMNS, [row for each in servers for row in _list_processes(each)], shows_server),
-        _make_table(STORE_COLUMNS, [row for each in servers for row in _list_stores(each)][:num_rows], shows_server),
-        _make_table(
-            ("server", *SESSION_COLUMNS),
-            [
-                (str(each.server), *make_session_cells(flatten_session(session)))
-                for each in servers
-                for session in each.now.sessions
-            ][:num_rows],
-            shows_server,
-        ),
+        make_table(PROCESS_COLUMNS, [row for each in servers for row in _list_processes(each)], PROCESS_NARROWING),
+        make_table(STORE_COLUMNS, stores, STORE_NARROWING),
+        make_table(("server", *SESSION_COLUMNS), sessions, SESSION_NARROWING),
     ]
     return Group(*(each for part in parts for each in (part, "")))
 
@@ -89,8 +105,8 @@ def _make_server_cells(server: _Server, found: ServerFigures) -> tuple[str, ...]
         found.address,
         now.version,
         format_duration(now.uptime_s),
-        str(sum(kind.num_stores for kind in now.kinds)),
-        str(now.num_sessions),
+        format_count(sum(kind.num_stores for kind in now.kinds)),
+        format_count(now.num_sessions),
         format_nbytes(now.held_bytes),
         format_nbytes(now.root_free_bytes),
         server.rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
@@ -104,7 +120,13 @@ def _list_processes(server: _Server) -> list[tuple[str, ...]]:
     for each in server.now.processes:
         cpu_s = before.get((each.process, each.pid))
         share = "" if cpu_s is None else f"{100 * (each.cpu_s - cpu_s) / server.elapsed_s:.0f} %"
-        facts = each.process, str(each.pid), share, format_nbytes(each.resident_bytes), str(each.num_descriptors)
+        facts = (
+            each.process,
+            str(each.pid),
+            share,
+            format_nbytes(each.resident_bytes),
+            format_count(each.num_descriptors),
+        )
         rows.append((str(server.server), *facts))
     return rows
 
@@ -117,30 +139,18 @@ def _list_stores(server: _Server) -> list[tuple[str, ...]]:
         rates = ["", ""]
         if (earlier := before.get(described.uid)) is not None and each.description.capacity:
             grown = (described.inserts - earlier.inserts, described.samples - earlier.samples)
-            rates = [f"{max(count, 0) / server.elapsed_s:,.0f}" for count in grown]
+            rates = [format_count(round(max(count, 0) / server.elapsed_s)) for count in grown]
         rows.append(
             (
                 str(server.server),
                 described.name,
                 "queue" if each.is_queue else KIND_NAMES.get(described.kind, "unknown"),
-                f"{described.num_rows:,}",
+                format_count(described.num_rows),
                 format_nbytes(described.nbytes),
                 *rates,
                 "" if described.capacity else str(described.version),
-                str(sum(wait.num_waiting for wait in each.waits)),
-                str(each.num_readers) if each.num_readers else "",
+                format_count(sum(wait.num_waiting for wait in each.waits)),
+                format_count(each.num_readers) if each.num_readers else "",
             )
         )
     return rows
-
-
-def _make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], shows_server: bool = True) -> Table:
-    """Returns a table, escaped; without the first column if there is one server only."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    first = 0 if shows_server else 1
-    for column in columns[first:]:
-        is_number = column not in TEXTS or column in NUMBERS
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(Text(escape_unprintable(cell)) for cell in row[first:]))
-    return table

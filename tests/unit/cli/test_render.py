@@ -18,6 +18,7 @@ from tdserve.cli.render import (
     MAX_CELL,
     escape_unprintable,
     format_cell,
+    format_count,
     format_key,
     format_nbytes,
     print_json,
@@ -52,10 +53,26 @@ def test_key_text_when_nested_then_differs_from_a_dotted_root_key() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "shown"),
-    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (5 << 50, "5.12e+03 TiB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1_023_900, "0.976 MiB"),
+        (256 << 20, "256 MiB"),
+        (5 << 50, "5 PiB"),
+    ],
 )
 def test_nbytes_text_when_shown_then_has_three_digits_and_a_unit(nbytes: int, shown: str) -> None:
     assert format_nbytes(nbytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0"), (9_999, "9999"), (12_345, "12.3k"), (999_499, "999k"), (999_999, "1M"), (1 << 63, "9.22E")],
+)
+def test_count_text_when_large_then_has_three_digits_and_a_unit(count: int, shown: str) -> None:
+    assert format_count(count) == shown
 
 
 @pytest.mark.parametrize(
