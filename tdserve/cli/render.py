@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tdserve.cli.chats import find_messages
+
 UNFOLDED_COLUMNS = 10_000
 """Width of a table that goes into a pipe or a file, where a folded row would be two lines for ``grep``."""
 
@@ -27,6 +29,9 @@ MAX_ITEMS = 4
 
 MAX_CELL = 40
 """Characters of one value in a table."""
+
+MAX_CHAT = 240
+"""Characters of a chat in a table: room for its first messages."""
 
 MAX_TEXT = 4096
 """Characters of one text, of whatever length: a key or a message may have a million."""
@@ -81,7 +86,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_cell(value: Any) -> str:
-    """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell."""
+    """Shows a tensor, a value or nested lists of values, shortened to fit a table's cell; a chat as its messages."""
+    messages = find_messages(value)
+    if messages is not None:
+        chat = " | ".join(f"{to_one_line(role)}: {to_one_line(content)}" for role, content in messages)
+        return chat if len(chat) <= MAX_CHAT else f"{chat[: MAX_CHAT - 1]}…"
     text = _shorten(_cut_corner(value))
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError, TooLargeError
+from tdserve.cli.chats import find_messages
 from tdserve.cli.head import Column, compute_row_nbytes, iter_columns, read_first_rows
 from tdserve.cli.pictures import encode_png, find_pixels, to_array
 from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
@@ -26,9 +27,6 @@ MAX_LEAVES = 64
 
 MAX_TEXT = 2_000
 """Characters of a text or message."""
-
-MAX_MESSAGES = 30
-"""Messages of a chat."""
 
 MAX_IMAGE_SIDE = 512
 
@@ -130,11 +128,8 @@ def spread_evenly(num_rows: int) -> NDArray[np.int64]:
 
 def find_chat(value: Any) -> list[tuple[str, str]] | None:
     """Returns role and content of the messages of a chat; None if a value is none."""
-    if not isinstance(value, (list, tuple)) or not value:
-        return None
-    if not all(isinstance(each, dict) and "role" in each and "content" in each for each in value):
-        return None
-    return [(shorten(str(each["role"]), 40), shorten(str(each["content"]))) for each in value[:MAX_MESSAGES]]
+    messages = find_messages(value)
+    return messages and [(shorten(role, 40), shorten(content)) for role, content in messages]
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:

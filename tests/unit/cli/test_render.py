@@ -16,6 +16,7 @@ from rich.table import Table
 
 from tdserve.cli.render import (
     MAX_CELL,
+    MAX_CHAT,
     escape_unprintable,
     format_cell,
     format_count,
@@ -88,6 +89,8 @@ def test_count_text_when_large_then_has_three_digits_and_a_unit(count: int, show
         (torch.tensor(2.5, dtype=torch.bfloat16), "2.5"),
         (np.array(["a", "b"]), "['a', 'b']"),
         (1 + 2j, "(1+2j)"),
+        ([{"role": "user", "content": "hi\nyou\x1b"}] * 2, "user: hi you\\x1b | user: hi you\\x1b"),
+        ({"id": 3, "messages": [{"role": "user", "content": "hello"}]}, "id: 3 | user: hello"),
     ],
 )
 def test_value_text_when_shown_then_is_short(value: Any, shown: str) -> None:
@@ -97,6 +100,11 @@ def test_value_text_when_shown_then_is_short(value: Any, shown: str) -> None:
 def test_value_text_when_value_is_huge_then_fits_a_cell_and_reads_only_its_corner() -> None:
     endless = torch.zeros(1).expand(1 << 40, 1 << 20)  # 2^60 elements over 4 bytes of memory
     assert len(format_cell(endless)) == MAX_CELL
+
+
+def test_value_text_when_a_chat_is_long_then_its_beginning() -> None:
+    shown = format_cell([{"role": "user", "content": "x" * 1_000_000}] * 1_000)
+    assert shown == f"user: {'x' * (MAX_CHAT - 7)}…"
 
 
 def test_print_json_when_values_are_not_json_then_prints_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:

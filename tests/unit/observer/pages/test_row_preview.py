@@ -42,6 +42,7 @@ def test_histogram_when_there_is_nothing_to_show_then_none(arrays: Any) -> None:
 
 def test_chat_when_a_value_is_one_then_role_and_content() -> None:
     assert find_chat([{"role": "user", "content": "hi\nyou\x1b"}]) == [("user", "hi\nyou\\x1b")]
+    assert find_chat({"messages": [{"role": "user", "content": "hi"}], "id": 3}) == [("id", "3"), ("user", "hi")]
     for value in ([], "user", [{"role": "user"}], [1], {"role": "a", "content": "b"}):
         assert find_chat(value) is None
 
