@@ -55,14 +55,20 @@ def info(inquiry: Inquiry, name: str | None) -> int:
 def show_stats(stats: Mapping[str, Any]) -> None:
     """Prints the figures of a server; of several, a table for each."""
     if "servers" not in stats:
-        print_table(("fact", "value"), make_fact_rows(stats))
+        print_table(("fact", "value"), _make_server_rows(stats))
         return
     for number, (server, facts) in enumerate(sorted(stats["servers"].items())):
         if number:
             click.echo()
-        print_table((f"server {server}", "value"), make_fact_rows(facts))
+        print_table((f"server {server}", "value"), _make_server_rows(facts))
     for server in stats["lost"]:
         click.echo(f"\nserver {server}\ndoes not answer")
+
+
+def _make_server_rows(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns one row per figure; without a checkpoint there is none of it, and no age."""
+    left_out = () if stats.get("checkpoint") else ("checkpoint", "checkpoint_age_s")
+    return make_fact_rows({name: value for name, value in stats.items() if name not in left_out})
 
 
 def make_fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,16 @@ from tdserve.imports.import_source import (
 )
 
 _VALUE_NBYTES = 64
+
+_OTHER_OBJECTS = (
+    "torch.load(weights_only=True) does not read it: it is damaged, or has other objects than tensors, dicts and plain "
+    "values, which would be unpickled; if you trust it, load it yourself and torch.save a dict of its tensors"
+)
+
+_NO_ARCHIVE = (
+    "it is no zip file as torch.save writes it, but a plain pickle, torch's format before 1.6, or something else, and "
+    "nothing is unpickled; if you trust it, load it by what wrote it and torch.save a dict of its tensors"
+)
 """Estimated size of a value that is no tensor."""
 
 
@@ -57,9 +68,8 @@ def open_torch(path: str, options: ImportOptions) -> ColumnSource:
     _check_readable(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as fault:  # noqa: BLE001 (torch raises of many classes, with many lines)
-        reason = str(fault).partition("\n")[0].split(". ")[0]
-        raise make_path_error(path, f"torch does not load it as weights: {reason}") from None
+    except Exception:  # noqa: BLE001 (torch raises of many classes, with many lines about options of its own)
+        raise make_path_error(path, _OTHER_OBJECTS if zipfile.is_zipfile(path) else _NO_ARCHIVE) from None
     if not isinstance(found, Mapping):
         raise make_path_error(path, f"it has a {type(found).__name__}, not a dict of tensors")
     return _make_source(path, dict(_iter_entries(found, ())), options)
@@ -74,6 +84,8 @@ def open_memmap(path: str, options: ImportOptions) -> ColumnSource:
     from tensordict import TensorDict
 
     folder = Path(path)
+    if not folder.exists():
+        raise make_path_error(path, "there is no such file or folder")
     if not (folder / "meta.json").is_file():
         raise make_path_error(path, "it is no folder of TensorDict.memmap: it has no meta.json")
     pickled = next((file for file in folder.rglob("*") if file.suffix in (".pickle", ".pkl")), None)

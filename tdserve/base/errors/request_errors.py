@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tdserve.base.errors.tdserve_error import TDServeError
 
 
@@ -184,7 +186,12 @@ class LockedError(RequestError, RuntimeError):
 
 
 class UnauthenticatedError(RequestError):
-    """The server asked for a token and got none, a wrong one, or one that has ended; ``reason`` is why it has."""
+    """The server asked for a token and got none, a wrong one, or one that has ended; ``reason`` is why it has.
+
+    ``reason`` is ``NONE_GIVEN`` if none was given.
+    """
+
+    NONE_GIVEN: ClassVar[str] = "none was given"
 
     code = "UNAUTHENTICATED"
     template = "the server at {address} refused the token; use one of --token-file/--tokens (token=/TDSERVE_TOKEN_FILE)"
@@ -193,6 +200,11 @@ class UnauthenticatedError(RequestError):
     def _message(self) -> str:
         if not self.fields["reason"]:
             return super()._message()
+        if self.fields["reason"] == self.NONE_GIVEN:
+            remedy = (
+                "name the file that has it by --token-file or TDSERVE_TOKEN_FILE, or give it by token= or TDSERVE_TOKEN"
+            )
+            return "the server at {address} wants a token, and {reason}; ".format(**self.fields) + remedy
         remedy = "get a new one from whoever runs the server (tdserve token new)"
         return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
 

@@ -80,9 +80,12 @@ class TokenRegister:
         Raises:
             UnauthenticatedError: There is none, it is wrong, or it has expired. Its address is empty.
         """
-        grant = self._table.find(_find_token(authorization))
+        token = _find_token(authorization)
+        if not token:
+            raise UnauthenticatedError(reason=UnauthenticatedError.NONE_GIVEN)
+        grant = self._table.find(token)
         if grant is None:
-            was_valid = self._revoked.find(_find_token(authorization)) is not None
+            was_valid = self._revoked.find(token) is not None
             raise UnauthenticatedError(reason="it was revoked" if was_valid else "")
         if time.time() >= grant.expires_s:
             raise UnauthenticatedError(reason="it has expired")

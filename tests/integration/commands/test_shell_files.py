@@ -196,6 +196,7 @@ def test_put_when_a_store_exists_then_refused_without_force(
 def test_put_when_the_name_has_no_format_then_lists_them(shell: Shell, tmp_path: Path) -> None:
     assert ".safetensors" in shell.error(1, "put", str(tmp_path / "file.csv"), "store")
     assert "no such file" in shell.error(1, "put", str(tmp_path / "file.safetensors"), "store")
+    assert "no such file or folder" in shell.error(1, "put", str(tmp_path / "folder"), "store")
 
 
 class Trap:
@@ -211,7 +212,13 @@ class Trap:
 def test_put_when_a_file_would_run_code_then_refused(shell: Shell, tmp_path: Path) -> None:
     trap = Trap(tmp_path / "sprung")
     torch.save({"a": torch.arange(3), "b": trap}, tmp_path / "file.pt")
-    assert "does not load it as weights" in shell.error(1, "put", str(tmp_path / "file.pt"), "store")
+    assert "other objects than tensors" in shell.error(1, "put", str(tmp_path / "file.pt"), "store")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(trap))
+    torch.save({"a": torch.arange(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("plain.pt", "old.pt"):
+        shown = shell.error(1, "put", str(tmp_path / name), "store")
+        assert "no zip file as torch.save writes it" in shown
+        assert "torch.save a dict of its tensors" in shown
     np.savez(tmp_path / "file.npz", a=np.array([trap], object))
     assert "unpickled" in shell.error(1, "put", str(tmp_path / "file.npz"), "store")
     TensorDict({"a": torch.arange(3), "b": NonTensorData(1j, batch_size=[3])}, [3]).memmap(tmp_path / "folder")

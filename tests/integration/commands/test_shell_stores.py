@@ -60,10 +60,19 @@ def test_versions_when_kept_then_listed_with_metadata(client: tdserve.Client, sh
     assert "does not hold weights" in shell.error(CONFLICT, "versions", "plain")
 
 
-def test_stats_when_asked_then_figures_of_the_server(client: tdserve.Client, shell: Shell) -> None:
+def test_head_when_entries_are_chats_then_their_text(client: tdserve.Client, shell: Shell) -> None:
+    client.create_kv("chats")["c0"] = {"id": 3, "messages": [{"role": "user", "content": "hello there"}]}
+    assert any("id: 3 | user: hello there" in line for line in shell.lines("head", "chats"))
+    assert shell.json("head", "chats")["data"]["c0"]["messages"][0]["content"] == "hello there"
+
+
+def test_stats_when_asked_then_figures_of_the_server(client: tdserve.Client, shell: Shell, tmp_path: Path) -> None:
     fill(client, "plain")
     assert shell.json("stats")["num_stores"] == 1
     assert any(line.split()[:2] == ["num_stores", "1"] for line in shell.lines("stats"))
+    assert not any(line.startswith("checkpoint") for line in shell.lines("stats"))  # there is none
+    client.checkpoint(str(tmp_path))
+    assert any(line.startswith("checkpoint_age_s ") for line in shell.lines("stats"))
 
 
 def test_commands_when_they_fail_then_exit_codes_differ(
@@ -79,6 +88,9 @@ def test_commands_when_they_fail_then_exit_codes_differ(
     (tmp_path / "token").write_text("secret")
     with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")) as closed:
         assert main(["stats", "--address", closed.address]) == REFUSED
+        shown = capsys.readouterr().err
+        assert "wants a token, and none was given" in shown
+        assert all(way in shown for way in ("--token-file", "TDSERVE_TOKEN_FILE", "TDSERVE_TOKEN"))
         assert main(["stats", "--address", closed.address, "--token-file", str(tmp_path / "none")]) == REFUSED
     assert capsys.readouterr().out == ""
 
