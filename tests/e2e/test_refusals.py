@@ -125,12 +125,12 @@ def test_clients_when_their_token_is_wrong_then_end_with_one_line(make_stack: Ma
     stack = make_stack()
     stack.compose("up", "-d", "--wait", "--no-build", "server")
     client = ("run", "--rm", "-T", "--no-deps", *AT_ONCE)
-    for token in ("TDSERVE_TOKEN=wrong", "TDSERVE_TOKEN_FILE="):
+    for token, fault in (("TDSERVE_TOKEN=wrong", "refused the token"), ("TDSERVE_TOKEN_FILE=", "wants a token")):
         for command, code in ((("actor", "ls"), REFUSED), (("learner",), FAILED)):
             done = stack.compose(*client, "-e", token, *command, check=False)
             assert done.returncode == code
             last = done.stderr.splitlines()[-1]
-            assert last.startswith("tdserve: the server at server:7707 refused the token"), done.stderr
+            assert last.startswith(f"tdserve: the server at server:7707 {fault}"), done.stderr
 
 
 def test_container_when_it_fails_again_and_again_then_is_started_again_seldom(image: str, name: str) -> None:
