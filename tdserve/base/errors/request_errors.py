@@ -154,11 +154,15 @@ class WrongStateError(RequestError):
 
 class ShardLostError(RequestError):
     """The server of a shard answers, but has no such part of the store: its disk was lost, or the creation was cut
-    short. Nothing was changed there."""
+    short. Nothing was changed there; ``elsewhere`` has what was done at other shards."""
 
     code = "FAILED_PRECONDITION"
     template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it anew, empty"
-    defaults = {"name": "", "shard": 0, "server": 0, "address": ""}
+    defaults = {"name": "", "shard": 0, "server": 0, "address": "", "elsewhere": ""}
+
+    def _message(self) -> str:
+        elsewhere = self.fields["elsewhere"]
+        return super()._message() + (f"; {elsewhere}" if elsewhere else "")
 
 
 class ReadOnlyError(RequestError):

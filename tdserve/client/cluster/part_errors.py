@@ -30,6 +30,21 @@ def naming_whole(name: str) -> Iterator[None]:
         raise renamed from error
 
 
+def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
+    """Returns the failure of a shard with what was done at others, if it has room for that.
+
+    Args:
+        done: Their part of the call; "" if there is nothing to add.
+    """
+    field = next((field for field in ("elsewhere", "reason") if field in failure.fields), None)
+    if not done or field is None:
+        return failure
+    before = failure.fields[field]
+    noted = type(failure)(**{**failure.fields, field: f"{before}; {done}" if before else done})
+    noted.note_request(failure.request_id)
+    return noted
+
+
 def _name_whole(value: Field, name: str) -> Field:
     """Returns the field of an error: the name of a part, or a text with such names."""
     if not isinstance(value, str) or f"{name}#" not in value:

@@ -15,9 +15,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, TDServeError
+from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
+from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.taking import acknowledge, name_rows
 
 POLL_S = 0.5
@@ -64,13 +66,19 @@ class ShardedTaken:
         """Acknowledges the rows of each shard. Raises WrongStateError if this client does not hold those of one."""
         self._unseen.detach()
         failure: TDServeError | None = None
+        done = []
         for part, names in zip(self._drawn, self._names, strict=True):
             try:
                 acknowledge(part.client, part.query, names, self._table.make_deadline(None))
+                done.append(part.shard)
             except TDServeError as error:
                 failure = failure or error
         if failure is not None:
-            raise failure
+            num_rows = {
+                part.shard: len(to_row_numbers(names)) for part, names in zip(self._drawn, self._names, strict=True)
+            }
+            text = self._table.explain_done("acknowledged", num_rows, done) if done else ""
+            raise note_elsewhere(failure, text) from failure
 
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""

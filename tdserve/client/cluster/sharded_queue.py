@@ -57,7 +57,10 @@ class ShardedQueueHandle(ShardedTable):
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``; those of each shard together."""
         self.change_rows(
-            rows, timeout_s, lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s))
+            rows,
+            timeout_s,
+            lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s)),
+            done="acknowledged",
         )
 
     def batches(

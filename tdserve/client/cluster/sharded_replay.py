@@ -133,7 +133,11 @@ class ShardedReplayHandle(ShardedTable):
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together."""
         wait_s = self._get_timeout_s(timeout_s)
-        self.change_rows(rows, timeout_s, lambda part, some, _: part.ack(some, consumer=consumer, timeout_s=wait_s))
+
+        def acknowledge_some(part: Any, some: Any, _: torch.Tensor) -> None:
+            part.ack(some, consumer=consumer, timeout_s=wait_s)
+
+        self.change_rows(rows, timeout_s, acknowledge_some, done="acknowledged")
 
     @gather_spans
     def update_priority(
@@ -163,7 +167,7 @@ class ShardedReplayHandle(ShardedTable):
                 )
                 return found
 
-            num_skipped = sum(self.change_rows(index, timeout_s, change))
+            num_skipped = sum(self.change_rows(index, timeout_s, change, done="changed"))
             self._draws.forget_masses()
             return num_skipped
 

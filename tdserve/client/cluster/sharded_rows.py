@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -103,7 +103,12 @@ class ShardedRows(ShardedStore):
         return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
 
     def change_rows(
-        self, index: Any, timeout_s: float | None, change: Callable[[Any, Any, torch.Tensor], _Result]
+        self,
+        index: Any,
+        timeout_s: float | None,
+        change: Callable[[Any, Any, torch.Tensor], _Result],
+        *,
+        done: str = "",
     ) -> list[_Result]:
         """Changes rows at all their shards at the same time.
 
@@ -111,6 +116,7 @@ class ShardedRows(ShardedStore):
             index: A sampled batch, or row numbers.
             change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
                 positions among all.
+            done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.
 
         Raises:
             TransportError: A shard does not answer. The rows of the others were changed.
@@ -127,8 +133,30 @@ class ShardedRows(ShardedStore):
 
         if not where:
             return []
-        deadline = self.make_deadline(timeout_s)
-        return list(self.ask_each(where, act, reach_s=self._get_timeout_s(timeout_s), deadline=deadline).values())
+
+        def explain_done(shards: list[int]) -> str:
+            return self.explain_done(done, {shard: len(rows) for shard, rows in where.items()}, shards) if done else ""
+
+        reach_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
+        return list(self.ask_each(where, act, reach_s=reach_s, deadline=deadline, explain_done=explain_done).values())
+
+    def explain_done(self, done: str, num_rows: Mapping[int, int], shards: Collection[int]) -> str:
+        """Returns what has happened to the rows of some shards while others did not answer, and what to do.
+
+        Args:
+            done: What has happened to the rows.
+            num_rows: Rows of the call by shard.
+            shards: Where it has happened.
+        """
+        num_done, whole = sum(num_rows[shard] for shard in shards), sum(num_rows.values())
+        ends = [
+            (shard * self.part_capacity, (shard + 1) * self.part_capacity) for shard in num_rows if shard not in shards
+        ]
+        others = " and ".join(f"{begin} to {end - 1}" for begin, end in sorted(ends))
+        return (
+            f"{num_done} of these {whole} rows were {done}, those of shards {sorted(shards)}; repeat it with the other "
+            f"{whole - num_done} alone, whose index is {others}"
+        )
 
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask selects among the live rows,
@@ -172,7 +200,16 @@ class ShardedRows(ShardedStore):
         numbers = torch.from_numpy(index.reshape(-1).astype(np.int64))
 
         def read(shard: int, part: Any) -> Any:
-            return part.read_rows(numbers[where[shard]] - shard * self.part_capacity)
+            asked = numbers[where[shard]]
+            local = asked - shard * self.part_capacity
+            try:
+                return part.read_rows(local)
+            except SelectionError:
+                gone = asked[torch.as_tensor(part.find_generations(local)) < 0].tolist()
+                if not gone:  # written since
+                    raise
+                reason = f"row {gone[0]} is not live" + (f", nor are {len(gone) - 1} others" if gone[1:] else "")
+                raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
             return self.get_any_part().read_rows(slice(0, 0)).reshape(*shape)

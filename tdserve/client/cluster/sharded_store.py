@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
-from tdserve.client.cluster.part_errors import naming_whole
+from tdserve.client.cluster.part_errors import naming_whole, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
@@ -266,11 +266,13 @@ class ShardedStore:
         *,
         reach_s: float | None = None,
         deadline: Deadline | None = None,
+        explain_done: Callable[[list[int]], str] = lambda _: "",
     ) -> dict[int, _Result]:
         """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately.
 
         Args:
             reach_s: How long a server is waited for; None: the client's timeout, as if it were the only one.
+            explain_done: Returns what these shards have done although others do not answer, and what to do, for errors.
 
         Raises:
             TransportError: One does not answer. The calls of the others were made.
@@ -279,12 +281,13 @@ class ShardedStore:
         """
         reach_s = self._cluster.timeout_s if reach_s is None else reach_s
         found, failures = self._ask_some(list(shards), call, reach_s, deadline)
+        done = explain_done(sorted(found)) if found else ""
         for failure in failures.values():
             if len(failures) == 1 or isinstance(failure, ShardLostError):
-                raise failure
+                raise note_elsewhere(failure, done) from failure
         if failures:
             reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
-            raise ConnectError(address=self._cluster.address, reason=reason)
+            raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)
         return found
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
@@ -375,7 +378,7 @@ class ShardedStore:
         return self._add_up(self._describe_parts())
 
     def _add_up(self, parts: dict[int, StoreDescription]) -> StoreDescription:
-        return add_up_parts(self.name, self.placement.settings, parts.values())
+        return add_up_parts(self.name, self.placement.settings, parts.values(), num_shards=self.num_shards)
 
     def _describe_parts(self) -> dict[int, StoreDescription]:
         return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))

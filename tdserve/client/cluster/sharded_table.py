@@ -255,7 +255,7 @@ class ShardedTable(ShardedRows):
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
                 part.set_at_(path, split(where), rows, timeout_s=wait_s)
 
-            self.change_rows(index, timeout_s, change)
+            self.change_rows(index, timeout_s, change, done="written")
 
         return self._cluster.later(write) if return_early else write()
 
@@ -296,13 +296,17 @@ class ShardedTable(ShardedRows):
             options = {"is_unchanged": is_unchanged, "timeout_s": wait_s}
             written[where] = torch.as_tensor(part.update_if_present(rows, some, generation=given, **options))
 
-        self.change_rows(index, timeout_s, change)
+        self.change_rows(index, timeout_s, change, done="written")
         return self._show(written)
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
         """Deletes rows, those of each shard together; returns their number. See ``TableHandle.delete``."""
         wait_s = self._get_timeout_s(timeout_s)
-        return sum(self.change_rows(index, timeout_s, lambda part, rows, _: part.delete(rows, timeout_s=wait_s)))
+
+        def delete(part: Any, rows: Any, _: torch.Tensor) -> int:
+            return int(part.delete(rows, timeout_s=wait_s))
+
+        return sum(self.change_rows(index, timeout_s, delete, done="deleted"))
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
         """Deletes all rows; returns how many there were. See ``TableHandle.clear``."""
@@ -311,7 +315,12 @@ class ShardedTable(ShardedRows):
         return sum(found.values())
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Closes the table for writers; see ``TableHandle.close``."""
+        """Closes the table for writers; see ``TableHandle.close``.
+
+        Raises:
+            ConnectError, ShardLostError: A shard was not closed; the others were. ``info()["is_closed"]`` stays False
+                until the same call, made again, has closed it too.
+        """
         self._ask_every(lambda _, part: part.close(timeout_s=self._get_timeout_s(timeout_s)))
 
     def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
@@ -346,7 +355,11 @@ class ShardedTable(ShardedRows):
 
     def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""
-        return self.ask_each(range(self.num_shards), call)
+
+        def explain_done(shards: list[int]) -> str:
+            return f"shards {shards} of {self.name!r} have done it; the same call, made again, completes it"
+
+        return self.ask_each(range(self.num_shards), call, explain_done=explain_done)
 
 
 class _WriterShard:

@@ -15,17 +15,18 @@ _SUMS = (
 """Figures of a store that are the sums of those of its parts."""
 
 
-def add_up_parts(name: str, settings: str, parts: Iterable[StoreDescription]) -> StoreDescription:
+def add_up_parts(name: str, settings: str, parts: Iterable[StoreDescription], *, num_shards: int) -> StoreDescription:
     """Returns the structure of a shared store, and the sums of its parts' figures.
 
     Args:
         name: Of the whole store.
         settings: Of the whole store.
-        parts: At least one.
+        parts: Those that answer, at least one.
+        num_shards: Number of all parts: the store is closed if all are known to be.
     """
     found = list(parts)
     sums = {figure: sum(getattr(part, figure) for part in found) for figure in _SUMS}
-    is_closed = all(part.is_closed for part in found)
+    is_closed = len(found) == num_shards and all(part.is_closed for part in found)
     return replace(found[0], name=name, settings=settings, is_closed=is_closed, **sums)
 
 

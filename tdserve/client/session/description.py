@@ -70,7 +70,8 @@ class StoreDescription:
         num_leased: Rows of a replay that are handed out and not acknowledged.
         num_incomplete: Rows of a replay that lack leaves: they wait for a late reward, for example.
         num_pinned: Rows of a replay that are kept for the ranks of data-parallel readers.
-        is_closed: Whether a replay accepts no more rows.
+        is_closed: Whether a replay accepts no more rows; of a shared one whether no shard does, so False while one
+            does not answer, which may be open.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
         max_object_bytes: Room for its non-tensor values and ragged tensors.
         durability: What an acknowledged write survives: ``"process"``: the end of any process; ``"disk"``: also a power

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tdserve.base.errors import ConnectError
+from tdserve.base.errors import ConnectError, SelectionError
 from tdserve.rules.placement import hash_to_shard
-from tests.integration.cluster.losing import connecting
+from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -63,3 +64,53 @@ def test_keyed_store_when_the_server_of_a_key_is_away_then_each_call_takes_its_o
                 assert measure_failure_s(call) < 4.0
             assert measure_failure_s(lambda: unused.put(key, value, timeout_s=8)) > 7.5
         assert unused.get(key, timeout_s=20).tolist() == [0, 1, 2]
+
+
+def test_queue_when_a_shard_is_away_then_an_ack_has_done_the_rows_of_the_others_and_the_error_names_the_rest(
+    crashing: list[Crashing],
+) -> None:
+    with connecting(crashing, timeout_s=3.0) as client:
+        queue: Any = client.create_queue(next_name(), rows(1)[0], 300, shards="all")
+        fill_each(queue)
+        batch = queue.take(30, ack=False)
+        with without(crashing, queue.placement.servers[1]), pytest.raises(ConnectError) as failed:
+            queue.ack(batch)
+        assert (
+            "20 of these 30 rows were acknowledged, those of shards [0, 2]; repeat it with the other 10 alone, whose "
+            "index is 100 to 199"
+        ) in str(failed.value)
+
+
+def test_taken_rows_when_a_shard_is_away_then_the_error_of_their_block_counts_what_was_acknowledged(
+    crashing: list[Crashing],
+) -> None:
+    with connecting(crashing, timeout_s=3.0) as client:
+        queue: Any = client.create_queue(next_name(), rows(1)[0], 300, shards="all")
+        fill_each(queue)
+        taken = queue.take(30)
+        expected = r"20 of these 30 rows were acknowledged, those of shards \[0, 2\]"
+        with without(crashing, queue.placement.servers[1]), pytest.raises(ConnectError, match=expected), taken:
+            pass
+
+
+def test_queue_when_a_shard_is_away_then_closed_only_once_the_same_call_has_closed_it_too(
+    crashing: list[Crashing],
+) -> None:
+    with connecting(crashing, timeout_s=3.0) as client:
+        queue: Any = client.create_queue(next_name(), rows(1)[0], 300, shards="all")
+        with without(crashing, queue.placement.servers[1]):
+            with pytest.raises(ConnectError, match=r"shards \[0, 2\] of .* have done it; the same call, made again"):
+                queue.close()
+            assert not queue.info()["is_closed"]
+        queue.close(timeout_s=30)
+        wait_for(lambda: queue.info()["is_closed"], "figures of the shard that is back")
+
+
+def test_table_when_a_row_was_not_written_then_the_error_has_the_number_that_was_asked(
+    crashing: list[Crashing],
+) -> None:
+    with connecting(crashing) as client:
+        table: Any = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+        fill_each(table)
+        with pytest.raises(SelectionError, match="row 150 is not live"):
+            table[torch.tensor([3, 105, 150])]
