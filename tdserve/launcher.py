@@ -8,13 +8,21 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import tdserve
 from tdserve.base.config import ServerConfig
-from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, WrongStateError, list_error_classes
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    WrongStateError,
+    list_error_classes,
+)
 from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ class Server:
             the lines appear among those of the program.
 
     Raises:
-        InvalidRequestError: A setting is invalid. Nothing was started.
+        InvalidRequestError: A setting is invalid, or there is none of this name. Nothing was started.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Server:
         devices: Sequence[str] = (),
         **settings: Any,
     ) -> None:
+        _check_names(settings)
         self.config = ServerConfig(
             root=os.fspath(root) if isinstance(root, os.PathLike) else root,
             host=host,
@@ -189,3 +198,13 @@ def _drop_lifelines() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_lifelines)
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError if a server has no such setting."""
+    known = [field.name for field in fields(ServerConfig)]
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, n=2)
+            remedy = f"did you mean {' or '.join(f'{each}=' for each in near)}?" if near else f"there are {known}"
+            raise InvalidRequestError(argument=name, reason=f"tdserve.Server has no such setting; {remedy}")

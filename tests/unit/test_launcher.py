@@ -25,6 +25,14 @@ def test_server_when_a_setting_cannot_be_then_refused_and_nothing_is_made(
     assert not (tmp_path / "root").exists()
 
 
+def test_server_when_a_setting_has_another_name_then_the_error_has_the_right_one(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"workers": 2}
+    with pytest.raises(
+        InvalidRequestError, match=r"workers.*tdserve\.Server has no such setting; did you mean num_worker"
+    ):
+        tdserve.Server(tmp_path / "root", **settings)
+
+
 @pytest.mark.parametrize("root", [None, 5, "", b"folder"], ids=repr)
 def test_server_when_the_root_names_no_folder_then_refused(root: Any) -> None:
     with pytest.raises(InvalidRequestError, match="names no folder"):
