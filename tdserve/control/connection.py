@@ -31,7 +31,7 @@ from tdserve.control.forking import (
 )
 from tdserve.control.parts import cut_large
 from tdserve.control.silence import HANDSHAKE_S, SilenceLooks
-from tdserve.control.status import NOBODY_THERE, from_rpc_error
+from tdserve.control.status import MAY_BE_BUSY, NOBODY_THERE, from_rpc_error
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -222,7 +222,9 @@ class ControlConnection:
         found = self._silence.find()
         if found.refusal:
             return found.refusal
-        return f"{found.why or 'it listens there and does not answer'} {waited}; {NOBODY_THERE}"
+        if found.why:
+            return f"{found.why} {waited}; {NOBODY_THERE}"
+        return f"it listens there and does not answer {waited}; {MAY_BE_BUSY}"
 
     def _check_refused(self, cause: BaseException, timeout_s: float) -> None:
         """Raises HandshakeRefusedError if the server refuses this client's handshake, which waiting does not change.

@@ -21,6 +21,8 @@ from tdserve.v1 import control_pb2
 
 NOBODY_THERE = "is a server running there? (tdserve serve ROOT)"
 
+MAY_BE_BUSY = "the server may be starting, or busy"
+
 MAX_REQUEST_ID = 64
 """Longest id of a request that a client repeats."""
 
@@ -105,7 +107,7 @@ _CLOSED = f"the connection was closed; {NOBODY_THERE}"
 
 _CAUSES = (
     ("connection refused", f"connection refused; {NOBODY_THERE}"),
-    ("connection attempt timed out", f"it listens there and does not answer; {NOBODY_THERE}"),
+    ("connection attempt timed out", f"it listens there and does not answer; {MAY_BE_BUSY}"),
     ("ping timeout", f"it does not answer any more; {NOBODY_THERE}"),
     ("too many open files", "this process may not open a socket: too many open files (ulimit -n)"),
     ("socket closed", _CLOSED),

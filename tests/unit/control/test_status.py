@@ -118,7 +118,7 @@ def test_rpc_error_when_the_port_is_closed_then_the_message_asks_whether_a_serve
         ),
         (
             "last error: UNKNOWN: ipv4:1.2.3.4:1: connection attempt timed out before receiving SETTINGS frame",
-            "it listens there and does not answer; is a server running there? (tdserve serve ROOT)",
+            "it listens there and does not answer; the server may be starting, or busy",
         ),
         ("something new", "something new"),
     ],
