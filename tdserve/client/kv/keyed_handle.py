@@ -232,8 +232,9 @@ class KeyedHandle(EntryMapping, ByAddress):
         Args:
             keys: One key, or several.
             select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
-            timeout_s: Seconds to wait for keys that are absent; 0 does not wait, None waits as long as the client's
-                timeout.
+            timeout_s: Seconds to wait for keys that are absent, and for the server; None is the client's timeout. 0
+                does not wait for keys, but still for a server that is away, as long as the client's timeout: a read
+                goes on through a restart.
             default: Returned in place of each entry that is absent, by a call that does not wait. Several keys then
                 give a list, also if the store has a structure.
             numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of

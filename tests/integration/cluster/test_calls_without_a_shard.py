@@ -63,6 +63,7 @@ def test_keyed_store_when_the_server_of_a_key_is_away_then_each_call_takes_its_o
             for call in calls:
                 assert measure_failure_s(call) < 4.0
             assert measure_failure_s(lambda: unused.put(key, value, timeout_s=8)) > 7.5
+            assert measure_failure_s(lambda: unused.get(key)) > 5.5  # 0 is about absent keys alone
         assert unused.get(key, timeout_s=20).tolist() == [0, 1, 2]
 
 
