@@ -120,7 +120,12 @@ def print_whole(console: Console, table: Table) -> None:
     before = console.width
     console.width = UNFOLDED_COLUMNS
     if console.is_terminal:
+        foldable = [(column, column.max_width) for column in table.columns if not column.no_wrap]
+        for column, widest in foldable:  # one long word must not make the table wider than the terminal
+            column.max_width = min(widest or SHORT_COLUMNS, SHORT_COLUMNS)
         console.width = max(before, console.measure(table).minimum)
+        for column, widest in foldable:
+            column.max_width = widest
     console.print(table, crop=False)
     console.width = before
 

@@ -140,3 +140,16 @@ def test_print_whole_when_a_terminal_is_narrow_then_long_cells_fold_and_nothing_
     assert "3600 s" in lines[1]
     assert "".join(line.split()[0] for line in lines[1:]) == "a-name-that-is-long-" * 3
     assert console.width == 30
+
+
+def test_print_whole_when_a_name_is_one_long_word_then_it_folds_within_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    table = Table("name", box=None)
+    table.add_column("rows", no_wrap=True)
+    table.add_row("n" * 200, "123456789012")
+    print_whole(console, table)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "123456789012" in lines[1]
+    assert sum(line.count("n") for line in lines[1:]) == 200
