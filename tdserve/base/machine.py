@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Freed memory that a process of the server keeps at the end of its heap, in bytes."""
@@ -83,6 +83,33 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+
+
+class _HeapFigures(ctypes.Structure):
+    """The struct mallinfo2 of glibc: ten figures, in bytes."""
+
+    _fields_: ClassVar = [("figures", ctypes.c_size_t * 10)]
+
+
+_FREE = 8
+"""Which of them is the memory that is free."""
+
+
+def return_freed_memory() -> None:
+    """Returns freed memory of this process to the kernel if there are more than ``KEPT_BYTES`` of it, also between
+    what is in use.
+
+    The C library itself returns only the end of a heap, where some bytes in use keep all that lies before them: the
+    control process of a soak grew by 600 MiB in an hour in which tables were created and deleted (measured). It takes
+    some milliseconds, during which other threads may wait for memory. Does nothing if the C library has no such call.
+    """
+    library = ctypes.CDLL(None)
+    measure, trim = getattr(library, "mallinfo2", None), getattr(library, "malloc_trim", None)
+    if measure is None or trim is None:
+        return
+    measure.restype = _HeapFigures
+    if measure().figures[_FREE] > KEPT_BYTES:
+        trim(ctypes.c_size_t(0))
 
 
 def share_arenas() -> None:

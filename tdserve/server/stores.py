@@ -22,6 +22,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name
+from tdserve.base.machine import return_freed_memory
 from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
@@ -58,6 +59,10 @@ MAX_FREED_LATER_BYTES = 1 << 20
 LET_GO_S = 0.05
 """Delay before the memory of a deleted store is released: by then, requests under way for it have been answered."""
 
+RETURN_AFTER_S = 1.0
+"""Time after the deletion of a store in which others that are deleted too release their memory, before what is free is
+returned to the kernel."""
+
 
 class Stores:
     """All stores of a root.
@@ -89,6 +94,7 @@ class Stores:
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
+        self._returning: asyncio.TimerHandle | None = None
         self._freeing: set[asyncio.Task[None]] = set()
         self._opening: dict[str, LongOpening] = {}  # stores that a thread is opening
         self.opened = OpenedStores()
@@ -363,7 +369,14 @@ class Stores:
             await freeing
         # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
         held: list[object] = [store, store.generations, store.table]
-        asyncio.get_running_loop().call_later(LET_GO_S, partial(_run_apart, held.clear))
+        loop = asyncio.get_running_loop()
+        loop.call_later(LET_GO_S, partial(_run_apart, held.clear))
+        if self._returning is None:
+            self._returning = loop.call_later(RETURN_AFTER_S, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._returning = None
+        _run_apart(return_freed_memory)
 
     async def free(self, uid: str) -> None:
         """Frees the space of a deleted store."""

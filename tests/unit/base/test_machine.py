@@ -169,3 +169,28 @@ def test_freed_memory_when_threads_share_heaps_then_kept_once_and_not_by_each_th
     ]
     assert kept[1] < 80, kept  # MiB
     assert kept[0] > kept[1] + 24, kept
+
+
+RETURN_PROGRAM = """
+import re
+from pathlib import Path
+from tdserve.base.machine import keep_freed_memory, return_freed_memory
+
+def count_mib():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+
+keep_freed_memory()
+blocks, kept = [], []
+for number in range(200):
+    blocks.append(b"1" * (1 << 20))
+    kept.append(bytes(1000))  # in use between blocks that are free, and behind them all
+del blocks
+before = count_mib()
+return_freed_memory()
+print(before - count_mib())
+"""
+
+
+def test_return_freed_memory_when_it_lies_between_what_is_in_use_then_the_kernel_gets_it() -> None:
+    out = subprocess.run([sys.executable, "-c", RETURN_PROGRAM], capture_output=True, text=True, check=True).stdout
+    assert int(out) > 150
