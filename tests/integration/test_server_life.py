@@ -134,8 +134,9 @@ def test_serve_when_a_token_is_wrong_then_logs_from_where_and_never_the_token(tm
         server.process.send_signal(signal.SIGTERM)
         _, logged = server.process.communicate(timeout=30.0)
     refused = [line for line in logged.splitlines() if " WARNING " in line]
-    assert len(refused) == 1
-    assert "refused a call from ipv4:127.0.0.1:" in refused[0]
+    assert all("refused a call from ipv4:127.0.0.1:" in line for line in refused)
+    assert ["its token is missing or wrong" in line for line in refused] == [True, False]
+    assert ["no token was given" in line for line in refused] == [False, True]
     assert "a-guess" not in logged
     assert "right" not in logged
 

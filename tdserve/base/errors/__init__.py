@@ -18,7 +18,7 @@
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── StepForgottenError        OUT_OF_RANGE         store, step, kept, next
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event
-    │   ├── ShardLostError            FAILED_PRECONDITION  name, shard, server, address
+    │   ├── ShardLostError            FAILED_PRECONDITION  name, shard, server, address, elsewhere
     │   ├── ReadOnlyError             PERMISSION_DENIED    store, reason
     │   ├── LockedError               FAILED_PRECONDITION  store, key           also a RuntimeError
     │   ├── UnauthenticatedError      UNAUTHENTICATED      address, reason

@@ -195,7 +195,7 @@ class UnauthenticatedError(RequestError):
     ``reason`` is ``NONE_GIVEN`` if none was given.
     """
 
-    NONE_GIVEN: ClassVar[str] = "none was given"
+    NONE_GIVEN: ClassVar[str] = "no token was given"
 
     code = "UNAUTHENTICATED"
     template = "the server at {address} refused the token; use one of --token-file/--tokens (token=/TDSERVE_TOKEN_FILE)"
@@ -208,7 +208,7 @@ class UnauthenticatedError(RequestError):
             remedy = (
                 "name the file that has it by --token-file or TDSERVE_TOKEN_FILE, or give it by token= or TDSERVE_TOKEN"
             )
-            return "the server at {address} wants a token, and {reason}; ".format(**self.fields) + remedy
+            return "the server at {address} wants a token, and none was given; ".format(**self.fields) + remedy
         remedy = "get a new one from whoever runs the server (tdserve token new)"
         return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
 

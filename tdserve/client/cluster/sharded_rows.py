@@ -208,7 +208,8 @@ class ShardedRows(ShardedStore):
                 gone = asked[torch.as_tensor(part.find_generations(local)) < 0].tolist()
                 if not gone:  # written since
                     raise
-                reason = f"row {gone[0]} is not live" + (f", nor are {len(gone) - 1} others" if gone[1:] else "")
+                others = f", nor are {len(gone) - 1} others" if gone[1:] else ""
+                reason = f"row {gone[0]} of shard {shard} is not live{others}"
                 raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
