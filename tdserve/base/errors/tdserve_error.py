@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 Field = str | int | float | bool | None
 """What an error's field may hold, so that every error crosses the wire without pickle."""
+
+_Error = TypeVar("_Error", bound="TDServeError")
 
 
 class TDServeError(Exception):
@@ -43,6 +45,10 @@ class TDServeError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.fields, self.request_id))
 
+    def with_fields(self: _Error, **changed: Field) -> _Error:  # noqa: PYI019 (typing.Self is 3.11)
+        """Returns the same error with other values in some fields."""
+        return _rebuild(type(self), {**self.fields, **changed}, self.request_id)
+
     def note_request(self, request_id: str) -> None:
         """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""
         self.request_id = request_id
@@ -50,7 +56,7 @@ class TDServeError(Exception):
             self.args = (f"{self._message()} (request {request_id} in the server's log)",)
 
 
-def _rebuild(cls: type[TDServeError], fields: dict[str, Field], request_id: str) -> TDServeError:
+def _rebuild(cls: type[_Error], fields: dict[str, Field], request_id: str) -> _Error:
     error = cls(**fields)
     error.note_request(request_id)
     return error

@@ -25,13 +25,11 @@ def naming_whole(name: str) -> Iterator[None]:
         fields = {field: _name_whole(value, name) for field, value in error.fields.items()}
         if fields == error.fields:
             raise
-        renamed = type(error)(**fields)
-        renamed.note_request(error.request_id)
-        raise renamed from error
+        raise error.with_fields(**fields) from error
 
 
 def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
-    """Returns the failure of a shard with what was done at others, if it has room for that.
+    """Returns the failure of a shard with what was done at others, if it has room for that; else as it is.
 
     Args:
         done: Their part of the call; "" if there is nothing to add.
@@ -40,8 +38,8 @@ def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
     if not done or field is None:
         return failure
     before = failure.fields[field]
-    noted = type(failure)(**{**failure.fields, field: f"{before}; {done}" if before else done})
-    noted.note_request(failure.request_id)
+    noted = failure.with_fields(**{field: f"{before}; {done}" if before else done})
+    noted.__cause__ = failure
     return noted
 
 

@@ -78,7 +78,7 @@ class ShardedTaken:
                 part.shard: len(to_row_numbers(names)) for part, names in zip(self._drawn, self._names, strict=True)
             }
             text = self._table.explain_done("acknowledged", num_rows, done) if done else ""
-            raise note_elsewhere(failure, text) from failure
+            raise note_elsewhere(failure, text)
 
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""

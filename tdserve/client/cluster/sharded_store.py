@@ -281,14 +281,14 @@ class ShardedStore:
         """
         reach_s = self._cluster.timeout_s if reach_s is None else reach_s
         found, failures = self._ask_some(list(shards), call, reach_s, deadline)
+        if not failures:
+            return found
         done = explain_done(sorted(found)) if found else ""
         for failure in failures.values():
             if len(failures) == 1 or isinstance(failure, ShardLostError):
-                raise note_elsewhere(failure, done) from failure
-        if failures:
-            reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
-            raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)
-        return found
+                raise note_elsewhere(failure, done)
+        reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
+        raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
         """Calls a part; its errors name the store. Other arguments and errors as of ``get_part``."""

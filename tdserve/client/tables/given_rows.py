@@ -134,5 +134,4 @@ def add_form_hint(error: SpecMismatchError, row: Spec) -> SpecMismatchError:
     """Returns the error of a single row, with what may have been meant if its batch size is that of no row."""
     if error.key or not str(error.expected).startswith("batch size"):
         return error
-    actual = f"{error.actual}{suggest_form(0, row)}"
-    return SpecMismatchError(store=error.store, key="", expected=error.expected, actual=actual)
+    return error.with_fields(actual=f"{error.actual}{suggest_form(0, row)}")

@@ -109,7 +109,7 @@ class Wanted:
     def name_version(self, error: VersionNotFoundError) -> VersionNotFoundError:
         """Returns the error with the version that was asked for, not the nearest that a message can hold."""
         _, _, rest = str(error.reason).partition(" ")
-        return VersionNotFoundError(argument=error.argument, reason=f"{self.version} {rest}")
+        return error.with_fields(reason=f"{self.version} {rest}")
 
     @property
     def has_place(self) -> bool:
