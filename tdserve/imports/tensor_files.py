@@ -29,6 +29,7 @@ from tdserve.imports.import_source import (
 )
 
 _VALUE_NBYTES = 64
+"""Estimated size of a value that is no tensor."""
 
 _OTHER_OBJECTS = (
     "torch.load(weights_only=True) does not read it: it is damaged, or has other objects than tensors, dicts and plain "
@@ -39,7 +40,6 @@ _NO_ARCHIVE = (
     "it is no zip file as torch.save writes it, but a plain pickle, torch's format before 1.6, or something else, and "
     "nothing is unpickled; if you trust it, load it by what wrote it and torch.save a dict of its tensors"
 )
-"""Estimated size of a value that is no tensor."""
 
 
 def open_safetensors(path: str, options: ImportOptions) -> ColumnSource:

@@ -167,9 +167,8 @@ def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torc
     if isinstance(array, np.ma.MaskedArray):
         raise _make_refusal("a masked array", path, store, "give its .filled(value)")
     try:
-        native = np.dtype(array.dtype.str).newbyteorder(
-            "="
-        )  # one for both C types of this size, of which torch has one
+        # By its text it is one dtype for both C types of this size, of which torch has one.
+        native = np.dtype(array.dtype.str).newbyteorder("=")
         return torch.from_numpy(np.array(array, dtype=native, order="C", subok=False).view(native))
     except TypeError:
         reason = _REMEDIES.get(array.dtype.kind, "torch has no such dtype")

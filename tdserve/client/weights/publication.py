@@ -12,7 +12,6 @@ from torch import nn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
@@ -83,7 +82,6 @@ def publish(
     deadline: Deadline,
 ) -> int:
     """Stores the next version; see ``Client.publish``."""
-    check_store_name(name)
     _check_named(td)
     encoded = _encode_metadata(metadata)
     keep, fanout = (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, WrongStateError
 from tdserve.base.failpoints import reach
 from tdserve.base.ids import REQUEST_BYTES
-from tdserve.rules.kv.entry_changes import check_num_keys, show_key
+from tdserve.rules.kv.entry_changes import check_num_keys
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
@@ -19,8 +18,6 @@ from tdserve.server.staging_names import StagingNames, make_values_path
 from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
-
-_MAX_SHOWN_KEYS = 3
 
 
 class KeyedEntries:
@@ -155,8 +152,3 @@ def _check_structure(store: OpenedStore, fingerprint: bytes) -> KeyedState:
         reason = "those of another store that had this name"
         raise SpecMismatchError(store=store.name, expected="entries of its own structure", actual=reason)
     return state
-
-
-def _show_keys(keys: Sequence[bytes]) -> str:
-    shown = [repr(show_key(key)) for key in keys[:_MAX_SHOWN_KEYS]]
-    return ", ".join([*shown, "..."] if len(keys) > _MAX_SHOWN_KEYS else shown)
