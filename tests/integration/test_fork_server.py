@@ -115,7 +115,7 @@ def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_a
                         texts.extend(TensorDict({"text": ["this", "that"]}, [2]), timeout_s=0.1)
                 queue.ack(rows)
                 texts.extend(TensorDict({"text": [f"that {number}"]}, [1]))
-            assert texts[:]["text"] == ["that 0", "that 1"]
+            assert sorted(texts[:]["text"]) == ["that 0", "that 1"]  # a later row may fill the hole of a failed write
 
 
 def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_path: Path) -> None:
