@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+from rich.console import Console
 
 from tdserve.cli.exit_codes import NO_ANSWER
+from tdserve.cli.narrow_table import Narrowing, make_narrow_table
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import format_duration, format_nbytes, print_table, to_one_line
 from tdserve.cli.server_figures import list_lost, open_figures
@@ -20,6 +22,12 @@ COLUMNS = (
 
 NUMBERS = ("server", *COLUMNS[:1], *COLUMNS[2:3], *COLUMNS[4:11])
 
+NARROWING = Narrowing(
+    {"host": 12, "degraded": 12},
+    ("transport",),
+    ("worker", "under way", "open", "transport", "degraded", "errors", "out", "in", "pid", "requests"),
+)
+
 
 @click.command()
 @click.option(
@@ -30,6 +38,7 @@ def sessions(inquiry: Inquiry, *, limit: int) -> int:
     """List the open sessions, one for each connected client: its machine and process, transport and counts.
 
     Of several servers, those of each. "degraded" are stores of which the client reports that parts are out of reach.
+    A narrow terminal shows fewer columns; --json and a pipe have all.
     """
     with open_figures(inquiry) as reader:
         found = reader.ask(max_stores=0, max_sessions=limit)
@@ -46,9 +55,17 @@ def sessions(inquiry: Inquiry, *, limit: int) -> int:
     rows = [(*([str(server)] if first else []), *make_session_cells(facts)) for server, facts in shown]
     inquiry.answer(
         [{"server": server, **facts} for server, facts in shown],
-        lambda: print_table((*first, *COLUMNS), rows, right=NUMBERS),
+        lambda: _print_sessions((*first, *COLUMNS), rows),
     )
     return NO_ANSWER if lost else 0
+
+
+def _print_sessions(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(make_narrow_table(columns, rows, NARROWING, console.width))
+    else:
+        print_table(columns, rows, right=NUMBERS)
 
 
 def flatten_session(figures: Any) -> dict[str, Any]:

@@ -12,7 +12,12 @@ from rich.text import Text
 from tdserve.cli.narrow_table import Narrowing, make_narrow_table
 from tdserve.cli.render import format_count, format_duration, format_nbytes, to_one_line
 from tdserve.cli.server_figures import ServerFigures
-from tdserve.cli.sessions import COLUMNS as SESSION_COLUMNS, flatten_session, make_session_cells
+from tdserve.cli.sessions import (
+    COLUMNS as SESSION_COLUMNS,
+    NARROWING as SESSION_NARROWING,
+    flatten_session,
+    make_session_cells,
+)
 from tdserve.messages.store_kinds import KIND_NAMES
 
 SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
@@ -24,11 +29,6 @@ PROCESS_NARROWING = Narrowing({}, ("process",), ("descriptors", "cpu", "memory")
 STORE_COLUMNS = ("server", "store", "kind", "rows", "size", "inserts/s", "samples/s", "version", "waiting", "readers")
 STORE_NARROWING = Narrowing(
     {"store": 16}, ("kind",), ("readers", "waiting", "version", "kind", "samples/s", "inserts/s", "size", "server")
-)
-SESSION_NARROWING = Narrowing(
-    {"host": 12, "degraded": 12},
-    ("transport",),
-    ("worker", "under way", "open", "transport", "degraded", "errors", "out", "in", "pid", "requests"),
 )
 
 

@@ -124,6 +124,19 @@ def test_sessions_when_clients_are_connected_then_one_line_each(
         assert len(shell.lines("sessions", "--limit", "1")) == 2
 
 
+@pytest.mark.parametrize(("columns", "has_all"), [(80, False), (200, True)])
+def test_sessions_when_the_terminal_is_narrow_then_each_is_one_line_of_fewer_columns(
+    server: tdserve.Server, client: tdserve.Client, columns: int, *, has_all: bool
+) -> None:
+    with run_on_terminal("sessions", "--address", server.address, columns=columns) as terminal:
+        assert terminal.process.wait(timeout=30) == 0
+        terminal.wait_for(rf"\n *{client.stats()['session']} ")
+        header, *_ = lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text).strip().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert ("under way" in header) == has_all
+        assert {"session", "host", "requests"} <= set(header.split())
+
+
 def test_figures_when_several_servers_then_of_each_and_lost_ones_are_named(
     server: tdserve.Server, client: tdserve.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
