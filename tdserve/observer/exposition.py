@@ -112,10 +112,12 @@ def _list_stores(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, La
 
 def _list_store(store: control_pb2.StoreFigures, label: str, kind: str) -> Iterator[tuple[str, Labels, float]]:
     described = store.description
-    yield "tdserve_store_rows", (label, kind), described.num_rows
     yield "tdserve_store_bytes", (label, kind), described.nbytes
+    if store.is_open or described.num_rows:  # how many rows a table has is known once it is open
+        yield "tdserve_store_rows", (label, kind), described.num_rows
     if described.capacity:
         yield "tdserve_store_capacity_rows", (label,), described.capacity
+    if described.capacity and store.is_open:
         yield "tdserve_store_inserts_total", (label,), described.inserts
         yield "tdserve_store_samples_total", (label,), described.samples
         if described.inserts:

@@ -83,7 +83,7 @@ METRICS = (
     Metric("tdserve_checkpoint_interval_seconds", "gauge", "Time between two of them, as --checkpoint-every sets it"),
     # ------------------------------------------------------------ stores
     Metric("tdserve_stores", "gauge", "Stores by kind; queues apart from other tables", ("kind",)),
-    Metric("tdserve_other_stores", "gauge", 'Open stores whose figures are summed under the label "__other__"'),
+    Metric("tdserve_other_stores", "gauge", 'Stores whose figures are summed under the label "__other__"'),
     Metric("tdserve_store_rows", "gauge", "Rows, entries or elements", ("store", "kind")),
     Metric("tdserve_store_bytes", "gauge", "Size of the tensors and values", ("store", "kind")),
     Metric("tdserve_store_capacity_rows", "gauge", "Most rows of a table", ("store",)),

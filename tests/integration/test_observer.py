@@ -93,7 +93,8 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
 
         def look() -> dict[str, float] | None:
             found = scrape(url)
-            return found if found.get("tdserve_store_samples_total[('store', 't')]") == 4 else None
+            is_sampled = found.get("tdserve_store_samples_total[('store', 't')]") == 4
+            return found if is_sampled and found["tdserve_worker_up[('worker', '0')]"] else None
 
         found = wait_for(look, "a scrape of these figures")
         assert found["tdserve_up"] == 1
@@ -103,7 +104,6 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
         assert found["tdserve_stores[('kind', 'weights')]"] == 1
         assert found["tdserve_stores[('kind', 'replay')]"] == found["tdserve_stores[('kind', 'queue')]"] == 1
         assert found["tdserve_requests_total[('call', 'publish'), ('code', 'OK'), ('side', 'control')]"] == 1
-        assert found["tdserve_worker_up[('worker', '0')]"] == 1
         for process in ("control", "worker-0", "observer"):
             assert found[f"tdserve_process_resident_memory_bytes[('process', '{process}')]"] > 1 << 20
         assert 0 < found["tdserve_disk_free_bytes"] < found["tdserve_disk_size_bytes"]
@@ -116,6 +116,23 @@ def look_for_later(url: str, before: dict[str, float]) -> dict[str, float] | Non
     """Returns a scrape of a later moment; None if it shows the same figures."""
     found, series = scrape(url), "tdserve_process_cpu_seconds_total[('process', 'observer')]"
     return found if found[series] > before[series] else None
+
+
+def test_scrape_when_the_server_has_restarted_then_has_what_is_known_of_unused_stores(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path) as server, server.client() as client:
+        client.init_remote(ROW.expand(7), "dataset")
+        client.create_replay("t", ROW, 100).extend(ROW.expand(10))
+    with tdserve.Server(tmp_path, metrics_port=0) as server:
+        url = find_url(server)
+        found = scrape(url)
+        assert found["tdserve_store_rows[('kind', 'tensordict'), ('store', 'dataset')]"] == 7
+        assert found["tdserve_store_bytes[('kind', 'tensordict'), ('store', 'dataset')]"] == 7 * 16
+        assert found["tdserve_store_bytes[('kind', 'replay'), ('store', 't')]"] > 0
+        series = "tdserve_store_rows[('kind', 'replay'), ('store', 't')]"
+        assert found.get(series, 10) == 10  # not 0: its rows are counted when it is opened
+        with server.client() as client:
+            client.replay("t").sample(1)
+        wait_for(lambda: scrape(url).get(series) == 10, "a scrape of the opened table")
 
 
 def test_scrape_when_a_call_waits_for_the_limiter_then_seen(observed: tdserve.Server) -> None:
