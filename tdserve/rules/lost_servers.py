@@ -7,8 +7,8 @@ from collections.abc import Iterator
 REACH_S = 1.0
 """How long a call tries to reach a server that others can stand in for. A server that restarts takes about as long."""
 
-PATIENCE_S = 1.0
-"""A shard that has not said within this time what may be drawn from it is looked at: it may have stopped."""
+PATIENCE_S = 5.0
+"""How long a server that listens may take to answer before it is looked at: it may have stopped, or be busy."""
 
 PROBE_INTERVAL_S = 0.5
 """A server that does not answer is tried again as often."""

@@ -28,12 +28,9 @@ from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.reach import reach_within
 from tdserve.control.connection import check_health
-from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
+from tdserve.rules.lost_servers import PATIENCE_S, PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
-
-SILENCE_S = 5.0
-"""How long a server that listens may take to say that it serves: it may be busy."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -160,7 +157,7 @@ class Members:
         begun_s = time.monotonic()
         while True:
             try:
-                if check_health(self.membership.find(server), timeout_s=SILENCE_S, tls=self._tls):
+                if check_health(self.membership.find(server), timeout_s=PATIENCE_S, tls=self._tls):
                     return
                 why = PeerLostError(peer=f"server {server}", reason="it is starting, or ends")
             except (TransportError, DeadlineExceededError) as error:

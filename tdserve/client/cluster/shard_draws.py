@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError, TransportError
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.session_client import SessionClient
@@ -245,7 +245,13 @@ class ShardDraws:
                 return None
             return found
 
-        draw_parts = self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
+        try:
+            draw_parts = self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
+        except TransportError as error:  # the servers of these shards are away; others may have the rows
+            if not error.retryable or deadline.expired:
+                raise
+            self._known.forget()
+            return []
         return [part for part in draw_parts.values() if part is not None]
 
     def _weigh(self, parts: Sequence[DrawnPart], masses: Mapping[int, ShardMass]) -> None:

@@ -18,14 +18,12 @@ from tdserve.client.cluster.part_errors import naming_whole
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.table_counts import ask_counts
+from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
 from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
-
-PATIENCE_S = 2.0
-"""A shard that has not said within this time how many rows it has is looked at: it may have stopped."""
 
 
 class ShardedRows(ShardedStore):

@@ -26,7 +26,7 @@ from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
-from tdserve.rules.lost_servers import REACH_S
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 
 _Result = TypeVar("_Result")
@@ -208,7 +208,7 @@ class ShardedStore:
 
         Args:
             call: Gets the shard and its handle.
-            deadline: Of the whole call.
+            deadline: Of the whole call, and of the wait for a first answer if all parts are asked; None: no wait.
             skips_lost: Whether servers that did not answer lately are left out at once, if others do.
 
         Returns:
@@ -219,14 +219,19 @@ class ShardedStore:
             ShardLostError: None of those that answer has its part.
             TDServeError: The first other error.
         """
-        asked = list(shards)
-        if skips_lost:
-            asked = [shard for shard in self.list_live() if shard in asked] or asked
-        found, failures = self._ask_some(asked, call, reach_s, deadline)
-        if failures and not found:
-            raise next(iter(failures.values()))
-        self.note_left_out()
-        return found
+        wanted = list(shards)
+        until = deadline if len(wanted) == self.num_shards else None
+        while True:
+            live = [shard for shard in self.list_live() if shard in wanted] if skips_lost else []
+            found, failures = self._ask_some(live or wanted, call, reach_s, deadline)
+            if found or not failures:
+                self.note_left_out()
+                return found
+            failure = next(iter(failures.values()))
+            is_away = isinstance(failure, TransportError) and failure.retryable
+            if until is None or until.expired or not is_away:
+                raise failure
+            time.sleep(until.limit(PROBE_INTERVAL_S))
 
     def _ask_some(
         self, asked: list[int], call: Callable[[int, Any], _Result], reach_s: float, deadline: Deadline | None
