@@ -20,11 +20,13 @@ class ClaimHolder:
         writer: Names it, and decides what differs between a local client and a worker.
         on_broken: Called if its claim file contradicts itself.
         claims: Its claims, by the store's incarnation.
+        preparing: Incarnations of stores of which it is about to get a claim.
     """
 
     writer: ClaimWriter
     on_broken: Callable[[], None]
     claims: dict[str, Claims] = field(default_factory=dict)
+    preparing: set[str] = field(default_factory=set)
     _pacings: WeakKeyDictionary[Table, ClaimPacing] = field(default_factory=WeakKeyDictionary)
 
     @property

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "take_counts", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "open_claim", "mail", "trace")
+    __slots__ = ("order", "session", "tag", "channel", "is_accepted", "open_session", "close_session", "rendezvous", "drop_store", "send_rows", "receive_rows", "send_selection", "receive_selection", "apply_staged", "send_version", "receive_version", "discard", "put_values", "send_void", "take_counts", "read_columns", "read_values", "move_values", "forget_specs", "drop_values", "change_entries", "send_entries", "list_entries", "checksum_version", "close_channel", "prepare_claim", "open_claim", "mail", "trace")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Order(_message.Message):
     LIST_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_CLAIM_FIELD_NUMBER: _ClassVar[int]
     OPEN_CLAIM_FIELD_NUMBER: _ClassVar[int]
     MAIL_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
@@ -75,10 +76,11 @@ class Order(_message.Message):
     list_entries: ListEntries
     checksum_version: ChecksumVersion
     close_channel: CloseChannel
+    prepare_claim: PrepareClaim
     open_claim: OpenClaim
     mail: bytes
     trace: _control_pb2.TraceContext
-    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., take_counts: _Optional[_Union[TakeCounts, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ..., trace: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    def __init__(self, order: _Optional[int] = ..., session: _Optional[int] = ..., tag: _Optional[int] = ..., channel: _Optional[int] = ..., is_accepted: bool = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., rendezvous: _Optional[_Union[_control_pb2.Rendezvous, _Mapping]] = ..., drop_store: _Optional[_Union[DropStore, _Mapping]] = ..., send_rows: _Optional[_Union[SendRows, _Mapping]] = ..., receive_rows: _Optional[_Union[ReceiveRows, _Mapping]] = ..., send_selection: _Optional[_Union[SendSelection, _Mapping]] = ..., receive_selection: _Optional[_Union[ReceiveSelection, _Mapping]] = ..., apply_staged: _Optional[_Union[ApplyStaged, _Mapping]] = ..., send_version: _Optional[_Union[SendVersion, _Mapping]] = ..., receive_version: _Optional[_Union[ReceiveVersion, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., put_values: _Optional[_Union[PutValues, _Mapping]] = ..., send_void: _Optional[_Union[SendVoid, _Mapping]] = ..., take_counts: _Optional[_Union[TakeCounts, _Mapping]] = ..., read_columns: _Optional[_Union[ReadColumns, _Mapping]] = ..., read_values: _Optional[_Union[ReadValues, _Mapping]] = ..., move_values: _Optional[_Union[MoveValues, _Mapping]] = ..., forget_specs: _Optional[_Union[ForgetSpecs, _Mapping]] = ..., drop_values: _Optional[_Union[DropValues, _Mapping]] = ..., change_entries: _Optional[_Union[ChangeEntries, _Mapping]] = ..., send_entries: _Optional[_Union[SendEntries, _Mapping]] = ..., list_entries: _Optional[_Union[ListEntries, _Mapping]] = ..., checksum_version: _Optional[_Union[ChecksumVersion, _Mapping]] = ..., close_channel: _Optional[_Union[CloseChannel, _Mapping]] = ..., prepare_claim: _Optional[_Union[PrepareClaim, _Mapping]] = ..., open_claim: _Optional[_Union[OpenClaim, _Mapping]] = ..., mail: _Optional[bytes] = ..., trace: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("order", "done", "failure", "rendezvous", "prepared", "session_lost", "channel_lost", "mail", "heartbeat", "claimed", "session", "span")
@@ -129,6 +131,12 @@ class WorkerSpan(_message.Message):
     num_rows: int
     request: int
     def __init__(self, parent: _Optional[_Union[_control_pb2.TraceContext, _Mapping]] = ..., name: _Optional[str] = ..., begun_ns: _Optional[int] = ..., ended_ns: _Optional[int] = ..., nbytes: _Optional[int] = ..., code: _Optional[str] = ..., store: _Optional[str] = ..., num_rows: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+
+class PrepareClaim(_message.Message):
+    __slots__ = ("store",)
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    store: StoreRef
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ...) -> None: ...
 
 class OpenClaim(_message.Message):
     __slots__ = ("store", "claim")

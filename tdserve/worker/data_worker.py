@@ -154,6 +154,10 @@ class Worker:
             self._connection.report(report)
             return
         self._learn_spec(order)
+        if order.HasField("prepare_claim"):
+            self._context.worker_claims.prepare(order.prepare_claim)
+            self._connection.report(worker_pb2.Report(order=order.order, done=worker_pb2.Worked()))
+            return
         if order.HasField("open_claim"):
             self._context.worker_claims.open(order.open_claim)
             return

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import torch
 
@@ -23,6 +24,9 @@ from tdserve.store.claim_file import FOLDER, ClaimedRows
 from tdserve.transport.sources_sinks import RowEnd
 from tdserve.transport.stream import drain_joined
 from tdserve.v1 import control_pb2, worker_pb2
+
+MAX_WAIT_S = 0.5
+"""Longest wait for a claim that control is about to open. An extend that comes to control meanwhile ends the claim."""
 
 _log = logging.getLogger("tdserve.worker")
 
@@ -80,16 +84,29 @@ class WorkerClaims:
         self._stores = stores
         self._report = report
         self._claims: dict[str, WorkerClaim] = {}  # by name of the store
+        self._coming: dict[str, Event] = {}  # likewise; set when control has decided
+
+    def prepare(self, order: worker_pb2.PrepareClaim) -> None:
+        """Keeps further extends of a table until ``open``, so that they come behind those that control has by then."""
+        self._coming[Path(order.store.folder).name] = Event()
 
     def open(self, order: worker_pb2.OpenClaim) -> None:
-        """Begins to use a claim."""
-        claim = order.claim
+        """Begins to use a claim; without one, only lets extends go on that were kept."""
         try:
-            store = self._stores.get(order.store)
-            path = Path(order.store.folder) / FOLDER / Path(claim.path).name
+            if order.HasField("claim"):
+                self._open(order.store, order.claim)
+        finally:
+            coming = self._coming.pop(Path(order.store.folder).name, None)
+            if coming is not None:
+                coming.set()
+
+    def _open(self, ref: worker_pb2.StoreRef, claim: control_pb2.Claim) -> None:
+        try:
+            store = self._stores.get(ref)
+            path = Path(ref.folder) / FOLDER / Path(claim.path).name
             self._claims[store.name] = WorkerClaim(store, path, claim, report=self._report)
         except TDServeError as error:  # for example, the store was deleted just now
-            _log.info("rows of %s cannot be claimed: %s", order.store.folder, error)
+            _log.info("rows of %s cannot be claimed: %s", ref.folder, error)
             abandoned = control_pb2.Claimed(uid=claim.uid, num=claim.num, abandons=True)
             self._report(worker_pb2.Report(claimed=abandoned))
 
@@ -100,7 +117,11 @@ class WorkerClaims:
                 self._claims.pop(name, None)
 
     def find(self, asked: control_pb2.ExtendRequest) -> WorkerClaim | None:
-        """Returns the claim with room for an extend; None if control must be asked for rows."""
+        """Returns the claim with room for an extend, waiting for one that is coming; None if control must be asked for
+        rows."""
+        coming = self._coming.get(asked.store)
+        if coming is not None:
+            coming.wait(MAX_WAIT_S)
         claim = self._claims.get(asked.store)
         if claim is None or claim.store.spec.fingerprint != asked.content.fingerprint or asked.keys:
             return None

@@ -70,9 +70,9 @@ class PermitMover(Mover):
         """The client, unless it only reads."""
         return self._claim_holder if self.lock_name else None
 
-    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
-        """Sends the claim with the answer."""
-        done.claim.CopyFrom(claim)
+    def take_claim(self, store: OpenedStore, grant: Callable[[], control_pb2.Claim | None]) -> control_pb2.Claim | None:
+        """Returns the claim at once: the client extends no table again before it has its answer."""
+        return grant()
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""

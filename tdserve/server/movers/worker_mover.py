@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
@@ -48,11 +51,23 @@ class WorkerMover(Mover):
         """The session's worker."""
         return self._session.worker.claim_holder
 
-    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
-        """Sends the worker the claim, for all of its sessions."""
+    def take_claim(self, store: OpenedStore, grant: Callable[[], control_pb2.Claim | None]) -> control_pb2.Claim | None:
+        """Sends the worker the claim, for all of its sessions, once it has handed on all extends that came before.
+
+        One that came later would be stored behind the claimed rows, though its client's next one gets some of these: it
+        would end the claim.
+        """
         worker = self._session.worker
-        ref = store.make_ref(worker.known_specs)
-        worker.send(worker_pb2.Order(open_claim=worker_pb2.OpenClaim(store=ref, claim=claim)))
+
+        def send(prepared: asyncio.Future[worker_pb2.Worked]) -> None:
+            if prepared.cancelled() or prepared.exception() is not None:  # the worker is gone
+                return
+            opening = worker_pb2.OpenClaim(store=store.make_ref(worker.known_specs), claim=grant())
+            worker.send(worker_pb2.Order(open_claim=opening))
+
+        preparing = worker_pb2.PrepareClaim(store=store.make_ref(worker.known_specs))
+        worker.submit(worker_pb2.Order(prepare_claim=preparing)).add_done_callback(send)
+        return None
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,

@@ -109,11 +109,11 @@ class Mover(ABC):
         return None
 
     @abstractmethod
-    def grant_claim(self, store: OpenedStore, claim: control_pb2.Claim, done: control_pb2.Done) -> None:
-        """Lets the holder use a claim.
+    def take_claim(self, store: OpenedStore, grant: Callable[[], control_pb2.Claim | None]) -> control_pb2.Claim | None:
+        """Lets the holder use a claim, once it can. Returns the claim if the client gets it with its answer.
 
         Args:
-            done: The answer to the extend that asked for it.
+            grant: Makes the claim; None if there can be none now.
         """
 
     @abstractmethod

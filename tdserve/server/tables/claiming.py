@@ -31,6 +31,9 @@ _log = logging.getLogger("tdserve.server")
 NUM_REMEMBERED = 8
 """Claims of a table in a row after which their writer counts as the only one."""
 
+CLIENTS_OF_WORKER = 8
+"""A worker writes for many clients: the claim lasts while each of them extends, until control has committed rows."""
+
 MIN_BLOCK_EXTENDS = 4
 """Smaller blocks are not worth their request."""
 
@@ -67,24 +70,44 @@ class Claiming:
     def offer(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> control_pb2.Claim | None:
-        """Returns a claim for the process that fills the rows of a client that has just extended a table: its data
-        worker, or a local client itself. None if the next extends ask for rows as this one did."""
+        """Offers a claim to the process that fills the rows of a client that has just extended a table: a local client
+        itself, or its data worker. Returns the claim if the client gets it with its answer."""
         holder = session.mover.claim_holder
-        if holder is None or session.ended.is_set() or not self._may_be_claimed(store):
+        if holder is None or not self.is_due(session, holder, store):
             return None
+        holder.preparing.add(store.record.uid)
+        return session.mover.take_claim(store, partial(self.grant, holder, store, asked))
+
+    def is_due(self, session: ClientSession, holder: ClaimHolder, store: OpenedStore) -> bool:
+        """Counts an extend that has asked for rows, and returns whether its writer may get a claim now. If not, the next
+        extends ask for rows too."""
+        if session.ended.is_set() or not self._may_be_claimed(store):
+            return False
         if session.caller.grant.is_counted:  # what its writer does by itself is not counted
-            return None
-        if store.record.uid in holder.claims:  # it is still filling rows, or has rows left
+            return False
+        if store.record.uid in holder.claims or store.record.uid in holder.preparing:
+            return False
+        return holder.is_local or holder.pace(store.get_table()).count_extend()
+
+    def grant(
+        self, holder: ClaimHolder, store: OpenedStore, asked: control_pb2.ExtendRequest
+    ) -> control_pb2.Claim | None:
+        """Returns a claim for a writer; None if there are too few rows, or others came first.
+
+        Args:
+            asked: The extend that was due.
+        """
+        holder.preparing.discard(store.record.uid)
+        if store.record.uid in holder.claims or not self._may_be_claimed(store):
             return None
         table = store.get_table()
-        if not holder.is_local and not holder.pace(table).count_extend():
-            return None
         for claims in tuple(table.claims):
             if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
                 claims.take_back()
         if any(claims.has_failed for claims in table.claims):  # then it is not known which rows are claimed
             return None
-        window = min(asked.wished_claim, table.step_rows)  # rows found filled are committed in one turn
+        wished = asked.wished_claim * (1 if holder.is_local else CLIENTS_OF_WORKER)
+        window = min(wished, table.step_rows)  # rows found filled are committed in one turn
         num_writers = self._count_writers(holder, table)
         is_block = num_writers > 1
         if is_block:

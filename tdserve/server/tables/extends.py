@@ -112,7 +112,7 @@ class Extends:
         del reservation, rows, found, arrival, settle, coming
         drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, store, asked)) is not None:
-            session.mover.grant_claim(store, claim, done)
+            done.claim.CopyFrom(claim)
         return done
 
     async def _commit(

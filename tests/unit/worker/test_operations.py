@@ -67,6 +67,7 @@ def test_operations_when_listed_then_one_for_every_order() -> None:
         "mail",
         "take_counts",
         "checksum_version",
+        "prepare_claim",
         "open_claim",
     }
 

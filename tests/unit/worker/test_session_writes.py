@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
@@ -18,6 +19,7 @@ from tdserve.rules.tags import make_tag
 from tdserve.store.claim_file import FOLDER, LOST, ClaimFile
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.worker.worker_claims import MAX_WAIT_S
 from tests.unit.worker.peer import CLIENT_ID, TIMEOUT_S, Peer, StoredTensorDict
 
 CAPACITY = 6
@@ -34,7 +36,9 @@ class Table:
         self.file.request_messages(1000)
         peer.context.stores.learn(self.stored.ref.fingerprint, self.stored.ref.spec)
         claim = control_pb2.Claim(first_row=4, uid=self.stored.ref.uid, num=1, path="somewhere/claims/worker.1")
-        peer.context.worker_claims.open(worker_pb2.OpenClaim(store=self.stored.ref, claim=claim))
+        self.opening = worker_pb2.OpenClaim(store=self.stored.ref, claim=claim)
+        self.preparing = worker_pb2.PrepareClaim(store=self.stored.ref)
+        peer.context.worker_claims.open(self.opening)
 
     def read(self) -> list[int]:
         """Returns the number that each row shows, in both leaves."""
@@ -238,3 +242,29 @@ def test_write_when_its_content_is_large_or_on_another_channel_then_control_deci
     for message in (large, elsewhere, empty):
         send(mail, message)
         assert next_forwarded(peer) == message
+
+
+def test_extend_when_a_claim_is_about_to_be_opened_then_waits_for_it(
+    peer: Peer, mail: MessageChannel, table: Table
+) -> None:
+    claims = peer.context.worker_claims
+    claims.drop(table.stored.ref.uid)
+    claims.prepare(table.preparing)
+    send(mail, make_extend(table, 7, 2))
+    claims.open(table.opening)
+    assert decode_rows(next_answer(peer).done.indices).tolist() == [4, 5]
+
+
+def test_extend_when_a_claim_is_about_to_be_opened_and_is_not_then_handed_to_control(
+    peer: Peer, mail: MessageChannel, table: Table
+) -> None:
+    claims = peer.context.worker_claims
+    claims.drop(table.stored.ref.uid)
+    for request, is_decided in ((7, True), (8, False)):
+        begun_s = time.monotonic()
+        claims.prepare(table.preparing)
+        send(mail, make_extend(table, request, 2))
+        if is_decided:
+            claims.open(worker_pb2.OpenClaim(store=table.stored.ref))
+        assert next_forwarded(peer).request == request
+        assert is_decided or time.monotonic() - begun_s >= MAX_WAIT_S

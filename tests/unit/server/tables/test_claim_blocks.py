@@ -138,8 +138,7 @@ def test_block_when_control_gets_an_extend_of_its_writer_then_that_of_a_worker_e
 ) -> None:
     holder = world.worker.claim_holder = ClaimHolder(WorkerWriter("worker-0-abc"), lambda: None)
     session = world.session()
-    while claiming.offer(session, store, wish(store)) is None:
-        pass
+    assert claiming.grant(holder, store, wish(store)) is not None
     (claims,) = holder.claims.values()
     assert claims.is_block
     claiming.end_used_up(peers[0].session, store, 1)

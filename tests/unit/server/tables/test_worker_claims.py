@@ -14,7 +14,7 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.tables.claiming import Claiming
 from tdserve.store.claim_file import ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2
-from tests.unit.server.claimant import WINDOW, live, num_reserved, plan, restarted, wish
+from tests.unit.server.claimant import live, num_reserved, plan, restarted, wish
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World
 
@@ -46,10 +46,13 @@ def session(world: World, holder: ClaimHolder) -> ClientSession:
 
 
 def offer(claiming: Claiming, session: ClientSession, store: OpenedStore) -> control_pb2.Claim:
-    """Returns the claim that the worker is offered after some extends."""
+    """Returns the claim that the worker gets after some extends."""
+    holder = session.mover.claim_holder
+    assert holder is not None
     for _ in range(FIRST_CLAIM_EXTENDS - 1):
-        assert claiming.offer(session, store, wish(store)) is None
-    claim = claiming.offer(session, store, wish(store))
+        assert not claiming.is_due(session, holder, store)
+    assert claiming.is_due(session, holder, store)
+    claim = claiming.grant(holder, store, wish(store))
     assert claim is not None
     return claim
 
@@ -161,18 +164,20 @@ def test_record_when_it_makes_no_sense_then_the_worker_is_ended(
     store: OpenedStore, file: ClaimFile, broken: list[str]
 ) -> None:
     assert file.claim(1) is not None
-    file.write(ClaimedRows(ONE, 1, WINDOW + 1))
+    file.write(ClaimedRows(ONE, 1, 33))
     store.catch_up()
     assert broken == ["worker"]
 
 
 def test_offer_when_the_worker_has_rows_left_then_none_and_when_too_few_the_next(
-    world: World, claiming: Claiming, session: ClientSession, store: OpenedStore, file: ClaimFile
+    claiming: Claiming, session: ClientSession, holder: ClaimHolder, store: OpenedStore, file: ClaimFile
 ) -> None:
-    assert claiming.offer(session, store, wish(store)) is None
+    assert not claiming.is_due(session, holder, store)
+    assert claiming.grant(holder, store, wish(store)) is None
     for request in range(MIN_EXTENDS):
         extend(file, ONE, request, 1)
     store.catch_up()
     claiming.end_used_up(session, store, 1)
     assert file.is_over
-    assert claiming.offer(session, store, wish(store)) is not None, "it was of use"
+    assert claiming.is_due(session, holder, store), "it was of use"
+    assert claiming.grant(holder, store, wish(store)) is not None
