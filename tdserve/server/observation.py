@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence, Set as AbstractSet
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -249,7 +249,7 @@ class Observation:
         KINDS[record.kind].observe(store, figures)
         return figures
 
-    async def _sum_up(self, shown: Set[str]) -> control_pb2.StoreFigures:
+    async def _sum_up(self, shown: AbstractSet[str]) -> control_pb2.StoreFigures:
         """Returns the sums over all stores but those that are shown."""
         sums = control_pb2.StoreFigures(is_open=True)
         waits: dict[str, control_pb2.WaitFigures] = {}

@@ -79,8 +79,8 @@ class Claiming:
         return session.mover.take_claim(store, partial(self.grant, holder, store, asked))
 
     def is_due(self, session: ClientSession, holder: ClaimHolder, store: OpenedStore) -> bool:
-        """Counts an extend that has asked for rows, and returns whether its writer may get a claim now. If not, the next
-        extends ask for rows too."""
+        """Counts an extend that has asked for rows, and returns whether its writer may get a claim now. If not, the
+        next extends ask for rows too."""
         if session.ended.is_set() or not self._may_be_claimed(store):
             return False
         if session.caller.grant.is_counted:  # what its writer does by itself is not counted
