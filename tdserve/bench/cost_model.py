@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ _NAME = re.compile(r"(?P<call>.+), (?P<clients>\d+) clients?(?:, (?P<shards>\d+)
 
 MAX_ERROR = 0.5
 """Error of a model at any measured point beyond which no limit is named: the machine did other things as well."""
+
+MAX_CROWDING = 0.5
 
 LEAST_S = 1e-6
 """Seconds of CPU below which a part has none in a call."""
@@ -58,6 +61,7 @@ class CallModel:
     Attributes:
         call: Its name.
         fixed_s, per_shard_s: Seconds of CPU of a call, by part: those that it costs anyway, and for each shard.
+        crowding: By what part all of it costs more for each client per core beyond one.
         nbytes: Content of a call.
         delay_s: Time of a call in which nothing works on it.
         session_mib: Memory that a session costs, by part.
@@ -68,6 +72,7 @@ class CallModel:
     call: str
     fixed_s: Mapping[str, float]
     per_shard_s: Mapping[str, float]
+    crowding: float
     nbytes: float
     delay_s: float
     session_mib: Mapping[str, float]
@@ -80,7 +85,7 @@ class CallModel:
         return all(abs(error) <= MAX_ERROR for error in self.errors.values())
 
     def compute_cpu_s(self, part: str, num_shards: int) -> float:
-        """Returns the CPU of a call at one part, of all its processes."""
+        """Returns the CPU of a call at one part, of all its processes, where each client has a core."""
         return max(self.fixed_s[part] + self.per_shard_s[part] * num_shards, 0.0)
 
     def find_limits(self, num_machines: int, *, num_shards: int) -> dict[str, float]:
@@ -125,16 +130,15 @@ def read_points(figures: Iterable[Figure]) -> dict[str, list[Point]]:
 
 
 def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
-    """Fits costs to the points of a kind of call, by least squares.
+    """Fits costs to the points of a kind of call, by least squares of relative errors.
 
     Args:
         num_cores: Of the machine on which everything ran.
     """
     shards = np.array([point.num_shards for point in points], np.float64)
     clients = np.array([point.num_clients for point in points], np.float64)
-    fixed_s, per_shard_s, session_mib, shard_mib = {}, {}, {}, {}
+    session_mib, shard_mib = {}, {}
     for part in PARTS:
-        fixed_s[part], per_shard_s[part] = _fit_line(shards, [point.cpu_s[part] for point in points])
         columns = np.stack([clients, shards], axis=1)
         (session, shard), *_ = np.linalg.lstsq(columns, np.array([point.mib[part] for point in points]), rcond=None)
         session_mib[part], shard_mib[part] = float(session), float(shard)
@@ -144,10 +148,10 @@ def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
         for point in points
         if point.num_clients == least
     ]
+    costs = [_fit_costs(points, float(crowding), num_cores) for crowding in np.linspace(0.0, MAX_CROWDING, 101)]
     model = CallModel(
         call=call,
-        fixed_s=fixed_s,
-        per_shard_s=per_shard_s,
+        **min(costs, key=lambda each: _find_error(points, each, num_cores))._asdict(),
         nbytes=median(point.nbytes for point in points),
         delay_s=max(median(delays_s), 0.0),
         session_mib=session_mib,
@@ -157,22 +161,59 @@ def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
     errors = {}
     for point in points:
         demand_s = sum(model.compute_cpu_s(part, point.num_shards) for part in PARTS)
+        demand_s *= 1 + model.crowding * compute_crowd(point.num_clients, num_cores)
         calculated = compute_rate(point.num_clients, demand_s, num_cores, model.delay_s)
         errors[point.num_clients, point.num_shards] = calculated / point.calls_per_s - 1
-    return CallModel(**{**model.__dict__, "errors": errors})
+    return replace(model, errors=errors)
 
 
-def _fit_line(x: NDArray[np.float64], y: Sequence[float]) -> tuple[float, float]:
+class _Costs(NamedTuple):
+    fixed_s: dict[str, float]
+    per_shard_s: dict[str, float]
+    crowding: float
+
+
+def _fit_costs(points: Sequence[Point], crowding: float, num_cores: int) -> _Costs:
+    costs = _Costs({}, {}, crowding)
+    shards = np.array([point.num_shards for point in points], np.float64)
+    grown = np.array([1 + crowding * compute_crowd(point.num_clients, num_cores) for point in points])
+    weights = grown / [sum(point.cpu_s.values()) for point in points]
+    for part in PARTS:
+        cpu_s = np.array([point.cpu_s[part] for point in points]) / grown
+        costs.fixed_s[part], costs.per_shard_s[part] = _fit_line(shards, cpu_s, weights)
+    return costs
+
+
+def _find_error(points: Iterable[Point], costs: _Costs, num_cores: int) -> float:
+    """Returns the sum of squares of the relative errors of the CPU of all parts."""
+    error = 0.0
+    for point in points:
+        fitted_s = sum(costs.fixed_s[part] + costs.per_shard_s[part] * point.num_shards for part in PARTS)
+        fitted_s *= 1 + costs.crowding * compute_crowd(point.num_clients, num_cores)
+        error += (fitted_s / sum(point.cpu_s.values()) - 1) ** 2
+    return error
+
+
+def compute_crowd(num_clients: int, num_cores: int) -> float:
+    """Returns how many clients there are for each core, beyond one."""
+    return max(num_clients / num_cores - 1, 0.0)
+
+
+def _fit_line(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
     """Returns the intercept and the slope, neither of them negative, that fit best: no part of a call costs less than
     nothing."""
-    values = np.array(y)
+
+    def fit_columns(*columns: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.linalg.lstsq(np.stack(columns, axis=1) * weights[:, None], y * weights)[0], np.float64)
+
+    ones = np.ones_like(x)
     if len(set(x)) < 2:
-        return float(values.mean()), 0.0
-    intercept, slope = np.linalg.lstsq(np.stack([np.ones_like(x), x], axis=1), values, rcond=None)[0]
+        return float(fit_columns(ones)[0]), 0.0
+    intercept, slope = fit_columns(ones, x)
     if slope < 0:
-        return max(float(values.mean()), 0.0), 0.0
+        return max(float(fit_columns(ones)[0]), 0.0), 0.0
     if intercept < 0:
-        return 0.0, max(float(x @ values / (x @ x)), 0.0)
+        return 0.0, max(float(fit_columns(x)[0]), 0.0)
     return float(intercept), float(slope)
 
 

@@ -24,13 +24,14 @@ from tdserve.bench.fitted_table import TableColumn, print_fitted
 NOTE = (
     f"calculated: machines of {CORES_OF_MACHINE} cores with one server of {WORKERS_OF_MACHINE} workers each, a wire of"
     f" {WIRE_BYTES_PER_S * 8 / 1e9:g} Gbit/s, and as many machines for clients; every part works on one call at a time,"
-    " switches are no limit, and costs grow with shards as in the line that was fitted.\n"
+    " switches are no limit, costs grow with shards as in the line that was fitted, and each client has"
+    " a core. More if crowded: for each client per core beyond one.\n"
     "Memory of a session is the slope over clients, and that of a server over shards; client: of a client's process."
 )
 
 COST_COLUMNS = (
     TableColumn("call: part", 14),
-    *map(TableColumn, ("us a call", "us a shard", "MiB a session", "MiB a server")),
+    *map(TableColumn, ("us a call", "us a shard", "more if crowded", "MiB a session", "MiB a server")),
 )
 ERROR_COLUMNS = (TableColumn("call", 10), TableColumn("clients, shards: error of the fit", 20))
 LIMIT_COLUMNS = (
@@ -65,6 +66,7 @@ def _list_costs(models: Iterable[CallModel]) -> Iterator[tuple[str, ...]]:
                 f"{model.call}: {part}",
                 f"{model.fixed_s[part] * 1e6:,.0f}",
                 f"{model.per_shard_s[part] * 1e6:,.0f}",
+                f"{model.crowding:.1%}",
                 f"{model.session_mib[part]:.2f}",
                 f"{model.shard_mib[part]:.1f}",
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -115,3 +116,27 @@ def test_table_when_a_row_was_not_written_then_the_error_has_the_number_that_was
         fill_each(table)
         with pytest.raises(SelectionError, match="row 150 of shard 1 is not live"):
             table[torch.tensor([3, 105, 150])]
+
+
+def test_table_when_none_of_its_servers_answers_then_calls_wait_for_the_first(crashing: list[Crashing]) -> None:
+    with connecting(crashing, timeout_s=60.0) as client, ThreadPoolExecutor(2) as threads:
+        table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+        fill_each(table)
+        with ExitStack() as away:
+            for server in range(3):
+                away.enter_context(without(crashing, server))
+            calls = [threads.submit(table.sample, 8), threads.submit(len, table)]
+            wait_for(lambda: client.members.lost == [0, 1, 2] or any(each.done() for each in calls), "failed attempts")
+            assert not any(each.done() for each in calls)
+        sample, length = (each.result() for each in calls)
+        assert len(sample) == 8
+        assert length in (10, 20, 30)
+
+
+def test_sample_when_the_only_drawn_shard_is_away_then_drawn_from_others(crashing: list[Crashing]) -> None:
+    with connecting(crashing, timeout_s=60.0) as client:
+        table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
+        fill_each(table)
+        with without(crashing, table.placement.servers[1]):
+            numbers = [int(table.sample(1)["number"][0]) for _ in range(20)]
+        assert not {*range(10, 20)} & set(numbers)

@@ -15,9 +15,12 @@ from tdserve.bench.figures import Figure
 NUM_CORES = 2
 
 
-def make_figure(call: str, num_clients: int, num_shards: int, *, control_us: float = 40.0) -> Figure:
+def make_figure(
+    call: str, num_clients: int, num_shards: int, *, control_us: float = 40.0, crowding: float = 0.0
+) -> Figure:
     """A figure of a machine that the model describes without error: a shard costs the client another 500 us."""
-    client_us, workers_us = 300.0 + 500.0 * num_shards, 200.0
+    grown = 1 + crowding * max(num_clients / NUM_CORES - 1, 0)
+    control_us, client_us, workers_us = grown * control_us, grown * (300.0 + 500.0 * num_shards), grown * 200.0
     rate = compute_rate(num_clients, (control_us + client_us + workers_us) / 1e6, NUM_CORES, 1e-3)
     alone_s = 1e-3 + (control_us + client_us + workers_us) / 1e6
     details = {"control CPU": control_us, "workers CPU": workers_us, "client CPU": client_us, "MB/s": rate / 10}
@@ -39,6 +42,15 @@ def test_model_when_fitted_then_finds_the_costs_and_has_no_error() -> None:
     assert model.delay_s == pytest.approx(1e-3)
     assert model.nbytes == pytest.approx(1e5)
     assert len(model.errors) == len(FIGURES)
+    assert max(map(abs, model.errors.values())) < 1e-6
+
+
+def test_model_when_clients_share_cores_then_finds_how_much_more_that_costs() -> None:
+    figures = [make_figure("sample 256", clients, 2, crowding=0.05) for clients in (1, 2, 16, 64)]
+    ((call, points),) = read_points(figures).items()
+    model = fit(call, points, NUM_CORES)
+    assert model.crowding == pytest.approx(0.05)
+    assert model.compute_cpu_s("client", 2) == pytest.approx(1300e-6)
     assert max(map(abs, model.errors.values())) < 1e-6
 
 
