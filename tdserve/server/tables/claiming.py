@@ -141,7 +141,8 @@ class Claiming:
     def _may_be_claimed(self, store: OpenedStore) -> bool:
         record = store.record
         if (
-            store.is_outdated
+            store.waiters.is_deleted
+            or store.is_outdated
             or store.is_leaving
             or store.spec.values
             or store.group_keys
