@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,11 @@ from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Arrival
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.stores import Stores
-from tdserve.server.tables.arrivals import decode_arrival
+from tdserve.server.tables.arrivals import Coming, decode_arrival
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.policy_versions import MadeBy
@@ -63,15 +64,7 @@ class Extends:
         """
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
-        table = store.get_table()
-        for claims in table.claims:
-            claims.check_committed(session.client_id, request)
-        if asked.content.fingerprint != store.spec.fingerprint:
-            raise store.make_older_store_error()
-        if any(column.file for column in find_columns(asked)):
-            coming = await asyncio.to_thread(decode_arrival, store, session.client_id, asked)
-        else:
-            coming = decode_arrival(store, session.client_id, asked)
+        coming = await self._receive_arrival(session, request, store, asked)
         if asked.wished_claim:
             self._claiming.end_used_up(session, store, asked.num_rows)
         made_by = MadeBy(self._stores, store, asked, coming)
@@ -82,45 +75,64 @@ class Extends:
         rows = RowsToFill(store, reservation, asked)
         reach("extend.reserved")
         try:
-            store.check_current()  # while it waited for room, leaves may have come
-            found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
-            reach("extend.filled")
-            if len(found) < len(rows.rule_leaves):
-                found = await self._rule_keys.read_columns(store, rows.rule_leaves, reservation.rows, session)
-            if len(reservation) > PIECE_ROWS:
-                arrival = await asyncio.to_thread(coming.with_columns, store, found)
-            else:
-                arrival = coming.with_columns(store, found)
-            is_long = len(reservation) > table.step_rows
-            # write_lock keeps new groups out; link_lock waits for a long extend that links its rows.
-            has_links = table.columns.trajectories is not None
-            async with store.write_lock if is_long else store.link_lock if has_links else nullcontext():
-                # Groups that were requested while these rows were filled, and groups by values. During a read, more may
-                # be requested or given up.
-                while lacking := [path for path in store.group_keys if name_group_column(path) not in arrival.groups]:
-                    ids = await self._rule_keys.read_ids(store, lacking[0], reservation.rows, session)
-                    arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
-                if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                    session.mover.give_up_rows(request, rows)  # a retry: it was committed over another session
-                    return control_pb2.Done.FromString(answered)
-                settle = partial(made_by.settle, arrival)
-                done = await self._commit(session, request, rows, settle, is_long=is_long)
+            arrival = await self._fill(session, request, rows, coming)
+            done = await self._commit(session, request, rows, made_by, arrival)
         except BaseException:
             session.mover.give_up_rows(request, rows)
             raise
-        last_references: list[object] = [reservation, rows, found, arrival, settle, coming]
-        del reservation, rows, found, arrival, settle, coming
+        last_references: list[object] = [reservation, rows, made_by, arrival, coming]
+        del reservation, rows, made_by, arrival, coming
         drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, store, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done
 
+    async def _receive_arrival(
+        self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.ExtendRequest
+    ) -> Coming:
+        """Checks an extend before rows are reserved; returns what comes with its rows."""
+        for claims in store.get_table().claims:
+            claims.check_committed(session.client_id, request)
+        if asked.content.fingerprint != store.spec.fingerprint:
+            raise store.make_older_store_error()
+        if any(column.file for column in find_columns(asked)):
+            return await asyncio.to_thread(decode_arrival, store, session.client_id, asked)
+        return decode_arrival(store, session.client_id, asked)
+
+    async def _fill(self, session: ClientSession, request: int, rows: RowsToFill, coming: Coming) -> Arrival:
+        """Has reserved rows filled; returns what came with them, with the columns that the table's rules need."""
+        store = rows.store
+        store.check_current()  # while it waited for room, leaves may have come
+        found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
+        reach("extend.filled")
+        if len(found) < len(rows.rule_leaves):
+            found = await self._rule_keys.read_columns(store, rows.rule_leaves, rows.reservation.rows, session)
+        if len(rows.reservation) > PIECE_ROWS:
+            return await asyncio.to_thread(coming.with_columns, store, found)
+        return coming.with_columns(store, found)
+
     async def _commit(
-        self, session: ClientSession, request: int, rows: RowsToFill, settle: Callable[[], Arrival], *, is_long: bool
+        self, session: ClientSession, request: int, rows: RowsToFill, made_by: MadeBy, arrival: Arrival
     ) -> control_pb2.Done:
-        arguments = self._stores, self._answers, rows.store, rows.reservation
-        forget = partial(session.mover.forget_rows, rows)
-        if is_long:
-            return await commit_in_turns(*arguments, settle, client_id=session.client_id, request=request, also=forget)
-        extend = ClaimedRows(session.client_id, request, len(rows.reservation))
-        return commit_rows(*arguments, settle(), [extend], also=forget)
+        """Commits filled rows, unless an earlier attempt, over another session, has been faster."""
+        store, table = rows.store, rows.store.get_table()
+        is_long = len(rows.reservation) > table.step_rows
+        # write_lock keeps new groups out; link_lock waits for a long extend that links its rows.
+        has_links = table.columns.trajectories is not None
+        async with store.write_lock if is_long else store.link_lock if has_links else nullcontext():
+            # Groups that were requested while these rows were filled, and groups by values. During a read, more may be
+            # requested or given up.
+            while lacking := [path for path in store.group_keys if name_group_column(path) not in arrival.groups]:
+                ids = await self._rule_keys.read_ids(store, lacking[0], rows.reservation.rows, session)
+                arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
+            if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
+                session.mover.give_up_rows(request, rows)
+                return control_pb2.Done.FromString(answered)
+            settle = partial(made_by.settle, arrival)
+            arguments = self._stores, self._answers, store, rows.reservation
+            forget = partial(session.mover.forget_rows, rows)
+            if is_long:
+                client_id = session.client_id
+                return await commit_in_turns(*arguments, settle, client_id=client_id, request=request, also=forget)
+            extend = ClaimedRows(session.client_id, request, len(rows.reservation))
+            return commit_rows(*arguments, settle(), [extend], also=forget)

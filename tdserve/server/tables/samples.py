@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -163,47 +164,16 @@ class Samples:
         if asked.HasField("share"):
             share = await self._rank_shares.plan(session, store, asked, conditions, deadline)
             return await self.send(session, request, store, share, includes_spec=not asked.fingerprint)
-        call = _SampleCall(
-            session,
-            request,
-            store,
-            asked,
-            conditions,
-            max_lag,
-            deadline,
-            self._discarding,
-            self._selector_building,
-            self._rng,
-        )
+        tools = self._discarding, self._selector_building, self._rng
+        call = _SampleCall(session, request, store, asked, conditions, max_lag, deadline, *tools)
         await self._discarding.finish(session, store, max_lag, conditions)
         await call.make_ready()
         if asked.asks_mass:
-            selector = table.selectors.get(call.conditions)
-            return control_pb2.Done(
-                mass=selector.compute_mass(call.whole_rows),
-                least_mass=selector.least_mass,
-                num_epochs=selector.num_epochs,
-                counts=make_counts(store),
-            )
+            return _answer_mass(call)
         _check_session(session)
         if asked.is_lease:
             self._leasing.setdefault(session.number, {})[store.record.uid] = store
-        if asked.message_nbytes:
-            # Callers that wait in line go first.
-            begun = None if store.waiters.has_line(call.line) else call.draw_batches(call.num_batches)
-            found = None if begun is None else await self._complete(call, begun)
-            return await self._send_expected(session, request, store, found, asked)
-        drawn: _DrawnSample | None = None
-        while drawn is None:
-            begun = await session.wait(
-                store.waiters, call.draw, deadline, call.describe_wait, line=call.line, give_back=table.undo
-            )
-            drawn = await self._complete(call, begun)
-            call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
-        rows = drawn.plan
-        return await self._sending(
-            store, drawn, lambda: self.send(session, request, store, rows, includes_spec=not asked.fingerprint)
-        )
+        return await (self._send_expected(call) if asked.message_nbytes else self._send_awaited(call))
 
     def _answer_without_rows(self, store: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
         if asked.asks_counts:
@@ -283,31 +253,47 @@ class Samples:
         column = await self._rule_keys.learn_group(store, tuple(asked.group_by.parts), session)
         return SampleConditions(numbers, asked.consumer, column, asked.group_size)
 
-    async def _send_expected(
-        self,
-        session: ClientSession,
-        request: int,
-        store: OpenedStore,
-        drawn: _DrawnSample | None,
-        asked: control_pb2.SampleRequest,
-    ) -> control_pb2.Done | None:
+    async def _send_expected(self, call: _SampleCall) -> control_pb2.Done | None:
         """Sends the content that the client already waits for; void content if no sample is possible now."""
+        session, store, expected = call.session, call.store, call.asked.message_nbytes
+        # Callers that wait in line go first.
+        begun = None if store.waiters.has_line(call.line) else call.draw_batches(call.num_batches)
+        drawn = None if begun is None else await self._complete(call, begun)
         if drawn is None:
-            session.send_void(request, asked.message_nbytes)
+            session.send_void(call.request, expected)
             return control_pb2.Done(must_wait=True)
         plan = drawn.plan
 
         async def send() -> control_pb2.Done | None:
-            if store.spec.values or not _is_expected(store, plan, asked.message_nbytes):
+            if store.spec.values or not _is_expected(store, plan, expected):
                 raise store.make_older_store_error()
-            return await session.mover.get_rows(request, store, plan, None)
+            return await session.mover.get_rows(call.request, store, plan, None)
 
-        return await self._sending(store, drawn, send)
+        return await self._send_drawn(store, drawn, send)
 
-    async def _sending(
+    async def _send_awaited(self, call: _SampleCall) -> control_pb2.Done | None:
+        """Sends a sample as soon as there is one."""
+        session, store = call.session, call.store
+        drawn: _DrawnSample | None = None
+        while drawn is None:
+            begun = await session.wait(
+                store.waiters,
+                call.draw,
+                call.deadline,
+                call.describe_wait,
+                line=call.line,
+                give_back=store.get_table().undo,
+            )
+            drawn = await self._complete(call, begun)
+            call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
+        plan, includes_spec = drawn.plan, not call.asked.fingerprint
+        send = partial(self.send, session, call.request, store, plan, includes_spec=includes_spec)
+        return await self._send_drawn(store, drawn, send)
+
+    async def _send_drawn(
         self, store: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
-        """Has a sample sent. If that fails, what it used up is available again."""
+        """Sends a sample. If that fails, what it used up is available again."""
         reach("lease.drawn")
         store.get_table().note_sample(drawn.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up
@@ -335,6 +321,16 @@ class Samples:
             for _ in steps:
                 pass
             store.waiters.wake()
+
+
+def _answer_mass(call: _SampleCall) -> control_pb2.Done:
+    selector = call.store.get_table().selectors.get(call.conditions)
+    return control_pb2.Done(
+        mass=selector.compute_mass(call.whole_rows),
+        least_mass=selector.least_mass,
+        num_epochs=selector.num_epochs,
+        counts=make_counts(call.store),
+    )
 
 
 def _check_session(session: ClientSession) -> None:
