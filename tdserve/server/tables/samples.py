@@ -136,7 +136,7 @@ class Samples:
         )
         self._rng = np.random.default_rng()
         self._settling: set[asyncio.Task[None]] = set()
-        self._leasing: dict[int, dict[str, OpenedStore]] = {}  # by session, then uid: tables that it has leases of
+        self._leasing: dict[int, set[str]] = {}  # by session: incarnations of the tables that it has leases of
 
     async def sample(
         self, session: ClientSession, request: int, asked: control_pb2.SampleRequest
@@ -172,7 +172,7 @@ class Samples:
             return _answer_mass(call)
         _check_session(session)
         if asked.is_lease:
-            self._leasing.setdefault(session.number, {})[store.record.uid] = store
+            self._leasing.setdefault(session.number, set()).add(store.record.uid)
         return await (self._send_expected(call) if asked.message_nbytes else self._send_awaited(call))
 
     def _answer_without_rows(self, store: OpenedStore, asked: control_pb2.SampleRequest) -> control_pb2.Done:
@@ -213,16 +213,19 @@ class Samples:
 
     async def release(self, session: int) -> None:
         """Gives back all rows that an ended session has on lease."""
-        for store in self._leasing.pop(session, {}).values():
-            if store.table is not None:
-                await run_in_turns(_release_in_pieces(store, store.table, session))
+        for store in self._find_tables(self._leasing.pop(session, set())):
+            await run_in_turns(_release_in_pieces(store, session))
 
     async def give_back(self, session: int, request: int) -> None:
         """Gives back the rows that a session has on lease for one request, if any: the answer has not reached the
         client."""
-        for store in list(self._leasing.get(session, {}).values()):
-            if store.table is not None:
-                await run_in_turns(_release_in_pieces(store, store.table, session, request))
+        for store in self._find_tables(self._leasing.get(session, set())):
+            await run_in_turns(_release_in_pieces(store, session, request))
+
+    def _find_tables(self, uids: Iterable[str]) -> list[OpenedStore]:
+        """Returns those that still exist: a session may last longer than many tables, and keeps no memory of theirs."""
+        names = filter(None, map(self._stores.catalog.find_name, uids))
+        return [store for store in map(self._stores.find_used, names) if store is not None]
 
     async def send(
         self, session: ClientSession, request: int, store: OpenedStore, plan: RowsPlan, *, includes_spec: bool
@@ -372,8 +375,8 @@ def _find_whole_rows(asked: control_pb2.SampleRequest, table: Table) -> int:
     return whole_rows
 
 
-def _release_in_pieces(store: OpenedStore, table: Table, session: int, request: int = 0) -> Iterator[None]:
-    for num_rows in table.selectors.release_in_pieces(session, request=request):
+def _release_in_pieces(store: OpenedStore, session: int, request: int = 0) -> Iterator[None]:
+    for num_rows in store.get_table().selectors.release_in_pieces(session, request=request):
         if num_rows:
             store.waiters.wake()
         yield

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -196,6 +198,25 @@ def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(
     sample(world, run, store, 6, world.session(1), is_lease=True)
     assert change(world, run, 2, give_back=leased(3, 1)).num_rows == 2
     assert sorted(sample(world, run, store, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
+
+
+def test_lease_when_its_table_is_deleted_then_the_session_keeps_nothing_of_it(world: World, run: Loop) -> None:
+    session = world.session()
+
+    def lease_and_delete() -> weakref.ref[object]:
+        store = create(world, run)
+        extend(world, run, store, rows(10, 6))
+        sample(world, run, store, 2, session, is_lease=True)
+        run(world.stores.delete(store))
+        return weakref.ref(store.get_table())
+
+    async def wait_until_gone(table: weakref.ref[object]) -> None:
+        while table() is not None:
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    run(asyncio.wait_for(wait_until_gone(lease_and_delete()), 30.0))
+    assert not session.ended.is_set()
 
 
 @pytest.mark.parametrize(
