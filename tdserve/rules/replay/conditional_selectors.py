@@ -125,7 +125,8 @@ class ConditionalSelectors:
         missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])
         parts = [f"{names[number]} is missing in {counts[number]}" for number in missing[:MAX_NAMED]]
         if len(missing) > MAX_NAMED:
-            parts.append(f"{len(missing) - MAX_NAMED} more leaves in others")
+            num_others = len(missing) - MAX_NAMED
+            parts.append("1 more leaf in others" if num_others == 1 else f"{num_others} more leaves in others")
         if parts and len(rows) == MAX_LOOKED_AT:
             parts.append(f"of {len(rows)} that were looked at")
         return ", ".join(parts)

@@ -269,7 +269,7 @@ def test_describe_missing_when_leaves_were_not_written_then_counts_them_by_name(
         selectors.arrive(rows(row), keys)
         selectors.enter(rows(row))
     assert selectors.describe_missing(PLAIN, names) == (
-        "'c' is missing in 2, 'd' is missing in 2, 'e' is missing in 2, 'f' is missing in 2, 1 more leaves in others"
+        "'c' is missing in 2, 'd' is missing in 2, 'e' is missing in 2, 'f' is missing in 2, 1 more leaf in others"
     )
     assert selectors.describe_missing(SampleConditions((0, 1)), names) == "'b' is missing in 1"
     assert (
