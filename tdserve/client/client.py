@@ -410,6 +410,8 @@ class Client(TensorDictClient):
             fanout: To how many readers each holder of a version passes it on, at most. It stays set until another is
                 given; 0 leaves the choice to the server.
             dtype: Floating-point leaves are converted to it before they are sent.
+            return_early: True returns a future at once. The tensors are read later, also over shared memory: neither
+                they nor ``metadata`` may change before it is done, so no optimizer step.
 
         Returns:
             The version, or a future of it; it becomes visible as a whole, and not before. Versions of one client are

@@ -106,7 +106,10 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
     @gather_spans
     def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
-        """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server."""
+        """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server.
+
+        With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
+        """
         timeout_s = options.get("timeout_s")
         if isinstance(keys, str):
 

@@ -149,7 +149,10 @@ class ShardedReplayHandle(ShardedTable):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Changes the priorities of rows; arguments, results and errors as of ``ReplayHandle.update_priority``."""
+        """Changes the priorities of rows; arguments, results and errors as of ``ReplayHandle.update_priority``.
+
+        With ``return_early=True`` the arguments must not change before the future is done.
+        """
         wait_s = self._get_timeout_s(timeout_s)
         num_rows = len(to_row_numbers(index))
         priority = to_priorities(priority, num_rows)
