@@ -13,6 +13,7 @@ from torch import nn
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
+    NotSupportedError,
     RemoteProtocolError,
     SpecMismatchError,
     TDServeError,
@@ -33,6 +34,7 @@ from tdserve.client.weights.deltas import HeldVersions, PartialVersion
 from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
+from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.messages.content import read_layout
 from tdserve.messages.layout import Layout
@@ -40,7 +42,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture_module
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import FROM_TORCH
-from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf, describe
+from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
 from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
@@ -375,7 +377,10 @@ class ModuleDestination(Destination):
         self._is_converted = False
 
     def _capture(self, like: Spec | None = None) -> Captured:
-        return capture_module(self.out, store=self._store, is_destination=True)
+        try:
+            return capture_module(self.out, store=self._store, is_destination=True)
+        except NotSupportedError as error:
+            raise make_meta_error(self.out, store=self._store) or error from None
 
     def _check(self, spec: Spec) -> None:
         """Raises an error that names the parameter or buffer as the module does."""
@@ -400,12 +405,7 @@ class ModuleDestination(Destination):
             if theirs != own and _is_convertible(theirs, own):
                 self._is_converted = True
             elif theirs != own:
-                raise SpecMismatchError(
-                    store=self._store,
-                    key=".".join(path),
-                    expected="no such parameter" if theirs is None else describe(theirs),
-                    actual="no such parameter" if own is None else describe(own),
-                )
+                raise make_misfit_error(self.out, path, came, mine, store=self._store)
 
     def find_places(self, layout: Layout) -> Leaves | None:
         """Returns the parameters and buffers in the layout's order; None if they cannot be received into."""

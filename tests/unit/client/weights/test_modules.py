@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tdserve.base.errors import SpecMismatchError
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.read_content import Content
 from tdserve.client.weights.pulls import ModuleDestination
 from tdserve.messages.content import read_layout
@@ -72,6 +72,52 @@ def test_check_when_a_parameter_does_not_fit_then_error_names_it_as_the_module_d
         ModuleDestination(module, store="w").check(content_of(policy()).spec)
     assert caught.value.fields["key"] == name
     assert all(torch.equal(tensor, before[key]) for key, tensor in state(module).items())
+
+
+def with_buffer(*, is_persistent: bool) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("more", torch.ones(2), persistent=is_persistent)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("published", "module", "text"),
+    [
+        (
+            nn.Linear(2, 2),
+            with_buffer(is_persistent=False),
+            r"'more'.*a non-persistent buffer of the module; publish the",
+        ),
+        (
+            nn.Linear(2, 2),
+            with_buffer(is_persistent=True),
+            r"'more'.*a buffer of the module; publish a module that has",
+        ),
+        (nn.Linear(2, 2, bias=False), nn.Linear(2, 2), r"'bias'.*a parameter of the module; publish a module that has"),
+        (
+            with_buffer(is_persistent=False),
+            nn.Linear(2, 2),
+            r"'more'.*which the published version has, got no parameter",
+        ),
+        (nn.Linear(2, 2), nn.ModuleDict({"_orig_mod": nn.Linear(2, 2)}), r"torch\.compile adds .*module\._orig_mod"),
+        (nn.ModuleDict({"_orig_mod": nn.Linear(2, 2)}), nn.Linear(2, 2), r"torch\.compile adds .*module\._orig_mod"),
+    ],
+    ids=["non-persistent", "persistent", "parameter", "published", "compiled module", "compiled publisher"],
+)
+def test_check_when_one_side_lacks_a_name_then_error_has_the_side_and_the_remedy(
+    published: nn.Module, module: nn.Module, text: str
+) -> None:
+    with pytest.raises(SpecMismatchError, match=text):
+        ModuleDestination(module, store="w").check(content_of(published).spec)
+
+
+def test_destination_when_a_buffer_is_on_the_meta_device_then_error_has_its_name_and_the_remedy() -> None:
+    module = with_buffer(is_persistent=True)
+    module.more = torch.ones(2, device="meta")
+    with pytest.raises(NotSupportedError, match=r"weights 'w' into 'more' .*module\.to_empty"):
+        ModuleDestination(module, store="w")
+    module.to_empty(device="cpu")
+    ModuleDestination(module, store="w").check(content_of(module).spec)
 
 
 def test_check_when_there_are_values_too_then_error() -> None:

@@ -1,0 +1,78 @@
+"""Errors for versions that do not fit a module, with the side that has a name and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+
+from torch import nn
+
+from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.tree import Entry, Path, describe
+
+_COMPILED = "_orig_mod"
+"""What torch.compile adds to names: the attribute that is the compiled module."""
+
+_COMPILED_REMEDY = (
+    f"torch.compile adds {_COMPILED!r} to names: publish and read the module below it, module.{_COMPILED}"
+)
+
+_LOAD_PART = "module.load_state_dict(client.latest(name).data.flatten_keys('.').to_dict(), strict=False)"
+
+
+def make_misfit_error(
+    module: nn.Module, path: Path, came: Mapping[Path, Entry], mine: Mapping[Path, Entry], *, store: str
+) -> SpecMismatchError:
+    """Returns the error for a name at which a version and a module differ.
+
+    Args:
+        module: The module.
+        path: The name.
+        came: What the version has.
+        mine: What the module has.
+        store: Name of the weights.
+    """
+    theirs, own = came.get(path), mine.get(path)
+    is_compiled = _has_compiled(came) is not _has_compiled(mine)
+    expected, actual = "", ""
+    if theirs is not None and own is not None:
+        expected, actual = describe(theirs), describe(own)
+    elif theirs is not None:
+        remedy = _COMPILED_REMEDY if is_compiled else f"publish without it, or load what fits by {_LOAD_PART}"
+        expected = f"{describe(theirs)}, which the published version has"
+        actual = f"no parameter or buffer of this name in the module; {remedy}"
+    elif own is not None:
+        kind = _find_kind(module, ".".join(path))
+        remedy = "publish a module that has it"
+        if kind == "non-persistent buffer":
+            remedy = "publish the module itself, since its state_dict leaves such buffers out"
+        remedy = _COMPILED_REMEDY if is_compiled else f"{remedy}, or load what there is by {_LOAD_PART}"
+        expected = "nothing, since the published version has no such name"
+        actual = f"{describe(own)}, a {kind} of the module; {remedy}"
+    return SpecMismatchError(store=store, key=".".join(path), expected=expected, actual=actual)
+
+
+def make_meta_error(module: nn.Module, *, store: str) -> NotSupportedError | None:
+    """Returns the error for a module that has parameters or buffers without memory; None if none is on the meta device.
+
+    Args:
+        store: Name of the weights.
+    """
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    name = next((name for name, tensor in tensors if tensor.is_meta), None)
+    if name is None:
+        return None
+    return NotSupportedError(
+        feature=f"reading weights {store!r} into {name!r} of a module on the meta device",
+        reason="it has no memory to fill; call module.to_empty(device=...) first",
+    )
+
+
+def _has_compiled(names: Mapping[Path, Entry]) -> bool:
+    return any(_COMPILED in path for path in names)
+
+
+def _find_kind(module: nn.Module, name: str) -> str:
+    if name not in dict(module.named_buffers(remove_duplicate=False)):
+        return "parameter"
+    return "buffer" if name in module.state_dict() else "non-persistent buffer"
