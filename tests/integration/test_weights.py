@@ -186,6 +186,24 @@ def test_publish_when_module_then_its_parameters_come_back(client: tdserve.Clien
     assert all(torch.equal(*pair) for pair in zip(copy.parameters(), policy.parameters(), strict=True))
 
 
+@both_sizes
+def test_latest_when_a_graph_needs_what_it_overwrites_then_the_graph_is_refused(
+    client: tdserve.Client, name: str, size: int
+) -> None:
+    client.publish(name, TensorDict({"weight": torch.ones(1, size)}))
+    client.init_remote(out := TensorDict({"weight": torch.zeros(1, size)}), f"{name}-td")
+    module, given = nn.Linear(size, 1, bias=False), torch.ones(size, requires_grad=True)
+    for number in range(2):  # the second time, the client knows that nothing has changed
+        losses = [module(given).sum(), (given * out["weight"]).sum(), (given * out["weight"]).sum()]
+        latest(client, name, into=module)
+        latest(client, name, out=out)
+        client.recv(out, f"{name}-td")
+        assert number or (module.weight == 1).all()
+        for loss in losses:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
 def test_publish_when_a_publisher_is_new_then_versions_go_on(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from tdserve.base.errors import (
     LocalProtocolError,
@@ -146,7 +147,14 @@ class Destination:
         except TDServeError as error:
             return None, error
 
+    def mark_changed(self) -> None:
+        """Tells autograd that content was received in place: a graph that needs what was there before fails then, as
+        after any other change in place."""
+        increment_version(list(self._captured.tensors.values()))
+
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place."""
+        if was_direct:
+            self.mark_changed()
         if not was_direct or content.values:
             fill(self.out, content.spec, content.leaves, content.values)

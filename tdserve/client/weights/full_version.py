@@ -81,7 +81,8 @@ def take_whole(
         raise mismatch
     version = received.version
     built, values = decode_values(spec, accepted.values, allow_pickle=client.allow_pickle)
-    if places is not None and not values:
+    if destination is not None and places is not None and not values:
+        destination.mark_changed()
         return None
     content = Content(built, received.get_leaves(), values, version or accepted.version, accepted)
     if destination is not None:

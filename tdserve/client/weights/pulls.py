@@ -413,9 +413,12 @@ class ModuleDestination(Destination):
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place, to whatever device it is on."""
-        if not was_direct:
+        if was_direct:
+            self.mark_changed()
+            return
+        with torch.no_grad():
             for path, tensor in self._captured.tensors.items():
-                tensor.data.copy_(content.leaves[path])  # through .data, so that autograd does not count it as a change
+                tensor.copy_(content.leaves[path])
 
 
 def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:
