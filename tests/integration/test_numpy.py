@@ -186,8 +186,13 @@ def test_extend_when_of_several_dimensions_then_flattened(table: tdserve.ReplayH
     given = rows(6, start=20)
     grid = {key: value.reshape(2, 3, *value.shape[1:]) for key, value in given.items() if key != "next"}
     grid["next"] = {"obs": given["next"]["obs"].reshape(2, 3, 2)}
-    assert same(table.extend(grid, flatten=True), np.arange(8, 14).reshape(2, 3))
+    numbers = table.extend(grid, flatten=True)
+    assert same(numbers, np.arange(8, 14).reshape(2, 3))
     assert same(table[8:14], given)
+    table.set_at_("obs", grid["obs"] + 1, numbers)
+    assert same(table[8:14]["obs"], given["obs"] + 1)
+    table.set_at_("obs", np.zeros(2, np.float32), numbers)  # broadcast to all
+    assert not table[8:14]["obs"].any()
 
 
 def test_extend_when_of_a_dict_of_tensors_or_other_dtypes_then_converted_where_nothing_is_lost(

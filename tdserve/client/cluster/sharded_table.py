@@ -31,7 +31,7 @@ from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
-from tdserve.client.tables.change_requests import to_row_numbers
+from tdserve.client.tables.change_requests import flatten_row_dims, to_row_numbers
 from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
@@ -249,7 +249,7 @@ class ShardedTable(ShardedRows):
         path, num_rows = check_path(key), len(to_row_numbers(index))
         wait_s = self._get_timeout_s(timeout_s)
         self.check_key(path)
-        split = self._split_values(path, value, num_rows)
+        split = self._split_values(path, flatten_row_dims(value, index), num_rows)
 
         def write() -> None:
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:

@@ -61,18 +61,31 @@ def to_row_numbers(rows: Any) -> NDArray[np.int64]:
         InvalidRequestError: They cannot be row numbers.
         SelectionError: One is negative.
     """
-    if is_batch(rows):
-        found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
-        if found is None:
-            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
-        rows = found
-    array = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+    array = _to_array(rows)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise InvalidRequestError(argument="rows", reason=f"{array.dtype} cannot be row numbers")
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
     if len(numbers) and int(numbers.min()) < 0:  # negative numbers have another meaning in messages
         raise SelectionError(selection=str(int(numbers.min())), reason="row numbers begin at 0")
     return numbers
+
+
+def flatten_row_dims(value: Any, rows: Any) -> Any:
+    """Returns values of rows with one dimension for the rows, where their numbers have several, as those of
+    ``extend(flatten=True)``."""
+    shape = _to_array(rows).shape
+    if len(shape) < 2 or tuple(getattr(value, "shape", ()))[: len(shape)] != shape:
+        return value
+    return value.reshape(-1, *value.shape[len(shape) :])
+
+
+def _to_array(rows: Any) -> NDArray[Any]:
+    if is_batch(rows):
+        found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
+        if found is None:
+            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
+        rows = found
+    return np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
 
 
 def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:

@@ -22,7 +22,13 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers, to_whole_generations
+from tdserve.client.tables.change_requests import (
+    change,
+    flatten_row_dims,
+    to_generations,
+    to_row_numbers,
+    to_whole_generations,
+)
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_parts import ExtendPart
@@ -260,7 +266,8 @@ class TableHandle(FollowedTable):
 
         Args:
             key: Key of the leaf, which may not have been written yet.
-            value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf.
+            value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf. It may
+                have as many dimensions for the rows as ``index``.
             index: Row numbers, as returned by ``extend``. A sampled batch stands for its rows, and nothing is written
                 if one of them was overwritten since; bare numbers mean whatever rows have them now.
             return_early: True returns a future at once. ``value`` must not change before it is done, and several writes
@@ -275,7 +282,7 @@ class TableHandle(FollowedTable):
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
         path = check_path(key)
-        rows = to_row_numbers(index)
+        rows, value = to_row_numbers(index), flatten_row_dims(value, index)
         expected = ExpectedRows(to_generations(index, None, len(rows)).tobytes())
         deadline = self._client.deadline(timeout_s)
 
