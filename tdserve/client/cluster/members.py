@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TypeVar
@@ -31,6 +32,9 @@ from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PATIENCE_S, PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
+
+PROBE_WAIT_S = 0.1
+"""How long a caller waits for the answer of a server that did not answer lately."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -125,19 +129,24 @@ class Members:
             time.sleep(PROBE_INTERVAL_S)
 
     def is_lost(self, server: int) -> bool:
-        """Returns whether a server did not answer lately. One that did not is tried again from time to time, by the
-        caller that asks then."""
+        """Returns whether a server did not answer lately. One that did not is tried again from time to time, beside the
+        caller that asks then: one that stands still would keep it waiting."""
         if server not in self._lost:
             return False
         with self._lock:
-            if not self._lost.begin_probe(server, time.monotonic()):  # it is too early, or another thread tries it
-                return server in self._lost
-        answers = self._answers(server)
-        if answers:
+            is_due = self._lost.begin_probe(
+                server, time.monotonic()
+            )  # else another thread tries it, or it is too early
+        if is_due:
+            with suppress(FutureTimeoutError):
+                self._start(partial(self._probe, server)).result(PROBE_WAIT_S)
+        return server in self._lost
+
+    def _probe(self, server: int) -> None:
+        if self._answers(server):
             with self._lock:
                 self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)
-        return not answers
 
     def _answers(self, server: int) -> bool:
         try:
