@@ -97,7 +97,10 @@ class NewRows:
     def _look(self, facts: dict[str, Any], num_rows: int, max_rows: int, before: _Window) -> LatestRows:
         import torch
 
-        parts = [self._table.read_numbered(part) for part in self._choose(facts, num_rows)]
+        from tdserve.structure.instances import allow_unknown_classes
+
+        with allow_unknown_classes():
+            parts = [self._table.read_numbered(part) for part in self._choose(facts, num_rows)]
         numbers = torch.cat([part[1] for part in parts]).tolist()
         names = (torch.cat([part[2] for part in parts]) & NAME_MASK).tolist()
         order = sorted(range(len(numbers)), key=lambda at: (names[at], numbers[at]))

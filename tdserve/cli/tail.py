@@ -126,6 +126,8 @@ def _list_lines(found: LatestRows) -> list[tuple[str, Any]]:
 
 
 def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
+    from tdserve.structure.instances import allow_unknown_classes  # imports torch
+
     shown = -1
 
     def look(is_first: bool) -> list[tuple[str, Any]]:
@@ -135,7 +137,8 @@ def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> L
             return []
         shown = described.version
         begin = max(described.batch_size[0] - num_rows, 0)
-        rows = client[name][begin:]
+        with allow_unknown_classes():
+            rows = client[name][begin:]
         numbers = range(begin, begin + len(rows))
         return list(zip(make_row_lines(rows, numbers), make_row_documents(rows, numbers), strict=True))
 

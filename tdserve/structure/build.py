@@ -17,7 +17,7 @@ from tdserve.structure import unbatched
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim
-from tdserve.structure.instances import find_content, find_tensorclass, make_instance, num_classes
+from tdserve.structure.instances import find_content, find_shown_class, make_instance, num_classes
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
@@ -39,7 +39,8 @@ class _Recipe(NamedTuple):
     Attributes:
         steps: Key, path, and at most one of: the non-tensor leaf, the recipe of a child. Neither: a tensor.
         num_classes: Types that tensordict had registered when the tensorclasses in the node were looked up; 0 without
-            any. A class that is defined again later (as in a notebook) is then looked up again.
+            any. A class that is defined again later (as in a notebook) is then looked up again. -1 if a class was not
+            found: it is looked up each time.
         packed: Of a packed node.
         row: For a lazy stack, the recipe of one row.
         stack_dim: Dimension of a lazy stack.
@@ -141,30 +142,31 @@ def _prepare(node: Node, path: Path) -> _Recipe:
     tensorclass = None
     if node.tensorclass is not None:
         keys = frozenset() if node.inner is not None else frozenset(key for key, _ in node.entries)
-        tensorclass = find_tensorclass(node.tensorclass, path, keys)
+        tensorclass = find_shown_class(node.tensorclass, path, keys)
     steps: list[tuple[str, Path, ValueLeaf | None, _Recipe | None]] = []
     stack_dim = None if node.stack_dim == -1 or node.inner is not None else node.stack_dim
     for key, entry in node.entries if stack_dim is None else ():
-        below = (*path, key)
+        child_path = (*path, key)
         if node.inner is not None:
             if isinstance(entry, TensorLeaf):  # elements of packed nodes have none here
-                steps.append((key, below, None, None))
+                steps.append((key, child_path, None, None))
         elif isinstance(entry, Node):
-            steps.append((key, below, None, _prepare(entry, below)))
+            steps.append((key, child_path, None, _prepare(entry, child_path)))
         elif isinstance(entry, TensorLeaf):
-            steps.append((key, below, None, None))
+            steps.append((key, child_path, None, None))
         else:
-            steps.append((key, below, entry, None))
+            steps.append((key, child_path, entry, None))
     row = None if stack_dim is None else _prepare(drop_batch_dim(node, stack_dim)._replace(tensorclass=None), path)
-    below_row = row.num_classes if row is not None else 0
-    has_classes = tensorclass or below_row or any(child.num_classes for *_, child in steps if child)
+    below = [child.num_classes for *_, child in steps if child] + ([] if row is None else [row.num_classes])
+    is_unknown = (node.tensorclass is not None and tensorclass is None) or -1 in below
+    has_classes = tensorclass is not None or any(below)
     return _Recipe(
         torch.Size(node.batch_size),
         None if node.names is None else list(node.names),
         None if node.device is None else torch.device(node.device),
         tensorclass,
         tuple(steps),
-        num_classes() if has_classes else 0,
+        -1 if is_unknown else num_classes() if has_classes else 0,
         None if node.inner is None else PackedNode.from_node(node, path, tensorclass),
         row,
         stack_dim or 0,

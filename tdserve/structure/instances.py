@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set as AbstractSet
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, TypedTensorDict
@@ -21,6 +23,8 @@ from tdserve.structure.tensordict_private import (
 )
 from tdserve.structure.tree import quote
 
+_allows_unknown = ContextVar("_allows_unknown", default=False)
+
 
 def get_class_name(kind: type) -> str:
     """Returns the name of a tensorclass for both ends."""
@@ -30,6 +34,28 @@ def get_class_name(kind: type) -> str:
 def num_classes() -> int:
     """Returns how many types tensordict has registered: when it grows, a class may have been defined again."""
     return len(SEEN_CLASSES)
+
+
+@contextmanager
+def allow_unknown_classes() -> Iterator[None]:
+    """Runs a block that builds instances of classes that this process does not know as the tensordicts in them, for
+    programs that only show what is stored."""
+    token = _allows_unknown.set(True)
+    try:
+        yield
+    finally:
+        _allows_unknown.reset(token)
+
+
+def find_shown_class(name: str, path: Path, keys: AbstractSet[str]) -> Any:
+    """Returns the class of instances to build; None within ``allow_unknown_classes`` if it is not known. Arguments and
+    errors as of ``find_tensorclass``."""
+    try:
+        return find_tensorclass(name, path, keys)
+    except NotSupportedError:
+        if not _allows_unknown.get():
+            raise
+        return None
 
 
 def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:

@@ -266,8 +266,8 @@ class TableHandle(FollowedTable):
 
         Args:
             key: Key of the leaf, which may not have been written yet.
-            value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf. It may
-                have as many dimensions for the rows as ``index``.
+            value: Tensor ``[n, *leaf]``, broadcast as by ``leaf[index] = value``; or values of a non-tensor leaf. It
+                may have as many dimensions for the rows as ``index``.
             index: Row numbers, as returned by ``extend``. A sampled batch stands for its rows, and nothing is written
                 if one of them was overwritten since; bare numbers mean whatever rows have them now.
             return_early: True returns a future at once. ``value`` must not change before it is done, and several writes

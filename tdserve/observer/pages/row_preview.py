@@ -63,7 +63,9 @@ class RowPreviews:
         return self._images.get(number)
 
     def _read(self, name: str) -> dict[str, Any]:
-        with self._open_client() as client:
+        from tdserve.structure.instances import allow_unknown_classes  # imports torch
+
+        with allow_unknown_classes(), self._open_client() as client:
             described = client.describe(name)
             num_rows = _choose_num_rows(described)
             columns = list(iter_columns(read_first_rows(client, name, num_rows)))

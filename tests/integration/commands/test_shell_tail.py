@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
 
 import tdserve
 from tdserve.cli import new_rows
@@ -23,6 +23,14 @@ from tests.processes import REPOSITORY, wait_for
 from tests.roots import make_quick_root
 
 pytestmark = pytest.mark.integration
+
+
+@tensorclass
+class Message:
+    """What only this process knows."""
+
+    text: str
+    tokens: torch.Tensor
 
 
 def rows(start: int, stop: int, width: int = 1) -> TensorDict:
@@ -191,3 +199,17 @@ def test_follow_when_the_server_restarts_then_goes_on() -> None:
                 client.publish("policy", TensorDict({"w": torch.ones(3)}, []))
                 assert json.loads(read_lines(process, 1)[0])["version"] == 2
                 end(process)
+
+
+@pytest.mark.parametrize("command", ["head", "tail"])
+def test_rows_when_of_a_class_that_the_command_does_not_know_then_shown_as_tensordicts(
+    server: tdserve.Server, client: tdserve.Client, command: str
+) -> None:
+    row = TensorDict({"message": Message(text="hello", tokens=torch.arange(2), batch_size=[])}, [])
+    client.create_replay("messages", row, 4).extend(torch.stack([row, row.clone()]))
+    client.init_remote(torch.stack([row, row.clone()]), "plain")
+    for name in ("messages", "plain"):
+        arguments = [sys.executable, "-m", "tdserve", command, name, "--address", server.address]
+        shown = subprocess.run(arguments, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout.count("hello") == 2
