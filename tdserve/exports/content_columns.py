@@ -11,6 +11,11 @@ from tdserve.structure.nodes import TensorLeaf, ValueLeaf
 
 Key = tuple[str, ...]
 
+RAGGED_REASON = (
+    "its rows differ in shape; leave it out by naming the keys to export (--key, or keys=), "
+    "or read it in Python with pad="
+)
+
 Columns = dict[Key, Any]
 """By key a tensor, or a list of values, one for each row; without rows the value itself."""
 
@@ -36,7 +41,7 @@ def list_columns(content: Any, keys: Sequence[Key], name: str) -> Columns:
             has_rows = bool(captured.spec.batch_size)
             found[path] = list(value) if entry.per_row else [value] * captured.spec.batch_size[0] if has_rows else value
         elif isinstance(entry, ValueLeaf) or entry.inner is not None:
-            raise NotSupportedError(feature=f"the export of {'/'.join(path)!r}", reason="its rows differ in shape")
+            raise NotSupportedError(feature=f"the export of {'/'.join(path)!r} of {name!r}", reason=RAGGED_REASON)
     if captured.spec.packed and () in captured.spec.packed:
         raise NotSupportedError(feature=f"the export of {name!r}", reason="its rows differ in structure")
     for each in keys:
