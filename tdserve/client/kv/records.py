@@ -69,6 +69,13 @@ class AnyRecords:
 
     def encode(self, key: str, value: Any) -> bytes:
         """Returns the record of one entry. Raises NotSupportedError for what cannot be stored."""
+        try:
+            return self._encode(key, value)
+        except RecursionError:
+            reason = "it contains itself, or its containers are nested too deep"
+            raise NotSupportedError(feature=f"the value of entry {key!r} of {self._store!r}", reason=reason) from None
+
+    def _encode(self, key: str, value: Any) -> bytes:
         if isinstance(value, torch.Tensor) and not (
             value.is_nested or value.layout is not torch.strided or value.is_meta
         ):
@@ -307,7 +314,10 @@ def _check_num_rows(keys: Sequence[str], values: Any) -> None:
 
 def _is_simple(value: Any) -> bool:
     """Returns whether a value may be encoded together with others: it is no tensor, and no dict with tensors."""
-    return type(value) in _SIMPLE_TYPES or (type(value) is dict and not has_tensors(value))
+    try:
+        return type(value) in _SIMPLE_TYPES or (type(value) is dict and not has_tensors(value))
+    except RecursionError:  # it contains itself; encoded by itself, it is pickled or refused with its key
+        return False
 
 
 def _find_tensor(value: Any, place: str = "") -> str | None:

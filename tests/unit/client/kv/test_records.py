@@ -252,3 +252,28 @@ def test_array_when_a_value_then_an_array_again() -> None:
     assert found.dtype == array.dtype
     assert np.array_equal(found, array)
     assert isinstance(make_like(TensorDict({"a": torch.zeros(2)}, [])), LikeRecords)
+
+
+def make_cycle(kind: type) -> Any:
+    """Returns a list or dict that contains itself."""
+    made: Any = kind()
+    if kind is dict:
+        made["self"] = made
+    else:
+        made.append(made)
+    return made
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_any_record_when_a_value_contains_itself_then_error_has_store_and_key(kind: type) -> None:
+    for encode in (lambda value: ANY.encode("k", value), lambda value: ANY.encode_many(["k"], [value])):
+        with pytest.raises(NotSupportedError, match=r"entry 'k' of 's'.*contains itself"):
+            encode(make_cycle(kind))
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_any_record_when_a_value_contains_itself_and_pickle_is_allowed_then_restored(kind: type) -> None:
+    records = AnyRecords("s", allow_pickle=True)
+    (record,) = cut(records.encode_many(["k"], [make_cycle(kind)]))
+    found = records.decode("k", record, None)
+    assert found["self" if kind is dict else 0] is found
