@@ -8,13 +8,14 @@ from contextlib import suppress
 from functools import partial
 from threading import Event
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ClosedError,
     DeadlineExceededError,
     EndOfStreamError,
+    InvalidRequestError,
     StructureChangedError,
     TDServeError,
     TransferAbortedError,
@@ -130,6 +131,14 @@ class Taken:
 
     def __repr__(self) -> str:
         return f"<Taken: {len(self._rows)} rows of {self._query.name!r} on lease; use it in a with block or take .rows>"
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Raises InvalidRequestError with what to do instead: rows that are read have to be acknowledged."""
+        reason = (
+            "rows on lease are read within a block, 'with queue.take(n) as rows: rows[key]', which acknowledges them; "
+            "or take them by take(n, ack=False), and call queue.ack(rows)"
+        )
+        raise InvalidRequestError(argument=f"a subscript of what take returns from {self._query.name!r}", reason=reason)
 
     @property
     def rows(self) -> Any:

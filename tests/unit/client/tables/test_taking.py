@@ -50,6 +50,17 @@ def num_leased(table: Any) -> int:
     return int(table.info()["num_leased"])
 
 
+def test_take_when_its_result_is_read_without_a_block_then_error_has_the_remedy_and_rows_are_given_back(
+    queue: tdserve.QueueHandle,
+) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"{queue.name}.*with queue.take.*ack=False"):
+        queue.take(2)["a"]
+    gc.collect()
+    wait_for(lambda: num_leased(queue) == 0, "the rows to be given back")
+    with queue.take(4) as taken:
+        assert taken["a"].tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("is_seen", [False, True])
 def test_take_when_its_result_is_dropped_then_given_back_unless_the_rows_are_in_use(
     queue: tdserve.QueueHandle, is_seen: bool
