@@ -246,7 +246,7 @@ class ShardedTable(ShardedRows):
     ) -> Any:
         """Writes a leaf or nested part of live rows; arguments and errors as of ``TableHandle.set_at_``."""
 
-        path, num_rows = check_path(key), len(to_row_numbers(index))
+        path, num_rows = check_path(key), len(to_row_numbers(index, table=self.name))
         wait_s = self._get_timeout_s(timeout_s)
         self.check_key(path)
         split = self._split_values(path, flatten_row_dims(value, index), num_rows)

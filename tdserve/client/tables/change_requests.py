@@ -54,8 +54,12 @@ def change_priorities(
     return sum(change(client, name, deadline, priorities=message).num_skipped for message in messages)
 
 
-def to_row_numbers(rows: Any) -> NDArray[np.int64]:
+def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
     """Returns row numbers that are given as a sampled batch, a tensor, an array, a list, or one number.
+
+    Args:
+        rows: The rows.
+        table: Name of the table, for errors.
 
     Raises:
         InvalidRequestError: They cannot be row numbers.
@@ -63,7 +67,7 @@ def to_row_numbers(rows: Any) -> NDArray[np.int64]:
     """
     array = _to_array(rows)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidRequestError(argument="rows", reason=f"{array.dtype} cannot be row numbers")
+        raise _make_kind_error(rows, array.dtype, table)
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
     if len(numbers) and int(numbers.min()) < 0:  # negative numbers have another meaning in messages
         raise SelectionError(selection=str(int(numbers.min())), reason="row numbers begin at 0")
@@ -86,6 +90,17 @@ def _to_array(rows: Any) -> NDArray[Any]:
             raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
         rows = found
     return np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+
+
+def _make_kind_error(rows: Any, dtype: np.dtype[Any], table: str) -> InvalidRequestError:
+    """Returns the error for what cannot be row numbers, with what may be given instead of it."""
+    what, remedy = f"{dtype}", "give integers"
+    if isinstance(rows, slice):
+        what, remedy = f"{rows}", "give torch.arange(start, stop)"
+    elif dtype == np.bool_:
+        what, remedy = "a bool mask", "give batch['index'][mask], or mask.nonzero() of a mask over the table's rows"
+    where = f" of table {table!r}" if table else ""
+    return InvalidRequestError(argument="rows", reason=f"{what} cannot be row numbers{where}; {remedy}")
 
 
 def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control_pb2.Priorities]:

@@ -282,7 +282,7 @@ class TableHandle(FollowedTable):
             InvalidRequestError: The table orders its rows by this key. Nothing was written.
         """
         path = check_path(key)
-        rows, value = to_row_numbers(index), flatten_row_dims(value, index)
+        rows, value = to_row_numbers(index, table=self.name), flatten_row_dims(value, index)
         expected = ExpectedRows(to_generations(index, None, len(rows)).tobytes())
         deadline = self._client.deadline(timeout_s)
 

@@ -43,6 +43,24 @@ def test_extend_when_leaves_are_missing_then_they_are_written_later(table: tdser
 
 
 @pytest.mark.parametrize(
+    ("index", "remedy"),
+    [
+        (torch.ones(8, dtype=torch.bool), r"mask\.nonzero\(\)"),
+        (slice(0, 2), r"torch\.arange"),
+        (torch.ones(2), "give integers"),
+    ],
+    ids=["mask", "slice", "floats"],
+)
+def test_set_at_when_the_index_is_no_row_numbers_then_error_has_table_and_remedy(
+    table: tdserve.ReplayHandle, index: Any, remedy: str
+) -> None:
+    before = table[:5]["a"]
+    with pytest.raises(InvalidRequestError, match=rf"table '{table.name}'.*{remedy}"):
+        table.set_at_("a", torch.tensor(7), index)
+    assert table[:5]["a"].equal(before)
+
+
+@pytest.mark.parametrize(
     "batch", [rows(2).exclude("a").set("z", torch.zeros(2)), TensorDict({}, [2]), rows(2).set("z", torch.zeros(2))]
 )
 def test_extend_when_leaves_are_unknown_or_none_then_refused(table: tdserve.ReplayHandle, batch: TensorDict) -> None:
