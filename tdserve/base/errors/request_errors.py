@@ -213,6 +213,24 @@ class UnauthenticatedError(RequestError):
         return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
 
 
+_METHODS = {
+    "read": "get, indexing",
+    "sample": "sample, take, batches",
+    "latest": "latest, version, wait_newer, subscribe",
+    "list": "keys, values, items",
+    "write": "set_, set_at_, update_, send",
+    "extend": "extend, append of a writer",
+    "change": "update_priority, ack, delete and clear of rows, close",
+    "alter": "set of a new key, del_, rename_key_, lock_, unlock_",
+    "remove": "delete, pop",
+    "claimed": "extend",
+    "join_group": "group",
+    "create_store": "create_replay, create_queue, create_kv, init_remote",
+    "delete_store": "delete",
+}
+"""Methods that make a request, by its kind in the protocol; kinds that are named like their method are left out."""
+
+
 class PermissionDeniedError(RequestError):
     """The token does not grant this call. Nothing was changed.
 
@@ -225,9 +243,11 @@ class PermissionDeniedError(RequestError):
     defaults = {"role": "", "call": "", "store": "", "needed": "", "scope": ""}
 
     def _message(self) -> str:
+        methods = _METHODS.get(str(self.fields["call"]), "")
+        call = f"{{call!r}} ({methods})" if methods else "{call!r}"
         if not self.fields["needed"]:
-            return super()._message()
-        what = "{call!r} on store {store!r}" if self.fields["store"] else "{call!r}"
+            return self.template.replace("{call!r}", call).format(**self.fields)
+        what = f"{call} on store {{store!r}}" if self.fields["store"] else call
         needed, own = "{needed!r}", "{role!r}"
         if self.fields["scope"]:
             needed, own = "{needed!r} {scope}", "{role!r} of some"

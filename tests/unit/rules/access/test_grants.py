@@ -29,6 +29,20 @@ def test_check_when_the_role_is_too_low_then_denied_with_the_role_that_is_needed
         assert caught.value.fields == expected
 
 
+@pytest.mark.parametrize(
+    ("stores", "text"),
+    [
+        (("*",), r"'change' \(update_priority, .* on store 's' needs"),
+        (("other",), r"'change' \(update_priority, .* refused"),
+    ],
+)
+def test_check_when_a_request_has_another_name_than_its_methods_then_the_error_lists_them(
+    stores: tuple[str, ...], text: str
+) -> None:
+    with pytest.raises(PermissionDeniedError, match=text):
+        Grant("t", Role.READ, stores).check("change", control_pb2.ChangeRequest(store="s"))
+
+
 @pytest.mark.parametrize("role", list(Role))
 def test_check_when_the_store_is_not_included_then_denied_whatever_the_role(role: Role) -> None:
     with pytest.raises(PermissionDeniedError, match="includes no store 'replay-1'") as caught:
