@@ -17,8 +17,6 @@ _COMPILED_REMEDY = (
     f"torch.compile adds {_COMPILED!r} to names: publish and read the module below it, module.{_COMPILED}"
 )
 
-_LOAD_PART = "module.load_state_dict(client.latest(name).data.flatten_keys('.').to_dict(), strict=False)"
-
 
 def make_misfit_error(
     module: nn.Module, path: Path, came: Mapping[Path, Entry], mine: Mapping[Path, Entry], *, store: str
@@ -34,11 +32,12 @@ def make_misfit_error(
     """
     theirs, own = came.get(path), mine.get(path)
     is_compiled = _has_compiled(came) is not _has_compiled(mine)
+    load_part = f"module.load_state_dict(client.latest({store!r}).data.flatten_keys('.').to_dict(), strict=False)"
     expected, actual = "", ""
     if theirs is not None and own is not None:
         expected, actual = describe(theirs), describe(own)
     elif theirs is not None:
-        remedy = _COMPILED_REMEDY if is_compiled else f"publish without it, or load what fits by {_LOAD_PART}"
+        remedy = _COMPILED_REMEDY if is_compiled else f"publish without it, or load what fits by {load_part}"
         expected = f"{describe(theirs)}, which the published version has"
         actual = f"no parameter or buffer of this name in the module; {remedy}"
     elif own is not None:
@@ -46,7 +45,7 @@ def make_misfit_error(
         remedy = "publish a module that has it"
         if kind == "non-persistent buffer":
             remedy = "publish the module itself, since its state_dict leaves such buffers out"
-        remedy = _COMPILED_REMEDY if is_compiled else f"{remedy}, or load what there is by {_LOAD_PART}"
+        remedy = _COMPILED_REMEDY if is_compiled else f"{remedy}, or load what there is by {load_part}"
         expected = "nothing, since the published version has no such name"
         actual = f"{describe(own)}, a {kind} of the module; {remedy}"
     return SpecMismatchError(store=store, key=".".join(path), expected=expected, actual=actual)
