@@ -44,12 +44,9 @@ def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) ->
     Rows of a table that are read here do not count as sampled. With --images each uint8 tensor of a row that looks like
     an image (two dimensions of at least 8, and 1, 3 or 4 channels) becomes DIR/KEY-ROW.png; files there are replaced.
     """
-    from tdserve.structure.instances import allow_unknown_classes  # imports torch
-
-    with allow_unknown_classes(), inquiry.connect() as client:
-        content = read_first_rows(client, name, num_rows)
+    with inquiry.connect() as client:
+        content, leaves = read_first_columns(client, name, num_rows)
         code = report_left_out(client, name)
-        leaves = list(iter_columns(content))
     written = [] if folder is None else write_images(leaves, folder)
     if inquiry.as_json:
         found = {"name": name, "batch_size": list(content.batch_size), "data": nest_leaves(leaves)}
@@ -60,6 +57,16 @@ def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) ->
     if folder is not None:
         print_lines([f"{len(written)} images in {folder}"])
     return code
+
+
+def read_first_columns(client: Client | ClusterClient, name: str, num_rows: int) -> tuple[Any, list[Column]]:
+    """Reads rows as ``read_first_rows`` does; returns them, and their leaves. Instances of classes that this process
+    does not know are read as the tensordicts in them."""
+    from tdserve.structure.instances import allow_unknown_classes  # imports torch
+
+    with allow_unknown_classes():
+        content = read_first_rows(client, name, num_rows)
+        return content, list(iter_columns(content))
 
 
 def read_first_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError, TooLargeError
 from tdserve.cli.chats import find_messages
-from tdserve.cli.head import Column, compute_row_nbytes, iter_columns, read_first_rows
+from tdserve.cli.head import Column, compute_row_nbytes, read_first_columns
 from tdserve.cli.pictures import encode_png, find_pixels, to_array
 from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
 
@@ -63,12 +63,10 @@ class RowPreviews:
         return self._images.get(number)
 
     def _read(self, name: str) -> dict[str, Any]:
-        from tdserve.structure.instances import allow_unknown_classes  # imports torch
-
-        with allow_unknown_classes(), self._open_client() as client:
+        with self._open_client() as client:
             described = client.describe(name)
             num_rows = _choose_num_rows(described)
-            columns = list(iter_columns(read_first_rows(client, name, num_rows)))
+            _, columns = read_first_columns(client, name, num_rows)
             priorities = None
             if described.capacity and "prioritized" in described.settings:
                 priorities = _read_priorities(client, name, described.num_rows)

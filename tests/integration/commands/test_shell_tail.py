@@ -202,10 +202,10 @@ def test_follow_when_the_server_restarts_then_goes_on() -> None:
 
 
 @pytest.mark.parametrize("command", ["head", "tail"])
-def test_rows_when_of_a_class_that_the_command_does_not_know_then_shown_as_tensordicts(
+def test_rows_when_their_class_is_defined_elsewhere_then_shown_as_tensordicts(
     server: tdserve.Server, client: tdserve.Client, command: str
 ) -> None:
-    row = TensorDict({"message": Message(text="hello", tokens=torch.arange(2), batch_size=[])}, [])
+    row = TensorDict({"message": Message(text="hello", tokens=torch.arange(2), batch_size=[])}, [])  # type: ignore[call-arg]
     client.create_replay("messages", row, 4).extend(torch.stack([row, row.clone()]))
     client.init_remote(torch.stack([row, row.clone()]), "plain")
     for name in ("messages", "plain"):

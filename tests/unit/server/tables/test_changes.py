@@ -213,7 +213,7 @@ def test_lease_when_its_table_is_deleted_then_the_session_keeps_nothing_of_it(wo
     async def wait_until_gone(table: weakref.ref[object]) -> None:
         while table() is not None:
             gc.collect()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
     run(asyncio.wait_for(wait_until_gone(lease_and_delete()), 30.0))
     assert not session.ended.is_set()
