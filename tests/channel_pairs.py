@@ -11,7 +11,7 @@ from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.message_channel import ENDLESS_S
 from tdserve.transport.ordered import OrderedChannel
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 
 Ends = tuple[Channel, Channel]
 
@@ -24,7 +24,7 @@ def gloo_pair() -> Ends:
     with ThreadPoolExecutor(2) as threads:
         ranks = (WORKER_RANK, CLIENT_RANK)
         ends = [
-            threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND, peer="the other end")
+            threads.submit(GlooChannel, store, rank, host="127.0.0.1", credential=CREDENTIAL, peer="the other end")
             for store, rank in zip(stores, ranks, strict=True)
         ]
         return ends[0].result(), ends[1].result()

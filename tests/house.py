@@ -63,6 +63,9 @@ PARTICIPLES = ("brought", "built", "given", "gone", "kept", "known", "made", "sa
 """What a function does begins with a verb; these, and all that end in -ed, name what somebody else has done."""
 
 VERBS_IN_ED = ("feed", "need", "seed", "shed")
+NOUNS_IN_ING = ("arriving", "lasting")
+"""First words of names that are no verbs in mid-air: the folder of what is arriving, the mark of lasting commands."""
+
 THEIR_NAMES = ("masked_fill_", "masked_select")
 """Names of tensordict's, which ours have too."""
 
@@ -280,7 +283,8 @@ def name_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def participle_faults(modules: Sequence[Module]) -> list[str]:
-    """Functions that are no properties and whose name begins with a participle: ``told``, ``mended_rows``."""
+    """Functions that are no properties and whose name begins with no verb: ``told``, ``mended_rows``, ``num_rows``,
+    ``creating``."""
     faults = []
     for module in modules:
         for node in module.nodes:
@@ -289,7 +293,8 @@ def participle_faults(modules: Sequence[Module]) -> list[str]:
             word = node.name.lstrip("_").partition("_")[0]
             is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
             is_participle = word in PARTICIPLES or (word.endswith("ed") and word not in VERBS_IN_ED)
-            if is_participle and not is_property:
+            is_gerund = word.endswith("ing") and word not in (*NOUNS_IN_ING, "bring")
+            if (is_participle or is_gerund or word == "num") and not is_property:
                 faults.append(f"{module.name}:{node.lineno}: begin the name of {node.name} with a verb")
     return faults
 

@@ -14,7 +14,7 @@ from tdserve.base.errors import ConnectError
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.proving import MESSAGE_BYTES, PROOF_TAG
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 
 PREAMBLE = struct.Struct("<6Q")
 """Length of the frame, kind, slot, offset, length of the message, offset there."""
@@ -104,7 +104,7 @@ def device_of_this_process() -> tuple[int, int]:
     store = KVStore(lambda key, value: addresses.append(value))
     store.close()
     with suppress(ConnectError):
-        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", credential=CREDENTIAL, peer="nobody")
     return find_port(addresses[0]), struct.unpack("<2q", addresses[0][-16:])[1] + 1
 
 

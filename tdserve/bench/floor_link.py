@@ -8,7 +8,7 @@ from tdserve.base.ids import make_secret
 from tdserve.bench.child import Child, Pipe
 from tdserve.bench.measure import Pacing, Round, Task, time_round
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import KVStore
 
 HOST = "127.0.0.1"
@@ -108,8 +108,10 @@ class Exchange:
     """
 
     def __init__(self, pipe: Pipe, rank: int, secret: bytes) -> None:
-        bond = Bond(secret, "the floor")
-        self.channel = GlooChannel(_PipeStore(pipe), rank, host=HOST, bond=bond, peer="the other end of the floor")
+        credential = ChannelCredential(secret, "the floor")
+        self.channel = GlooChannel(
+            _PipeStore(pipe), rank, host=HOST, credential=credential, peer="the other end of the floor"
+        )
         self._buffer = torch.ones(REQUEST_NBYTES, dtype=torch.uint8)
 
     def reserve(self, nbytes: int) -> None:

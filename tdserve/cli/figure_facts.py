@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.cli.server_figures import ServerFigures
 from tdserve.cli.sessions import flatten_session
 from tdserve.client.session.message_facts import to_facts
-from tdserve.messages.store_kinds import KIND_NAMES, QUEUE, name_counted_kind
+from tdserve.messages.store_kinds import name_counted_kind, name_kind
 
 
 def describe_figures(found: ServerFigures) -> dict[str, Any]:
@@ -37,6 +37,6 @@ def _describe_calls(calls: Any) -> dict[str, Any]:
 def _describe_store(store: Any) -> dict[str, Any]:
     facts = to_facts(store)
     described = facts.pop("description")
-    kind = QUEUE if store.is_queue else KIND_NAMES.get(store.description.kind, "unknown")
+    kind = name_kind(store.description.kind, is_queue=store.is_queue)
     left_out = ("spec", "kind", "fingerprint", "versions")
     return {**{name: value for name, value in described.items() if name not in left_out}, "kind": kind, **facts}

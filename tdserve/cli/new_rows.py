@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.rules.replay.ring import ROW_ID_MASK
 
 MAX_NEW_ROWS = 1000
 """Most rows of one look; those before them are counted."""
@@ -102,7 +102,7 @@ class NewRows:
         with allow_unknown_classes():
             parts = [self._table.read_numbered(part) for part in self._choose(facts, num_rows)]
         numbers = torch.cat([part[1] for part in parts]).tolist()
-        names = (torch.cat([part[2] for part in parts]) & NAME_MASK).tolist()
+        names = (torch.cat([part[2] for part in parts]) & ROW_ID_MASK).tolist()
         order = sorted(range(len(numbers)), key=lambda at: (names[at], numbers[at]))
         spans = tuple((int(part[1].min()), int(part[1].max())) for part in parts if len(part[1]))
         mark = (names[order[-1]], numbers[order[-1]]) if order else before.mark

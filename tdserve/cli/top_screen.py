@@ -18,7 +18,7 @@ from tdserve.cli.sessions import (
     flatten_session,
     make_session_cells,
 )
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import name_kind
 
 SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
 SERVER_NARROWING = Narrowing(
@@ -47,7 +47,7 @@ class _Server(NamedTuple):
     before: Any
     elapsed_s: float
 
-    def rate(self, count: Callable[[Any], int], what: str = "") -> str:
+    def format_rate(self, count: Callable[[Any], int], what: str = "") -> str:
         """Shows how fast a count grows; nothing on the first look."""
         if self.before is None:
             return ""
@@ -109,8 +109,8 @@ def _make_server_cells(server: _Server, found: ServerFigures) -> tuple[str, ...]
         format_count(now.num_sessions),
         format_nbytes(now.held_bytes),
         format_nbytes(now.root_free_bytes),
-        server.rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
-        server.rate(lambda figures: sum(each.bytes_out for each in figures.transports), "bytes"),
+        server.format_rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
+        server.format_rate(lambda figures: sum(each.bytes_out for each in figures.transports), "bytes"),
     )
 
 
@@ -144,7 +144,7 @@ def _list_stores(server: _Server) -> list[tuple[str, ...]]:
             (
                 str(server.server),
                 described.name,
-                "queue" if each.is_queue else KIND_NAMES.get(described.kind, "unknown"),
+                name_kind(described.kind, is_queue=each.is_queue),
                 format_count(described.num_rows),
                 format_nbytes(described.nbytes),
                 *rates,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, VersionNotFoundError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
@@ -194,7 +194,7 @@ class Client(TensorDictClient):
             policy: Adds the keys that it writes. A collector's own by default.
 
         Raises:
-            InvalidRequestError: The source is nothing of this.
+            InvalidRequestError: The source is none of these.
         """
         return make_row_like(source, policy)
 
@@ -526,7 +526,8 @@ class Client(TensorDictClient):
         )
         found = self._pulls.pull(wanted, self.deadline(timeout_s))
         if found is None:
-            raise WrongStateError(state="nothing newer", event=f"version {v} of {name!r}")
+            reason = f"{name!r} has no version {v} any more; versions() lists those that are kept"
+            raise VersionNotFoundError(argument="version", reason=reason)
         return found
 
     def versions(self, name: str, *, timeout_s: float | None = None) -> list[VersionInfo]:
@@ -627,11 +628,11 @@ class Client(TensorDictClient):
     ) -> Checkpoint:
         """Writes a checkpoint of all stores of the server to a place, while others use them.
 
-        The stores are read while they serve. Then all of them are brought to rest for some tens of milliseconds, and
-        what has changed since is kept apart: the checkpoint has all of them as they were at that moment. If a client
-        is in the middle of a write that lasts longer than two seconds, they serve again, and it is tried again. What an
-        earlier checkpoint of the same place has is not written again. Nobody else may write checkpoints to it
-        meanwhile. Adopted folders are not in it. Threads: safe.
+        Stores are copied while they serve; then all are paused for some tens of milliseconds, and the changes since are
+        saved apart: the checkpoint has all of them as they were at that moment. If a client is in the middle of a write
+        that lasts longer than two seconds, they serve again, and the pause is tried again. What an earlier checkpoint
+        of the same place has is not written again. No other client may write checkpoints to it meanwhile. Adopted
+        folders are not in it. Threads: safe.
 
         Args:
             place: Path of a folder here, on the client's machine, or a URL of fsspec such as ``"s3://bucket/run"``.
@@ -645,7 +646,7 @@ class Client(TensorDictClient):
         Raises:
             DeadlineExceededError: The time was over; the error names a store that a client was writing whenever it was
                 tried. The place has the checkpoints that it had.
-            CapacityError: The place, or the server's disk, is full. Likewise.
+            CapacityError: The place, or the server's disk, is full. The place has the checkpoints that it had.
             InvalidRequestError: The place is in the root of a server, whose next start would remove it, or cannot be
                 written.
         """

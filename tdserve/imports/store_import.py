@@ -87,7 +87,7 @@ def import_store(
             return _write_rows(client, source, str(path), name, replaces, on_progress)
         content = source.read_whole()
         _make_way(client, name, replaces)
-        with _adding_remedy():
+        with _add_remedy():
             handle: StoreHandle = client.memmap(content, name, batch_size=())
     on_progress(1, 1)
     return handle
@@ -105,7 +105,7 @@ def _write_rows(
         for num_read, content in iter_checked(source, path):
             if not filling.num_written:
                 _make_way(client, name, replaces)
-            with _adding_remedy():
+            with _add_remedy():
                 filling.write(content, [num_read])
             on_progress(filling.num_written, num_rows)
         return filling.show()
@@ -128,7 +128,7 @@ def iter_checked(
 
 
 @contextmanager
-def _adding_remedy() -> Iterator[None]:
+def _add_remedy() -> Iterator[None]:
     """Says about an array that no store can hold that it may be left out."""
     try:
         yield

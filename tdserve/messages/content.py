@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,33 @@ SLICE_END_KEY = "slice_end"
 """Key of the mark on the last row of a slice. At the client it becomes ``("next", "truncated")`` if rows have that key,
 and is then not shown."""
 
-ADDED_DTYPES = {
-    "priority": "float32",
-    "probability": "float32",
-    "priority_weight": "float32",
-    "times_sampled": "int64",
-    POLICY_VERSION_KEY: "int64",
-    SLICE_END_KEY: "bool",
+
+class AddedColumn(NamedTuple):
+    """A column that a table may add to each row of a sample.
+
+    Attributes:
+        dtype: Of its numbers.
+        is_reserved: Whether the rows of no replay may have this key at the root. The others are taken only where a
+            table's settings add them.
+    """
+
+    dtype: str
+    is_reserved: bool = True
+
+
+ADDED_COLUMNS = {
+    "priority": AddedColumn("float32"),
+    "probability": AddedColumn("float32"),
+    "priority_weight": AddedColumn("float32"),
+    "times_sampled": AddedColumn("int64"),
+    POLICY_VERSION_KEY: AddedColumn("int64", is_reserved=False),
+    SLICE_END_KEY: AddedColumn("bool", is_reserved=False),
 }
 """Columns that a table may add to each row of a sample, in the order in which they travel; its settings determine
-which."""
+which. Append only: the position of a name is its bit in ``SampleRequest.added``."""
+
+ADDED_DTYPES = {name: column.dtype for name, column in ADDED_COLUMNS.items()}
+"""Their dtypes."""
 
 COLUMN_BITS = {name: 1 << number for number, name in enumerate(ADDED_DTYPES)}
 """The bit of each in ``SampleRequest.added``."""
@@ -48,7 +65,7 @@ ADDED_KEYS = frozenset((INDEX_KEY, GENERATION_KEY, *ADDED_DTYPES))
 """All keys that a sample may have beside its rows. In rows that are written they are ignored, unless the rows of the
 table have them."""
 
-RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, "priority", "probability", "priority_weight", "times_sampled")
+RESERVED_KEYS = (INDEX_KEY, GENERATION_KEY, *(name for name, column in ADDED_COLUMNS.items() if column.is_reserved))
 """Keys that the service adds to a sample; rows of a replay may not have them at the root."""
 
 MAX_SAMPLE_ROWS = 1 << 24

@@ -25,4 +25,17 @@ def count_kind(shown_kind: str, num_stores: int) -> control_pb2.KindCount:
 
 def name_counted_kind(count: control_pb2.KindCount) -> str:
     """Returns the kind that ``count_kind`` was given; "unknown" if it is of a later server."""
-    return QUEUE if count.is_queue else KIND_NAMES.get(count.kind, "unknown")
+    return name_kind(count.kind, is_queue=count.is_queue)
+
+
+def name_kind(number: int, *, is_queue: bool) -> str:
+    """Returns the kind of a store as it is shown: a queue is a table whose rows are taken.
+
+    Args:
+        number: The kind in a message.
+        is_queue: Whether the message is about a queue.
+
+    Returns:
+        A name of ``KIND_NAMES``, or ``QUEUE``; "unknown" for a kind of a later server.
+    """
+    return QUEUE if is_queue else KIND_NAMES.get(number, "unknown")

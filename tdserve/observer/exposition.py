@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 
 from tdserve.base.call_times import BOUNDS_S
-from tdserve.messages.store_kinds import KIND_NAMES, QUEUE, name_counted_kind
+from tdserve.messages.store_kinds import name_counted_kind, name_kind
 from tdserve.observer.labels import OTHER, make_label
 from tdserve.observer.metric_table import METRICS
 from tdserve.observer.snapshots import ServerSnapshot
@@ -92,13 +92,14 @@ def _list_processes(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str,
 
 
 def _list_stores(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, Labels, float]]:
-    for kind in figures.kinds:
-        yield "tdserve_stores", (name_counted_kind(kind),), kind.num_stores
+    for count in figures.kinds:
+        yield "tdserve_stores", (name_counted_kind(count),), count.num_stores
     yield "tdserve_other_stores", (), figures.num_other_stores
     num_readers = 0
     for store in figures.stores:
-        label, kind_name = make_label(store.description.name), KIND_NAMES.get(store.description.kind, "")
-        yield from _list_store(store, label, QUEUE if store.is_queue else kind_name)
+        label = make_label(store.description.name)
+        kind_name = name_kind(store.description.kind, is_queue=store.is_queue)
+        yield from _list_store(store, label, kind_name)
         if kind_name == "weights":
             yield from _list_weights(store, label)
             for reader in store.readers[: MAX_READERS - num_readers]:

@@ -156,7 +156,7 @@ class Fanout:
         tree = self._trees.setdefault(content, _RelayTree(version, content))
         if num_failed >= MAX_TRIES or len(self._unconnected.get(puller, ())) >= MAX_TRIES:
             return self._join(tree, puller, None, keeps=False)
-        has_room = self._num_from_server(tree) < limit
+        has_room = self._count_from_server(tree) < limit
         if (
             has_room
             and puller not in tree.relays
@@ -321,7 +321,7 @@ class Fanout:
         num_expected = max(len(before), tree.num_placed + num_waiting + 1)
         return sum(1 for _ in _iter_living(tree)) * self.limit < num_expected - 1
 
-    def _num_from_server(self, tree: _RelayTree) -> int:
+    def _count_from_server(self, tree: _RelayTree) -> int:
         """Returns the number of pullers to which the server sends now, except those that others have found stopped or
         slow."""
         pullers = (tree.relays.get(self._links[link].puller) for link in tree.from_server)

@@ -42,7 +42,7 @@ class RequestLog:
         below, but_for = self._over.get(client_id, (0, ()))
         return request < below and request not in but_for
 
-    def num_kept(self, client_id: bytes) -> int:
+    def count_kept(self, client_id: bytes) -> int:
         """Returns how many answers are kept for a client."""
         return len(self._answers.get(client_id, ()))
 

@@ -176,7 +176,7 @@ class Versions:
         """Whether nothing was ever committed, and nothing is being written."""
         return not (self._kept or self._open)
 
-    def num_readers(self, version: int) -> int:
+    def count_readers(self, version: int) -> int:
         """Returns the number of readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)
 

@@ -34,7 +34,7 @@ from tdserve.store.adopted import Adopted, is_within, resolve_path
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
-from tdserve.values.value_codec import encode_bytes, encode_many
+from tdserve.values.value_codec import encode_many, encode_value
 from tdserve.values.value_columns import Buffer, encode_column, measure_sizes
 
 
@@ -201,7 +201,7 @@ def _encode_value(found: FoundFolder, path: Path, leaf: ValueLeaf) -> list[bytes
     key = ".".join(path)
     values = found.values[path]
     if not leaf.per_row:
-        return [encode_bytes(values, key=key)]
+        return [encode_value(values, key=key)]
     for _ in leaf.batch_size[1:]:
         values = [value for row in values for value in row]
     return encode_many(values, key=key)

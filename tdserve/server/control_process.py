@@ -119,7 +119,7 @@ class ControlProcess:
         self._observer = observer
         self._checkpoints = checkpoints
         make_local = partial(PermitMover, services.mover_context)
-        self._door = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
+        self._local_listener = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
     def _make_worker(self, number: int, make: Callable[..., DataWorker]) -> DataWorker:
         config = self._config
@@ -205,7 +205,7 @@ class ControlProcess:
         for path, name, read_only in map(split_adoption, self._config.adopt):
             await self._services.adoption.adopt_at_start(name, path, read_only=read_only)
         await self._services.syncing.start()
-        await self._door.open()
+        await self._local_listener.open()
         self._services.stores.unfinished_writes.on_open()
         if self._tokens is not None:
             explain_end = self._tokens.explain_end
@@ -226,7 +226,7 @@ class ControlProcess:
     async def stop(self) -> None:
         """Ends the workers and closes the catalog."""
         self._worker_processes.close()
-        self._door.close()
+        self._local_listener.close()
         if self._watching is not None:
             self._watching.cancel()
         for process in (self._observer, self._checkpoints):
@@ -314,7 +314,7 @@ class ControlProcess:
                 session.send_rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)
-            await session.catch_up()
+            await session.wait_for_refusals()
 
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)

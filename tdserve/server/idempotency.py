@@ -57,7 +57,7 @@ class CommittedAnswers:
     def check_room(self, client_id: bytes) -> None:
         """Raises ServerBusyError if too many answers of a client are kept. Call ``forget`` before with what the same
         request reports as arrived."""
-        if self._log.num_kept(client_id) >= MAX_ANSWERS_PER_CLIENT:
+        if self._log.count_kept(client_id) >= MAX_ANSWERS_PER_CLIENT:
             what = "answers whose arrival this client has not reported"
             raise ServerBusyError(what=what, asked=1, free=0, limit=MAX_ANSWERS_PER_CLIENT)
 

@@ -156,7 +156,8 @@ class Observation:
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
         response.checkpoint_interval_s = self._checkpoint_interval_s
-        response.MergeFrom(control_pb2.ObserveResponse(**self._describe_checkpoint()))
+        if (last := self._services.requests.moves.checkpoints.last) is not None:
+            response.checkpoint, response.checkpoint_age_s = last.id, last.age_s
 
     def _list_sessions(self, grant: Grant) -> list[ClientSession]:
         if grant.is_server_wide:

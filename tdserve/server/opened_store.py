@@ -247,7 +247,7 @@ class OpenedStore:
         """Returns the size of the leaves and of the file of values."""
         if self.generations is None or not self.spec.values:
             return self.spec.nbytes
-        return self.spec.nbytes + object_folders.num_bytes(self.folder, self.generations.objects_epoch)
+        return self.spec.nbytes + object_folders.count_bytes(self.folder, self.generations.objects_epoch)
 
     def make_ref(self, known_specs: WorkerSpecCache) -> worker_pb2.StoreRef:
         """Returns the reference to this store for orders to a worker, with the structure if the worker lacks it."""

@@ -235,7 +235,7 @@ class Requests:
         return False
 
     async def _refuse(self, session: ClientSession, request: int, error: TDServeError) -> None:
-        with session.send_refusal():
+        with session.count_refusal():
             await session.fail(request, error)
 
     async def _carry_out(

@@ -78,7 +78,7 @@ class Specs:
     def _forget_some(self) -> None:
         if self._forgetting is None:
             self._learnt.clear()
-            if self._db.num_records("specs") < self._max_kept:
+            if self._db.count_records("specs") < self._max_kept:
                 return
             self._forgetting = self._forget_unused()
         for _ in islice(self._forgetting, STEPS_PER_LEARNT):

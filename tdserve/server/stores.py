@@ -106,7 +106,7 @@ class Stores:
         Raises:
             CorruptDataError: The catalog has no stores, but the root contains some.
         """
-        if not self.db.num_records("stores"):
+        if not self.db.count_records("stores"):
             self.root.check_empty("a catalog without stores")
         for key, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)

@@ -48,7 +48,9 @@ class UnfinishedWrites:
         self._db = db
         self._process_watch = process_watch
         self._dropping: set[asyncio.Task[None]] = set()
-        self._healing: list[OpenedStore] | None = []  # whose grace begins when sessions can be opened; None: they can
+        self._awaiting_sessions: (
+            list[OpenedStore] | None
+        ) = []  # whose grace begins when sessions can be opened; None: they can
 
     def may_be_written(self, store: OpenedStore, rows: RowSet) -> bool:
         """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
@@ -131,7 +133,7 @@ class UnfinishedWrites:
 
     def on_open(self) -> None:
         """Starts the grace of the stores opened so far: clients can now open sessions and repeat what was cut short."""
-        healing, self._healing = self._healing or [], None
+        healing, self._awaiting_sessions = self._awaiting_sessions or [], None
         for store in healing:
             self._begin_grace(store)
 
@@ -140,11 +142,11 @@ class UnfinishedWrites:
 
         A writer from before the restart can come back from now on, or has released its lock and comes back soon.
         """
-        if self._healing is not None:
-            store.lost.may_heal_until_s = math.inf
-            self._healing.append(store)
+        if self._awaiting_sessions is not None:
+            store.lost.rewrite_grace_until_s = math.inf
+            self._awaiting_sessions.append(store)
         else:
-            store.lost.may_heal_until_s = time.monotonic() + RETRY_GRACE_S
+            store.lost.rewrite_grace_until_s = time.monotonic() + RETRY_GRACE_S
             store.waiters.wake()
 
     def _restore_lost(self, store: OpenedStore) -> None:
@@ -183,7 +185,7 @@ class UnfinishedWrites:
         A table's rows go to the next writer, after the grace. Those of a tensordict store stay lost until they are
         written again.
         """
-        if store.lost.may_heal_until_s > -math.inf:
+        if store.lost.rewrite_grace_until_s > -math.inf:
             self._begin_grace(store)
         self._drop_after_grace(store, overwrite)
         store.waiters.wake()
@@ -193,7 +195,7 @@ class UnfinishedWrites:
         lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
         if store.table is None or lost is None or store.waiters.is_deleted:
             return
-        left_s = min(store.lost.may_heal_until_s - time.monotonic(), RETRY_GRACE_S)
+        left_s = min(store.lost.rewrite_grace_until_s - time.monotonic(), RETRY_GRACE_S)
         if left_s > 0:
             asyncio.get_running_loop().call_later(left_s, self._drop_after_grace, store, overwrite)
             return

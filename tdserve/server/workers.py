@@ -48,14 +48,14 @@ class _Pending:
     on_prepared: Callable[[worker_pb2.Prepared], None] | None
 
 
-def compute_rest_s(rest_s: float, lived_s: float) -> float:
+def compute_backoff_s(backoff_s: float, lived_s: float) -> float:
     """Returns the seconds until a worker that has died is started again: deaths in quick succession are slowed down.
 
     Args:
-        rest_s: Delay before the last start.
+        backoff_s: Delay before the last start.
         lived_s: Lifetime of the worker.
     """
-    return RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * rest_s, MAX_RESTART_BACKOFF_S)
+    return RESTART_BACKOFF_S if lived_s > HEALTHY_AFTER_S else min(2 * backoff_s, MAX_RESTART_BACKOFF_S)
 
 
 class DataWorker:
@@ -203,7 +203,7 @@ class DataWorker:
         return PeerLostError(peer=f"data worker {self.number}", reason=reason)
 
     def _make_down_error(self) -> PeerLostError:
-        return self._make_lost_error("is being restarted" if self._has_started else "it is starting")
+        return self._make_lost_error("it is being restarted" if self._has_started else "it is starting")
 
     async def _supervise(self) -> None:
         backoff_s = RESTART_BACKOFF_S
@@ -221,7 +221,7 @@ class DataWorker:
             if self._is_stopping:
                 return
             lived_s = time.monotonic() - started
-            backoff_s = compute_rest_s(backoff_s, lived_s)
+            backoff_s = compute_backoff_s(backoff_s, lived_s)
             self.num_restarts += 1
             was_killed = self._process is not None and self._process.was_killed
             num_oom_kills = count_oom_kills() - num_oom_kills
@@ -245,9 +245,9 @@ class DataWorker:
         self._socket = None
         self.known_specs.clear()
         pending, self._pending = self._pending, {}
-        for store in pending.values():
-            if not store.future.done():
-                store.future.set_exception(self._make_lost_error("it died and is being restarted"))
+        for order in pending.values():
+            if not order.future.done():
+                order.future.set_exception(self._make_lost_error("it died and is being restarted"))
         self._on_lost(self)
         self.claim_holder = None
         return await process.reap()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from typing import NamedTuple
 
 import tdserve
 from tdserve.base.config import TransportName
@@ -83,6 +83,20 @@ class SoakOptions:
         return min(self.kill_every_s, 30 * self.minutes / len(KINDS))
 
 
+class Point(NamedTuple):
+    """A figure after one round.
+
+    Attributes:
+        is_calm: Whether only clients were killed in the round.
+        at_s: Seconds since the begin of the soak.
+        value: The figure.
+    """
+
+    is_calm: bool
+    at_s: float
+    value: float
+
+
 @dataclass
 class SoakResult:
     """What a soak has found.
@@ -90,8 +104,7 @@ class SoakResult:
     Attributes:
         findings: Counts, and faults of the content.
         kills: By what was killed.
-        series: By role and figure, of each round: whether server processes were killed in it, seconds since the begin,
-            and the value.
+        series: By role and figure, a point of each round.
         back_s: After each restart of the server, how many seconds after it was ready each client that lived on had an
             answer again.
         num_rounds: That were ended and checked.
@@ -99,14 +112,14 @@ class SoakResult:
 
     findings: Findings = field(default_factory=Findings)
     kills: Counter[str] = field(default_factory=Counter)
-    series: dict[tuple[str, str], list[tuple[bool, float, float]]] = field(default_factory=dict)
+    series: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
     back_s: list[float] = field(default_factory=list)
     num_rounds: int = 0
 
     def get_last_memory(self, role: str) -> int:
         """Returns the memory of a role after the last round; 0 if it was not there."""
         series = self.series.get((role, "memory"))
-        return int(series[-1][2]) if series else 0
+        return int(series[-1].value) if series else 0
 
 
 class Soak:
@@ -171,19 +184,19 @@ class Soak:
             client.close()
 
     @property
-    def _elapsed(self) -> float:
-        """Part of the time that is over."""
+    def _elapsed_share(self) -> float:
+        """The share of the time that is over; 1.0 and more at the end."""
         return (time.monotonic() - self._begin_s) / (60 * self._options.minutes)
 
     @property
     def _is_over(self) -> bool:
-        return self._elapsed >= 1.0 and self._num_calm_rounds >= MIN_ROUNDS // 2
+        return self._elapsed_share >= 1.0 and self._num_calm_rounds >= MIN_ROUNDS // 2
 
     @property
     def _is_calm(self) -> bool:
         """Whether only clients are killed."""
         has_killed_all = not self._options.kill_every_s or all(self._result.kills[kind] for kind in KINDS)
-        return self._elapsed >= 0.5 and self._result.num_rounds >= MIN_ROUNDS // 2 and has_killed_all
+        return self._elapsed_share >= 0.5 and self._result.num_rounds >= MIN_ROUNDS // 2 and has_killed_all
 
     @property
     def _residents(self) -> list[KillableClient]:
@@ -203,7 +216,7 @@ class Soak:
         self._await_answers(folder)
         end_s = time.monotonic() + self._options.round_s
         while (left_s := end_s - time.monotonic()) > 0:
-            Event().wait(max(min(self._next_kill_s - time.monotonic(), left_s), 0.0))
+            time.sleep(max(min(self._next_kill_s - time.monotonic(), left_s), 0.0))
             if time.monotonic() >= self._next_kill_s:
                 self._disturb(folder, prefix, is_calm=is_calm)
                 self._plan_kill()
@@ -292,11 +305,11 @@ class Soak:
 
     def _measure(self, *, is_calm: bool) -> None:
         """Measures, when all stores of the round are deleted and the clients are idle."""
-        Event().wait(min(SETTLE_S, self._options.round_s / 4))
+        time.sleep(min(SETTLE_S, self._options.round_s / 4))
         at_s = time.monotonic() - self._begin_s
 
         def note(role: str, figure: str, value: float) -> None:
-            self._result.series.setdefault((role, figure), []).append((is_calm, at_s, value))
+            self._result.series.setdefault((role, figure), []).append(Point(is_calm, at_s, value))
 
         roles = {f"client, {each.transport}": [each.pid] for each in self._residents}
         roles |= self._server.find_processes()

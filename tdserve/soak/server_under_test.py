@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.client.session.catalog_client import CatalogClient
@@ -94,7 +93,7 @@ def await_state(look: Callable[[], bool], what: str, *, timeout_s: float = END_T
     while not look():
         if time.monotonic() > begin_s + timeout_s:
             raise DeadlineExceededError(what=what, timeout_s=timeout_s)
-        Event().wait(0.02)
+        time.sleep(0.02)
     return time.monotonic() - begin_s
 
 

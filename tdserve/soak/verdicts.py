@@ -48,7 +48,7 @@ def judge_figures(result: SoakResult) -> list[Line]:
     found = []
     for is_calm in (False, True):
         for (role, figure), series in sorted(result.series.items()):
-            points = [(at_s, value) for calm, at_s, value in series if calm == is_calm]
+            points = [(point.at_s, point.value) for point in series if point.is_calm == is_calm]
             if not points or (role in SERVER_ROLES and not is_calm):
                 continue
             slope = fit_slope(points[math.ceil(WARM_UP * (len(points) - 1)) :])
@@ -73,8 +73,8 @@ def make_document(result: SoakResult, lines: list[Line]) -> dict[str, Any]:
                 "role": role,
                 "figure": figure,
                 "points": [
-                    {"kills": "clients" if is_calm else "all", "at_s": at_s, "value": value}
-                    for is_calm, at_s, value in series
+                    {"kills": "clients" if point.is_calm else "all", "at_s": point.at_s, "value": point.value}
+                    for point in series
                 ],
             }
             for (role, figure), series in sorted(result.series.items())

@@ -274,7 +274,7 @@ class CatalogDB:
         ):
             return [bytes(key) for key in txn.cursor().iternext(values=False)]
 
-    def num_records(self, table: Table) -> int:
+    def count_records(self, table: Table) -> int:
         """Returns how many records a table has on disk; costs the same for any number."""
         with lmdb_faults(self._folder, max_bytes=self._max_bytes), self._open_env().begin() as txn:
             found: int = txn.stat(self._tables[table])["entries"]

@@ -45,7 +45,7 @@ LOST = -1
 """Result of ``claim``: the server has ended the claim at this moment, and may or may not count the rows."""
 
 _CLAIMED, _WRITTEN = 0, 1
-_ALLOWED, _IS_OVER, _TAKEN, _BELL_AT = 16, 17, 18, 19  # two cache lines behind those of the writer
+_ALLOWED, _IS_OVER, _TAKEN, _NOTIFY_FROM = 16, 17, 18, 19  # two cache lines behind those of the writer
 _RECORD = Struct(f"<{CLIENT_ID_BYTES}s2q")
 _HEADER_BYTES = 4096
 _FILE_BYTES = _HEADER_BYTES + _RECORD.size * MAX_RECORDS
@@ -176,14 +176,14 @@ class ClaimFile:
         """Records that the last claimed rows are filled: they are stored, whatever becomes of this process.
 
         Returns:
-            Whether the server wants a message; otherwise it finds the record when a request needs the table.
+            Whether the server must be notified; otherwise it finds the record when a request needs the table.
         """
         words = self._words
         written = words[_WRITTEN]
         _RECORD.pack_into(self._records, written % MAX_RECORDS * _RECORD.size, *filled)
         words[_WRITTEN] = written + 1
         self.fence()
-        return words[_CLAIMED] >= words[_BELL_AT]
+        return words[_CLAIMED] >= words[_NOTIFY_FROM]
 
     # ------------------------------------------------------------ the server's
 
@@ -193,7 +193,7 @@ class ClaimFile:
 
     def request_messages(self, num_rows: int) -> None:
         """Asks the writer for a message per record once it has claimed ``num_rows``; read the file after this call."""
-        self._words[_BELL_AT] = num_rows
+        self._words[_NOTIFY_FROM] = num_rows
         self.fence()
 
     def end(self) -> None:

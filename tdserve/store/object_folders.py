@@ -47,7 +47,7 @@ def list_folders(store_folder: Path) -> list[Path]:
     return [path for path in store_folder.glob(f"{NAME}*") if path.name.partition(".")[0] == NAME]
 
 
-def num_bytes(store_folder: Path, epoch: int) -> int:
+def count_bytes(store_folder: Path, epoch: int) -> int:
     """Returns the size of the values on disk, free pages included; 0 before there are any."""
     return _count_file_bytes(get_folder(store_folder, epoch))
 

@@ -199,7 +199,7 @@ class Root:
     def _write_run(self, fields: dict[str, Any]) -> None:
         content = encode_checked(fields)
         with convert_os_errors(self.path):
-            _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), is_synced=True)
+            _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), must_sync=True)
             sync_file(self.path)
 
     def set_aside(self, name: str) -> str:
@@ -474,7 +474,7 @@ def _write_format(path: Path, server_id: str) -> None:
     _replace(path, encode_checked({"format_version": FORMAT_VERSION, "server_id": server_id}))
 
 
-def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+def _replace(path: Path, content: bytes, *, must_sync: bool = False) -> None:
     # a new file and a rename: a concurrent reader sees the old content or the new one
     fresh = path.with_name(path.name + ".new")
     try:
@@ -486,7 +486,7 @@ def _replace(path: Path, content: bytes, *, is_synced: bool = False) -> None:
         with path.open("r+b") as file:  # a full disk has room for content of the same length
             file.write(content)
         fresh = path
-    if is_synced:
+    if must_sync:
         sync_file(fresh)
     if fresh != path:
         os.replace(fresh, path)

@@ -17,7 +17,7 @@ from tdserve.structure import unbatched
 from tdserve.structure.capture import capture
 from tdserve.structure.captured import Captured
 from tdserve.structure.changes import drop_batch_dim
-from tdserve.structure.instances import find_content, find_shown_class, make_instance, num_classes
+from tdserve.structure.instances import count_classes, find_content, find_shown_class, make_instance
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
@@ -76,7 +76,7 @@ def build(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping[Path
         LocalProtocolError: A leaf is missing, which is a bug of the caller.
     """
     recipe = spec.memo.get(_Recipe)
-    if recipe is None or recipe.num_classes not in (0, num_classes()):
+    if recipe is None or recipe.num_classes not in (0, count_classes()):
         recipe = spec.memo[_Recipe] = _prepare(spec.root, ())._replace(state=spec.root if spec.has_state else None)
     try:
         found = _build(recipe, tensors, values)
@@ -166,7 +166,7 @@ def _prepare(node: Node, path: Path) -> _Recipe:
         None if node.device is None else torch.device(node.device),
         tensorclass,
         tuple(steps),
-        -1 if is_unknown else num_classes() if has_classes else 0,
+        -1 if is_unknown else count_classes() if has_classes else 0,
         None if node.inner is None else PackedNode.from_node(node, path, tensorclass),
         row,
         stack_dim or 0,

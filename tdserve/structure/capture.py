@@ -10,12 +10,12 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdserve.structure.adapting import NO_KEYS, adapt
 from tdserve.structure.array_dicts import read_dict
-from tdserve.structure.capture_cache import Look, Recall
+from tdserve.structure.capture_cache import MakeView, Recall
 from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.known_structures import KnownStructures
-from tdserve.structure.looks import look, look_at_module
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
+from tdserve.structure.tensor_view import view_module, view_tensordict
 from tdserve.structure.tree import Spec
 
 __all__ = ["Captured", "capture", "capture_module", "capture_packed"]
@@ -78,7 +78,11 @@ def capture(
         root = reader.capture_node(td, ())
         return Captured(share_spec(root), reader.tensors, reader.values, {})
 
-    captured = read() if is_exact or takes_structure else _recall_or_read(td, look, read, is_destination=is_destination)
+    captured = (
+        read()
+        if is_exact or takes_structure
+        else _recall_or_read(td, view_tensordict, read, is_destination=is_destination)
+    )
     if like is None:
         return captured
     if not is_destination:
@@ -97,22 +101,24 @@ def capture_module(
 
     if isinstance(module, TensorDictBase):
         return read()
-    return _recall_or_read(module, look_at_module, read, is_destination=is_destination)
+    return _recall_or_read(module, view_module, read, is_destination=is_destination)
 
 
-def _recall_or_read(source: Any, look: Look, read: Callable[[], Captured], *, is_destination: bool) -> Captured:
+def _recall_or_read(
+    source: Any, make_view: MakeView, read: Callable[[], Captured], *, is_destination: bool
+) -> Captured:
     """Returns the kept capture of the same tensors, or captures them: by their structure, if it is known."""
-    kept, looks = _RECALL.find(source, is_destination, look=look)
-    if kept is not None or looks is None:
+    kept, view = _RECALL.find(source, is_destination, make_view=make_view)
+    if kept is not None or view is None:
         return kept or read()
-    known = _KNOWN.capture(looks) if not is_destination or looks.is_dense else None
+    known = _KNOWN.capture(view) if not is_destination or view.is_dense else None
     captured = known or read()
     if known is None:
-        _KNOWN.keep(looks, captured)
-    if _RECALL.has_met(looks):
+        _KNOWN.keep(view, captured)
+    if _RECALL.has_met(view):
         tensors = {path: leaf.detach() for path, leaf in captured.tensors.items()}
         captured = captured._replace(tensors=tensors, memo={}, is_kept=True)
-        _RECALL.keep(looks, captured)
+        _RECALL.keep(view, captured)
     return captured
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tdserve.structure.looks import Column, Looks, get_dtype, get_shape, look
+from tdserve.structure.tensor_view import Column, TensorView, get_dtype, get_shape, view_tensordict
 
-Look = Callable[[Any, object], Looks | None]
+MakeView = Callable[[Any, object], TensorView | None]
 
 MAX_KEPT = 8
 
@@ -31,53 +31,53 @@ class Recall:
         self._kept: dict[int, _Kept] = {}
         self._met: dict[int, _Met] = {}
 
-    def find(self, td: Any, purpose: object, *, look: Look = look) -> tuple[Any, Looks | None]:
+    def find(self, td: Any, purpose: object, *, make_view: MakeView = view_tensordict) -> tuple[Any, TensorView | None]:
         """Returns the cached result for a tensordict of the very same tensors, unchanged in memory, size and structure.
 
         Args:
             td: Only tensordicts that consist of plain tensordicts and tensors are ever cached.
             purpose: A result is found only for its own purpose.
-            look: Makes the view of it.
+            make_view: Makes the view of it.
 
         Returns:
             The result or None; and the argument for ``keep``, if a result can be cached.
         """
-        looks = look(td, purpose)
-        if looks is None:
+        view = make_view(td, purpose)
+        if view is None:
             return None, None
-        kept = self._kept.get(looks.number)
-        if kept is not None and kept.is_of(looks):
-            return kept.result, looks
-        self._kept.pop(looks.number, None)
-        return None, looks if looks.is_plain else None
+        kept = self._kept.get(view.identity_hash)
+        if kept is not None and kept.is_of(view):
+            return kept.result, view
+        self._kept.pop(view.identity_hash, None)
+        return None, view if view.is_plain else None
 
-    def has_met(self, looks: Looks) -> bool:
+    def has_met(self, view: TensorView) -> bool:
         """Returns whether the same tensors were given here before, so that their result is worth caching.
 
         Tensors that are new each time would cost two objects each, which the garbage collector follows, for nothing.
         """
         if torch.__future__.get_swap_module_params_on_conversion():  # torch refuses to swap what has weak references
             return False
-        met = self._met.get(looks.number)
-        if met is not None and met.is_of(looks):
+        met = self._met.get(view.identity_hash)
+        if met is not None and met.is_of(view):
             return True
-        self._met.pop(looks.number, None)
+        self._met.pop(view.identity_hash, None)
         while len(self._met) >= MAX_KEPT:
             self._met.pop(next(iter(self._met), 0), None)
-        self._met[looks.number] = _Met(looks.leaves)
+        self._met[view.identity_hash] = _Met(view.leaves)
         return False
 
-    def keep(self, looks: Looks, result: Any) -> None:
+    def keep(self, view: TensorView, result: Any) -> None:
         """Caches a result, which must not refer to the tensors themselves: they would never be freed."""
         kept = self._kept
         while len(kept) >= MAX_KEPT:
             kept.pop(next(iter(kept), 0), None)
-        number = looks.number
+        number = view.identity_hash
 
         def forget(_: object) -> None:
             kept.pop(number, None)
 
-        kept[number] = _Kept(looks, result, forget)
+        kept[number] = _Kept(view, result, forget)
 
 
 class _Met:
@@ -87,29 +87,29 @@ class _Met:
         self._ids = [*map(id, leaves)]
         self._outermost = weakref.ref(leaves[0]), weakref.ref(leaves[-1])
 
-    def is_of(self, looks: Looks) -> bool:
+    def is_of(self, view: TensorView) -> bool:
         """Returns whether these are the tensors, as far as can be seen."""
-        leaves = looks.leaves
+        leaves = view.leaves
         first, last = self._outermost
-        return first() is leaves[0] and last() is leaves[-1] and looks.has_column(id, self._ids)
+        return first() is leaves[0] and last() is leaves[-1] and view.has_column(id, self._ids)
 
 
 class _Kept:
-    def __init__(self, looks: Looks, result: Any, forget: Any) -> None:
+    def __init__(self, view: TensorView, result: Any, forget: Any) -> None:
         self.result = result
-        self._purpose = looks.purpose
-        self._kind = looks.kind
-        self._nodes = looks.list_nodes()
-        self._leaves = [weakref.ref(leaf, forget) for leaf in looks.leaves]
-        self._places = [[*map(place, looks.leaves)] for place in _PLACES]
+        self._purpose = view.purpose
+        self._kind = view.kind
+        self._nodes = view.list_nodes()
+        self._leaves = [weakref.ref(leaf, forget) for leaf in view.leaves]
+        self._places = [[*map(place, view.leaves)] for place in _PLACES]
 
-    def is_of(self, looks: Looks) -> bool:
+    def is_of(self, view: TensorView) -> bool:
         """Returns whether nothing has changed."""
         return (
-            self._purpose == looks.purpose
-            and self._kind is looks.kind
-            and len(self._leaves) == len(looks.leaves)
-            and all(kept() is leaf for kept, leaf in zip(self._leaves, looks.leaves, strict=True))
-            and looks.has_nodes(self._nodes)
-            and all(map(looks.has_column, _PLACES, self._places))
+            self._purpose == view.purpose
+            and self._kind is view.kind
+            and len(self._leaves) == len(view.leaves)
+            and all(kept() is leaf for kept, leaf in zip(self._leaves, view.leaves, strict=True))
+            and view.has_nodes(self._nodes)
+            and all(map(view.has_column, _PLACES, self._places))
         )

@@ -31,7 +31,7 @@ def get_class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def num_classes() -> int:
+def count_classes() -> int:
     """Returns how many types tensordict has registered: when it grows, a class may have been defined again."""
     return len(SEEN_CLASSES)
 

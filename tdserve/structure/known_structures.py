@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tdserve.structure.captured import Captured
-from tdserve.structure.looks import Looks, get_dtype, get_shape
+from tdserve.structure.tensor_view import TensorView, get_dtype, get_shape
 from tdserve.structure.torch_types import to_torch
 
 MAX_KNOWN = 16
@@ -27,48 +27,48 @@ class KnownStructures:
     def __init__(self) -> None:
         self._known: dict[Any, _Known] = {}
 
-    def capture(self, looks: Looks) -> Captured | None:
+    def capture(self, view: TensorView) -> Captured | None:
         """Captures a tensordict, which ``is_plain``; None if its structure is not known.
 
         A destination must be dense: whether another one can be written is not decided here.
         """
-        known = self._known.get(_make_key(looks))
-        if known is None or not known.is_of(looks):
+        known = self._known.get(_make_key(view))
+        if known is None or not known.is_of(view):
             return None
-        return Captured(known.spec, dict(zip(known.paths, looks.list_plain_tensors(), strict=True)), {}, {})
+        return Captured(known.spec, dict(zip(known.paths, view.list_plain_tensors(), strict=True)), {}, {})
 
-    def keep(self, looks: Looks, captured: Captured) -> None:
-        """Keeps the structure of a tensordict that was captured, if its tensors are in the order of its looks."""
-        if not looks.has_column(torch.Tensor.data_ptr, [tensor.data_ptr() for tensor in captured.tensors.values()]):
+    def keep(self, view: TensorView, captured: Captured) -> None:
+        """Keeps the structure of a tensordict that was captured, if its tensors are in the order of its view."""
+        if not view.has_column(torch.Tensor.data_ptr, [tensor.data_ptr() for tensor in captured.tensors.values()]):
             return
         known = self._known
-        key = _make_key(looks)
+        key = _make_key(view)
         known.pop(key, None)
         while len(known) >= MAX_KNOWN:
             known.pop(next(iter(known), None), None)
-        known[key] = _Known(looks, captured)
+        known[key] = _Known(view, captured)
 
 
 class _Known:
-    def __init__(self, looks: Looks, captured: Captured) -> None:
+    def __init__(self, view: TensorView, captured: Captured) -> None:
         by_path = captured.spec.tensors_by_path
         self.spec = captured.spec
         self.paths = [*captured.tensors]
-        self._kind = looks.kind
-        self._nodes = looks.list_nodes()
+        self._kind = view.kind
+        self._nodes = view.list_nodes()
         self._dtypes = [to_torch(by_path[path].dtype) for path in self.paths]
         self._shapes = [by_path[path].shape for path in self.paths]
 
-    def is_of(self, looks: Looks) -> bool:
+    def is_of(self, view: TensorView) -> bool:
         """Returns whether a tensordict has this structure."""
         return (
-            self._kind is looks.kind
-            and looks.has_nodes(self._nodes)
-            and looks.has_column(get_dtype, self._dtypes)
-            and looks.has_column(get_shape, self._shapes)
+            self._kind is view.kind
+            and view.has_nodes(self._nodes)
+            and view.has_column(get_dtype, self._dtypes)
+            and view.has_column(get_shape, self._shapes)
         )
 
 
-def _make_key(looks: Looks) -> Any:
-    first = looks.leaves[0]
-    return looks.kind, len(looks.leaves), first.dtype, looks.first_key
+def _make_key(view: TensorView) -> Any:
+    first = view.leaves[0]
+    return view.kind, len(view.leaves), first.dtype, view.first_key

@@ -179,7 +179,7 @@ def find_entry(root: Node, path: Path) -> Entry | None:
     return entry
 
 
-def num_dims_of(entry: Entry) -> int | None:
+def count_dims(entry: Entry) -> int | None:
     """Returns the number of dimensions of an entry by itself; None if only its content shows it."""
     if isinstance(entry, Node):
         return len(entry.shown_batch_size)

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.client.tables.conditional_update import NOT_LIVE
-from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.rules.replay.ring import ROW_ID_MASK
 from tdserve.structure.torch_types import to_torch
 from tdserve.torchrl.table_rows import to_path, to_stored_key
 
@@ -170,7 +170,7 @@ def _normalize(key: Any) -> Any:
 
 def to_names(generations: torch.Tensor) -> torch.Tensor:
     """Returns what identifies rows, as long as they are the same rows, of their generations."""
-    return torch.where(generations < 0, NOT_LIVE, generations & NAME_MASK)
+    return torch.where(generations < 0, NOT_LIVE, generations & ROW_ID_MASK)
 
 
 def _find_best(numbers: torch.Tensor, stamps: torch.Tensor, versions: torch.Tensor) -> torch.Tensor:

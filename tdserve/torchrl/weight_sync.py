@@ -36,7 +36,18 @@ RETRY_PAUSE_S = 0.5
 """Pause after an attempt that failed."""
 
 _OF_PROCESS = frozenset(
-    ("_made", "_made_by", "_is_shut_down", "_lock", "_guard", "_held", "_seen", "_applied_s", "_last_error", "version")
+    (
+        "_own_transport",
+        "_transport_pid",
+        "_is_shut_down",
+        "_lock",
+        "_guard",
+        "_applied_weights",
+        "_newest_taken",
+        "_applied_s",
+        "_last_error",
+        "version",
+    )
 )
 """Attributes that are not pickled."""
 
@@ -155,14 +166,14 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
 
     def _begin(self) -> None:
         """Sets what belongs to one process."""
-        _inherited.append(getattr(self, "_made", None))
+        _inherited.append(getattr(self, "_own_transport", None))
         self._is_shut_down = False
-        self._made: TDServeTransport | None = None
-        self._made_by = 0
+        self._own_transport: TDServeTransport | None = None
+        self._transport_pid = 0
         self._lock = Lock()
         self._guard = ForwardGuard()
-        self._held: Weights | None = None
-        self._seen: int | None = None
+        self._applied_weights: Weights | None = None
+        self._newest_taken: int | None = None
         self._applied_s = 0.0
         self._last_error = ""
         self.version = 0
@@ -273,8 +284,8 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         WeightSyncScheme.model.fset(self, model)
         if self.initialized_on_receiver and model is not None:
             self._guard.guard(model)
-            if self._held is not None:  # a collector may have copied the model before the last version came
-                self._apply(self._held)
+            if self._applied_weights is not None:  # a collector may have copied the model before the last version came
+                self._apply(self._applied_weights)
 
     @property
     def context(self) -> Any:
@@ -318,7 +329,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         The receiver's own thread does the same all the time.
         """
         try:
-            found = self._transport.fetch(self._seen, 0 if timeout is None else timeout)
+            found = self._transport.fetch(self._newest_taken, 0 if timeout is None else timeout)
         except DeadlineExceededError:
             return None
         return None if found is None or not self._take(found) else found.data
@@ -327,7 +338,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         stop = self._stop_event
         while not stop.is_set():
             try:
-                found = self._transport.fetch(self._seen, STEP_S)
+                found = self._transport.fetch(self._newest_taken, STEP_S)
                 if found is not None:
                     self._take(found)
             except DeadlineExceededError:
@@ -341,13 +352,18 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     def _take(self, found: Weights) -> bool:
         """Applies a version, unless a newer one was taken; reports it, or why it could not be applied."""
         with self._lock:
-            if self._seen is not None and found.version <= self._seen:
+            if self._newest_taken is not None and found.version <= self._newest_taken:
                 return False
-            self._seen = found.version
+            self._newest_taken = found.version
             error = ""
             try:
                 self._apply(found)
-                self._held, self.version, self._applied_s, self._last_error = found, found.version, time.time(), ""
+                self._applied_weights, self.version, self._applied_s, self._last_error = (
+                    found,
+                    found.version,
+                    time.time(),
+                    "",
+                )
             except Exception as fault:  # noqa: BLE001 (what a model raises; its worker goes on with older weights)
                 error = f"{type(fault).__name__}: {fault}"
         self._note(error)
@@ -392,10 +408,10 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     def _transport(self) -> TDServeTransport:
         if self._is_shut_down:
             raise ClosedError(what="the weight sync scheme")
-        if self._made is None or self._made_by != os.getpid():  # a fork has no threads
-            _inherited.append(self._made)
-            self._made, self._made_by = self.create_transport(), os.getpid()
-        return self._made
+        if self._own_transport is None or self._transport_pid != os.getpid():  # a fork has no threads
+            _inherited.append(self._own_transport)
+            self._own_transport, self._transport_pid = self.create_transport(), os.getpid()
+        return self._own_transport
 
     def create_transport(self, **_: Any) -> TDServeTransport:
         """Connects to the server."""
@@ -404,10 +420,10 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     def shutdown(self) -> None:
         """Ends the receiver's thread and closes the client. Idempotent."""
         self._is_shut_down = True
-        made, self._made = getattr(self, "_made", None), None
+        made, self._own_transport = getattr(self, "_own_transport", None), None
         if getattr(self, "_stop_event", None) is not None:
             self._stop_event.set()
-        if made is not None and self._made_by == os.getpid():
+        if made is not None and self._transport_pid == os.getpid():
             made.client.close()  # ends a wait for a version
         super().shutdown()
 

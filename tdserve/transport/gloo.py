@@ -26,7 +26,7 @@ from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proven import close_pairs, form_proven
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 
 WORKER_RANK = 0
@@ -76,7 +76,7 @@ class GlooChannel:
         kv_store: Rendezvous; kept alive by the channel.
         rank: ``WORKER_RANK`` or ``CLIENT_RANK``.
         host: Address of the interface to listen on and connect from.
-        bond: Secret and purpose that both ends prove.
+        credential: Secret and purpose that both ends prove.
         peer: Name of the other end, for errors.
         timeout_s: Seconds for the pair to form.
 
@@ -87,7 +87,14 @@ class GlooChannel:
     transport = "gloo"
 
     def __init__(
-        self, kv_store: KVStore, rank: int, *, host: str, bond: Bond, peer: str, timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        kv_store: KVStore,
+        rank: int,
+        *,
+        host: str,
+        credential: ChannelCredential,
+        peer: str,
+        timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self.peer = peer
         self._kv_store = kv_store
@@ -98,7 +105,9 @@ class GlooChannel:
         self._ended_by = ""
         self._is_ended = Event()
         self.waiters = BlockingThreads(f"tdserve-gloo-{peer}")
-        self._group, self._rendezvous = form_proven(kv_store, rank, 2, host=host, bond=bond, timeout_s=timeout_s)
+        self._group, self._rendezvous = form_proven(
+            kv_store, rank, 2, host=host, credential=credential, timeout_s=timeout_s
+        )
 
     def send(self, buffer: torch.Tensor, tag: int) -> _GlooWork:
         group = self._require_group()

@@ -25,7 +25,7 @@ from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.transport.blocking_threads import BlockingThreads
 from tdserve.transport.gloo_reasons import get_reason
 from tdserve.transport.proven import close_pairs, form_proven
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import KVStore
 
 LARGE_BYTES = 16 * 1024
@@ -70,7 +70,7 @@ class GroupChannel:
         rank: Rank of this member.
         world_size: Number of members.
         host: Address of the interface to listen on and connect from.
-        bond: Secret and purpose that all ranks prove.
+        credential: Secret and purpose that all ranks prove.
         name: Name of the group, for errors.
         timeout_s: Seconds for all pairs to form.
         peers: Names of the ranks in errors; empty: their numbers.
@@ -86,7 +86,7 @@ class GroupChannel:
         world_size: int,
         *,
         host: str,
-        bond: Bond,
+        credential: ChannelCredential,
         name: str,
         timeout_s: float,
         peers: Sequence[str] = (),
@@ -100,7 +100,7 @@ class GroupChannel:
         self._threads = BlockingThreads(f"tdserve-group-{name}")
         self._num_large = ([0] * world_size, [0] * world_size)  # under way to each rank, and from it
         self._group, self._rendezvous = form_proven(
-            kv_store, rank, world_size, host=host, bond=bond, timeout_s=timeout_s
+            kv_store, rank, world_size, host=host, credential=credential, timeout_s=timeout_s
         )
 
     def send(self, buffer: torch.Tensor, peer: int, tag: int) -> GroupWork:

@@ -29,7 +29,7 @@ from tdserve.base.errors import ConnectError, TransportError
 from tdserve.transport.distributed_private import make_gloo_options
 from tdserve.transport.forming_groups import end_connecting, is_ending, note_forming
 from tdserve.transport.gloo_reasons import get_reason
-from tdserve.transport.proving import Bond, UnprovenError, prove
+from tdserve.transport.proving import ChannelCredential, UnprovenError, prove
 from tdserve.transport.rendezvous import Branch, KVStore
 from tdserve.transport.strangers import describe_connections
 
@@ -177,9 +177,9 @@ def close_pairs(group: Any, rank: int, world_size: int) -> None:
 
 
 def form_proven(
-    kv_store: KVStore, rank: int, world_size: int, *, host: str, bond: Bond, timeout_s: float
+    kv_store: KVStore, rank: int, world_size: int, *, host: str, credential: ChannelCredential, timeout_s: float
 ) -> tuple[Any, KVStore]:
-    """Forms a gloo group whose ranks have all proved that they know the bond's secret.
+    """Forms a gloo group whose ranks have all proved that they have the credential's secret.
 
     If a proof is missing, a stranger may have taken a number: all ranks form another group, on other ports.
 
@@ -188,7 +188,7 @@ def form_proven(
         rank: This rank.
         world_size: Number of ranks.
         host: Address of the interface to listen on and connect from.
-        bond: Secret and purpose of this group alone.
+        credential: Secret and purpose of this group alone.
         timeout_s: Seconds for everything.
 
     Returns:
@@ -205,7 +205,7 @@ def form_proven(
             end_connecting(host, each.sent_address, each.other_addresses, rank, world_size)
 
     with note_forming(end):
-        return _form(kv_store, rank, world_size, attempts, host=host, bond=bond, timeout_s=timeout_s)
+        return _form(kv_store, rank, world_size, attempts, host=host, credential=credential, timeout_s=timeout_s)
 
 
 def _form(
@@ -215,7 +215,7 @@ def _form(
     attempts: list[_NotingStore],
     *,
     host: str,
-    bond: Bond,
+    credential: ChannelCredential,
     timeout_s: float,
 ) -> tuple[Any, KVStore]:
     """Forms a group as ``form_proven`` does; appends the rendezvous of each attempt to ``attempts``."""
@@ -236,7 +236,14 @@ def _form(
                 raise ConnectError(address=host, reason=reason) from fault
         else:
             try:
-                prove(group, rank, world_size, bond, attempt=attempt, timeout_s=min(proof_s, end_s - time.monotonic()))
+                prove(
+                    group,
+                    rank,
+                    world_size,
+                    credential,
+                    attempt=attempt,
+                    timeout_s=min(proof_s, end_s - time.monotonic()),
+                )
                 _await_proofs(kv_store, rank, world_size, attempt, timeout_s=end_s - time.monotonic())
                 return group, branch
             except TransportError as fault:
@@ -251,7 +258,7 @@ def _form(
         del device
         if kv_store.is_closed or is_ending():
             raise ConnectError(address=host, reason="gloo: the session was closed while the connection was formed")
-        refusals.note(bond.purpose, reason, branch.sent_address)
+        refusals.note(credential.purpose, reason, branch.sent_address)
         if time.monotonic() + pause_s >= end_s:
             message = f"gloo: the other end did not prove itself in {attempt + 1} attempts: {reason}"
             raise ConnectError(address=host, reason=message)

@@ -41,8 +41,8 @@ class UnprovenError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Bond:
-    """The secret and purpose that the ends of a group share.
+class ChannelCredential:
+    """The secret and purpose by which the ends of a gloo group authenticate each other.
 
     Attributes:
         secret: Known only to them.
@@ -60,8 +60,8 @@ class Bond:
             expected, received = f"a secret of {SECRET_BYTES} bytes", f"{len(self.secret)} bytes"
             raise RemoteProtocolError(expected=expected, received=received)
 
-    def narrow(self, part: str) -> Bond:
-        """Returns the bond of another group of the same ends."""
+    def narrow(self, part: str) -> ChannelCredential:
+        """Returns the credential of another group of the same ends."""
         return replace(self, purpose=f"{self.purpose} {part}")
 
     def compute_digest(self, head: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
@@ -70,30 +70,34 @@ class Bond:
         return hmac.digest(self.secret, proven, hashlib.sha256)
 
 
-def make_session_bond(secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0) -> Bond:
-    """Returns the bond of a session's group for mail, or of one of its groups for content."""
-    bond = Bond(secret, f"session {session} {'mail' if is_mail else 'content'}")
-    return bond.narrow(f"channel {channel_number}") if channel_number else bond
+def make_session_credential(
+    secret: bytes, session: int, *, is_mail: bool = False, channel_number: int = 0
+) -> ChannelCredential:
+    """Returns the credential of a session's group for mail, or of one of its groups for content."""
+    credential = ChannelCredential(secret, f"session {session} {'mail' if is_mail else 'content'}")
+    return credential.narrow(f"channel {channel_number}") if channel_number else credential
 
 
-def make_link_bond(secret: bytes, link: int) -> Bond:
-    """Returns the bond of two clients between which a version is passed on."""
-    return Bond(secret, f"link {link}")
+def make_link_credential(secret: bytes, link: int) -> ChannelCredential:
+    """Returns the credential of two clients between which a version is passed on."""
+    return ChannelCredential(secret, f"link {link}")
 
 
-def make_epoch_bond(secret: bytes, group: str, epoch: int) -> Bond:
-    """Returns the bond of an epoch of a group of clients."""
-    return Bond(secret, f"epoch {epoch} of {group}")
+def make_epoch_credential(secret: bytes, group: str, epoch: int) -> ChannelCredential:
+    """Returns the credential of an epoch of a group of clients."""
+    return ChannelCredential(secret, f"epoch {epoch} of {group}")
 
 
-def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, timeout_s: float) -> None:
+def prove(
+    group: Any, rank: int, world_size: int, credential: ChannelCredential, *, attempt: int, timeout_s: float
+) -> None:
     """Proves this rank to all others, and checks the proofs of all others.
 
     Args:
         group: The process group; nothing was sent over it yet.
         rank: This rank.
         world_size: Number of ranks.
-        bond: Secret and purpose of the group.
+        credential: Secret and purpose of the group.
         attempt: Number of groups that were formed before this one for the same purpose.
         timeout_s: Seconds for everything.
 
@@ -108,7 +112,7 @@ def prove(group: Any, rank: int, world_size: int, bond: Bond, *, attempt: int, t
 
     def compute_proof(sender: int, receiver: int) -> bytes:
         nonces = (mine[receiver], theirs[receiver]) if sender == rank else (theirs[sender], mine[sender])
-        return bond.compute_digest(_HEAD.pack(attempt, world_size, sender, receiver), *nonces)
+        return credential.compute_digest(_HEAD.pack(attempt, world_size, sender, receiver), *nonces)
 
     for other, proof in exchange(group, {other: compute_proof(rank, other) for other in others}, end_s).items():
         if not hmac.compare_digest(proof, compute_proof(other, rank)):

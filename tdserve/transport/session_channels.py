@@ -17,7 +17,7 @@ from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.nccl import open_wire
 from tdserve.transport.ordered import OrderedChannel
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, Branch, KVStore
 from tdserve.transport.stream_channel import StreamChannel
 
@@ -30,8 +30,8 @@ class ChannelEnd:
         kv_store: Rendezvous; kept alive by the channel.
         rank: ``WORKER_RANK`` (which decides the order of messages) or ``CLIENT_RANK``.
         host: Address of the interface for what goes by gloo.
-        bond: Secret and purpose that both ends prove over gloo; NCCL asks for a number of its own, which comes the same
-            way.
+        credential: Secret and purpose that both ends prove over gloo; NCCL asks for a number of its own, which comes
+            the same way.
         peer: Name of the other end, for errors.
         open_stream: Opens the byte stream between the ends, for a transport that has no connection of its own; raises
             TDServeError if there is none.
@@ -42,7 +42,7 @@ class ChannelEnd:
     kv_store: KVStore
     rank: int
     host: str
-    bond: Bond
+    credential: ChannelCredential
     peer: str
     device: str = ""
     timeout_s: float = CONNECT_TIMEOUT_S
@@ -65,7 +65,9 @@ def open_channel(transport: str, end: ChannelEnd) -> Channel:
 
 
 def _open_gloo(end: ChannelEnd) -> GlooChannel:
-    return GlooChannel(end.kv_store, end.rank, host=end.host, bond=end.bond, peer=end.peer, timeout_s=end.timeout_s)
+    return GlooChannel(
+        end.kv_store, end.rank, host=end.host, credential=end.credential, peer=end.peer, timeout_s=end.timeout_s
+    )
 
 
 def _open_nccl(end: ChannelEnd) -> OrderedChannel:
@@ -73,7 +75,9 @@ def _open_nccl(end: ChannelEnd) -> OrderedChannel:
     with ExitStack() as unfinished:
         small = _open_gloo(end)
         unfinished.callback(small.close)
-        mail = _open_gloo(replace(end, kv_store=Branch(end.kv_store, "order"), bond=end.bond.narrow("order")))
+        mail = _open_gloo(
+            replace(end, kv_store=Branch(end.kv_store, "order"), credential=end.credential.narrow("order"))
+        )
         unfinished.callback(mail.close)
         branch = Branch(end.kv_store, "nccl")
         wire = open_wire(branch, end.rank, device=end.device, peer=end.peer, timeout_s=end.timeout_s)

@@ -65,7 +65,7 @@ class Sockets:
                 port = each.getsockname()[1]
                 if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     found.listening.append(int(name))
-                elif _num_received(each) <= NUMBER_BYTES:
+                elif _count_received(each) <= NUMBER_BYTES:
                     hosts.append((port, each.getpeername()[0]))
         ports = {_read_port(fd): fd for fd in found.listening}
         found.strangers.update(host for port, host in hosts if port in ports)
@@ -103,7 +103,7 @@ def _open_socket(fd: int) -> Iterator[socket.socket | None]:
         yield found if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM else None
 
 
-def _num_received(connection: socket.socket) -> int:
+def _count_received(connection: socket.socket) -> int:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     if len(info) < _TCP_INFO_BYTES:  # an old kernel has less
         return NUMBER_BYTES + 1

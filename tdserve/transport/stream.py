@@ -21,9 +21,9 @@ MESSAGES_UNDER_WAY = 6
 """Messages under way that are filled in staging buffers of 2 to 4 MiB: while one is on the wire, the next is filled."""
 
 FILLED_UNDER_WAY = 2
-"""Messages under way that a separate thread fills: it has others ready. With six, each would be filled in memory that
-has left the processor's caches since its last use (a tenth of the time of 64 MiB in 2,000, measured; a quarter if other
-machines share the caches)."""
+"""Messages under way that a separate thread fills. Two are enough, since the thread fills others ahead. With six, each
+buffer has left the CPU cache before it is used again: that is 10 % slower for 64 MiB in 2,000 leaves (measured), and
+25 % if other machines share the cache."""
 
 RECEIVES_UNDER_WAY = 4
 """Receives under way that go through staging buffers: while one arrives, those before it are copied (6 % faster than
@@ -144,7 +144,7 @@ def recv_messages(
     num_staged = 0
 
     def finish_oldest() -> int:
-        oldest = _take(under_way, _num_finished(under_way, is_followed=on_arrived is not None))
+        oldest = _take(under_way, _count_finished(under_way, is_followed=on_arrived is not None))
         clock.wait([work for work, _, _ in oldest])
         for _, message, staging in oldest:
             if staging is not None:
@@ -167,7 +167,7 @@ def recv_messages(
         finish_oldest()
 
 
-def _num_finished(under_way: Sequence[tuple[Work, Message, torch.Tensor | None]], *, is_followed: bool) -> int:
+def _count_finished(under_way: Sequence[tuple[Work, Message, torch.Tensor | None]], *, is_followed: bool) -> int:
     """Returns how many of the oldest messages to wait for together; few if a caller forwards what has arrived."""
     limit = MESSAGES_AT_ONCE if is_followed else MAX_POSTED // 2
     nbytes = 0

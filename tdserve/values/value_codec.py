@@ -45,7 +45,7 @@ _FAULTS = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
 RecursionError for keys that are deeply nested tuples, and so on."""
 
 
-def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> bytes:
+def encode_value(value: Any, *, key: str = "", allow_pickle: bool = False) -> bytes:
     """Returns the record of a value.
 
     Args:
@@ -62,7 +62,7 @@ def encode_bytes(value: Any, *, key: str = "", allow_pickle: bool = False) -> by
 
 
 def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = False) -> list[bytes]:
-    """Returns the record of each value, as ``encode_bytes`` does."""
+    """Returns the record of each value, as ``encode_value`` does."""
     try:
         check_values(values, key=key)
         return _pack(values, key)
@@ -70,13 +70,13 @@ def encode_many(values: Sequence[Any], *, key: str = "", allow_pickle: bool = Fa
         if not allow_pickle:
             raise
     if len(values) > 1:
-        return [encode_bytes(value, key=key, allow_pickle=True) for value in values]
+        return [encode_value(value, key=key, allow_pickle=True) for value in values]
     found = [bytes([PICKLED]) + pickled.dump(value, key=key) for value in values]
     _check_size(max(map(len, found), default=0), key)
     return found
 
 
-def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> Any:
+def decode_value(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> Any:
     """Returns the value of a record, equal in type and content to the encoded one; arrays are fresh and writable.
 
     Args:
@@ -98,7 +98,7 @@ def decode_bytes(data: Buffer, *, key: str = "", allow_pickle: bool = False) -> 
 
 
 def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = False) -> list[Any]:
-    """Decodes each record as ``decode_bytes`` does. Values that are not large are decoded in one pass, unless one
+    """Decodes each record as ``decode_value`` does. Values that are not large are decoded in one pass, unless one
     of them is pickled."""
     parts: Sequence[Buffer] = blobs
     if isinstance(blobs, JoinedValues) and not blobs.heads:
@@ -112,7 +112,7 @@ def decode_many(blobs: Sequence[bytes], *, key: str = "", allow_pickle: bool = F
             return _read(parts, sizes)
         except RemoteProtocolError:
             parts = blobs  # one is pickled or damaged: decode each by itself
-    return [decode_bytes(data, key=key, allow_pickle=allow_pickle) for data in parts]
+    return [decode_value(data, key=key, allow_pickle=allow_pickle) for data in parts]
 
 
 def is_same(left: Any, right: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tdserve.data.stored_entries import change_entries, encode_entries, find_entries, list_entries
+from tdserve.data import stored_entries
+from tdserve.data.stored_entries import encode_entries, find_entries
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
 from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.transport.sources_sinks import LeafEnd, TrailingColumns
@@ -14,12 +15,12 @@ MAX_QUICK_BYTES = 32 * 1024
 """Records that the reading thread may store: a commit of so many takes about as long as to wake another thread."""
 
 
-def store_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def change_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Changes entries, together with the answer; only in the one worker that writes values."""
     wanted, context = order.change_entries, lane.context
     store = context.stores.get(wanted.store)
     with context.values_lock:
-        answer = change_entries(store, wanted)
+        answer = stored_entries.change_entries(store, wanted)
     if not wanted.mail_session:
         return worker_pb2.Worked(answer=answer)
     # It is committed: the client need not wait until control has recorded it too.
@@ -46,11 +47,11 @@ def send_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         return send_read(lane, order, layout, source, values=values, inline=True, sends_values=wanted.sends_values)
 
 
-def report_keys(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def list_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports a page of keys."""
     wanted = order.list_entries
     store = lane.context.stores.get(wanted.store)
-    return worker_pb2.Worked(answer=list_entries(store, wanted.request).SerializeToString())
+    return worker_pb2.Worked(answer=stored_entries.list_entries(store, wanted.request).SerializeToString())
 
 
 def is_small_change(lane: Lane, order: worker_pb2.Order) -> bool:

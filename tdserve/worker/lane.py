@@ -33,7 +33,7 @@ from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import make_session_bond
+from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.transport.sources_sinks import Source
@@ -49,7 +49,7 @@ REAPED_AT_ONCE = MAX_SENT // 2
 """Sends that are waited for together: a wait costs a thread switch."""
 
 COUNTED_BYTES = 128 * 1024
-"""So many bytes that a client has not taken count as one more send."""
+"""Every 128 KiB that the client has not taken count as one more pending send."""
 
 _REAP = worker_pb2.Order()
 """Queued in place of an order: only waits for the end of earlier sends."""
@@ -317,10 +317,12 @@ class Lane:
             check_room(1)
             transport = CHANNEL_TRANSPORTS[opening.transport]
             device = self.context.device if transport.needs_device else ""
-            bond = make_session_bond(opening.secret, self.session, channel_number=self.channel_number)
+            credential = make_session_credential(opening.secret, self.session, channel_number=self.channel_number)
             take = self.context.take_stream
             open_stream = None if take is None else partial(take, self.session, self.channel_number)
-            end = ChannelEnd(kv_store, WORKER_RANK, opening.host, bond, peer, device=device, open_stream=open_stream)
+            end = ChannelEnd(
+                kv_store, WORKER_RANK, opening.host, credential, peer, device=device, open_stream=open_stream
+            )
             self._moves_at_once = transport.moves_at_once
             self._channel = open_channel(opening.transport, end)
             self._opened_s = time.monotonic()

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.base.failpoints import reach
+from tdserve.data import values as stored_values
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
-from tdserve.data.values import drop_values, measure_rows, move_values, put_values, read_values
+from tdserve.data.values import measure_rows
 from tdserve.messages.content import (
     STATUS_BYTES,
     ReadStatus,
@@ -43,7 +44,7 @@ from tdserve.structure.version_subset import convert_floats, decode_numbers, sel
 from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
-from tdserve.worker.entry_orders import is_small_change, report_keys, send_entries, store_entries
+from tdserve.worker.entry_orders import change_entries, is_small_change, list_entries, send_entries
 from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import is_sent_at_once, receive_write, send_read, spool_values
 
@@ -119,7 +120,7 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     layout = make_rows_layout(store.spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     with lane.context.values_budget.begin_read() as count:
-        values = read_values(store, [path for path, _ in store.spec.values], elements, count=count)
+        values = stored_values.read_values(store, [path for path, _ in store.spec.values], elements, count=count)
         store.row_values_nbytes = len(values) // max(len(rows), 1)
         source, inline = make_rows_source(store, layout, FoundRows(rows, expected), added), wanted.inline
         return send_read(lane, order, layout, source, values=values, inline=inline, sends_values=wanted.sends_values)
@@ -158,7 +159,7 @@ def _take_and_store(
     worked = receive_write(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
     order.is_accepted = False  # the channel is in step again: the values may fail on their own
     with context.values_lock:
-        put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
+        stored_values.put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
     return worked
 
 
@@ -178,7 +179,7 @@ def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
                 count(len(rows) * table.shape[1] * table.itemsize)
                 columns.append(table[rows].tobytes())
             else:
-                columns.append(read_values(store, [path], rows, count=count))
+                columns.append(stored_values.read_values(store, [path], rows, count=count))
         return worker_pb2.Worked(columns=columns)
 
 
@@ -198,7 +199,7 @@ def send_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     plan.compare_rows(store)
     source = plan.make_source(store, plan.make_trailer(store, before))
     with context.values_budget.begin_read() as count:
-        values = read_values(store, [path for path, _ in plan.spec.values], plan.elements, count=count)
+        values = stored_values.read_values(store, [path for path, _ in plan.spec.values], plan.elements, count=count)
         is_inline = not expected and sum(plan.layout.message_nbytes) <= wanted.inline_bytes
         order.is_accepted = order.is_accepted or bool(expected)  # until here nothing was sent, and it may be sent void
         return send_read(
@@ -265,37 +266,39 @@ def send_void(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     return worker_pb2.Worked(nbytes_moved=sum(sizes))
 
 
-def store_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def put_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Stores non-tensor values; only in the one worker that writes them."""
     context = lane.context
     with context.values_lock:
-        put_values(context.stores.get(order.put_values.store), order.put_values)
+        stored_values.put_values(context.stores.get(order.put_values.store), order.put_values)
     reach("values.stored")
     return worker_pb2.Worked()
 
 
-def store_moved_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def move_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Moves non-tensor values to other keys."""
     context = lane.context
     with context.values_lock:
-        move_values(context.stores.get(order.move_values.store), order.move_values)
+        stored_values.move_values(context.stores.get(order.move_values.store), order.move_values)
     return worker_pb2.Worked()
 
 
-def drop_dead_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def drop_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Deletes the non-tensor values of rows that have left their table; only in the one worker that writes values."""
     context, wanted = lane.context, order.drop_values
     with context.values_lock:
-        return worker_pb2.Worked(num_dropped=drop_values(context.stores.get(wanted.store), decode_rows(wanted.rows)))
+        return worker_pb2.Worked(
+            num_dropped=stored_values.drop_values(context.stores.get(wanted.store), decode_rows(wanted.rows))
+        )
 
 
-def report_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
+def read_values(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports non-tensor values, for a client that cannot read them itself."""
     wanted = order.read_values
     store = lane.context.stores.get(wanted.store)
     with lane.context.values_budget.begin_read() as count:
         paths, elements = decode_paths(wanted.keys), decode_rows(wanted.elements)
-        return worker_pb2.Worked(values=read_values(store, paths, elements, count=count))
+        return worker_pb2.Worked(values=stored_values.read_values(store, paths, elements, count=count))
 
 
 def _check_announced(order: worker_pb2.Order, sizes: Sequence[int], max_nbytes: int, *, min_nbytes: int = 0) -> None:
@@ -319,15 +322,15 @@ OPERATIONS: dict[str, Callable[[Lane, worker_pb2.Order], worker_pb2.Worked]] = {
     "send_version": send_version,
     "receive_version": receive_version,
     "discard": discard,
-    "put_values": store_values,
-    "move_values": store_moved_values,
-    "drop_values": drop_dead_values,
+    "put_values": put_values,
+    "move_values": move_values,
+    "drop_values": drop_values,
     "send_void": send_void,
     "read_columns": read_columns,
-    "read_values": report_values,
-    "change_entries": store_entries,
+    "read_values": read_values,
+    "change_entries": change_entries,
     "send_entries": send_entries,
-    "list_entries": report_keys,
+    "list_entries": list_entries,
 }
 
 

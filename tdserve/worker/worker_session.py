@@ -22,7 +22,7 @@ from tdserve.rules.access.roles import Role
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK
 from tdserve.transport.message_channel import MAX_SENT, MessageChannel
-from tdserve.transport.proving import make_session_bond
+from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2, worker_pb2
@@ -103,9 +103,9 @@ class Mailbox:
         try:
             opening = order.open_session
             check_room(1)
-            bond = make_session_bond(opening.secret, self._session, is_mail=True)
+            credential = make_session_credential(opening.secret, self._session, is_mail=True)
             self._channel = open_channel(
-                opening.transport, ChannelEnd(self._kv_store, WORKER_RANK, opening.host, bond, peer)
+                opening.transport, ChannelEnd(self._kv_store, WORKER_RANK, opening.host, credential, peer)
             )
             name = f"tdserve-mail-{self._session}"
             self._mail = MessageChannel(self._channel, on_message=self._on_message, on_lost=self._on_lost, name=name)

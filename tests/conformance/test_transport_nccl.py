@@ -12,9 +12,9 @@ from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK
 from tdserve.transport.ordered import LARGE_BYTES, PIECE_BYTES
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
-from tests.bonds import BOND
 from tests.channel_pairs import Ends
 from tests.conformance.transport_suite import TIMEOUT_S, Connect, TransportSuite, content
+from tests.gloo_secret import CREDENTIAL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def nccl_pair() -> Ends:
             threads.submit(
                 open_channel,
                 "nccl",
-                ChannelEnd(store, rank, "127.0.0.1", BOND, "the other end", device=f"cuda:{rank}"),
+                ChannelEnd(store, rank, "127.0.0.1", CREDENTIAL, "the other end", device=f"cuda:{rank}"),
             )
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bills import LIST_PACKAGES, SCRIPT, check_bill
 from tests.e2e.stack import docker
+from tests.sbom import LIST_PACKAGES, SCRIPT, check_bill
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -46,7 +46,7 @@ from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, spec_pb2
 from tdserve.values.value_bundles import Unbundled, encode_bundles
-from tdserve.values.value_codec import decode_bytes, decode_many, encode_bytes
+from tdserve.values.value_codec import decode_many, decode_value, encode_value
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
 from tests.fuzz.requests import make_requests, make_texts
 
@@ -111,15 +111,15 @@ def _decode_frames(content: bytes) -> None:
 
 
 def _decode_value(content: bytes) -> None:
-    value = decode_bytes(content)
-    assert decode_bytes(encode_bytes(value)) is not None or value is None
+    value = decode_value(content)
+    assert decode_value(encode_value(value)) is not None or value is None
     decode_many([content, content])
 
 
 def _decode_columns(content: bytes) -> None:
     for column in decode_block(content):
         for value in list(column.values)[:8]:
-            decode_bytes(value)
+            decode_value(value)
 
 
 def _decode_text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
@@ -158,7 +158,7 @@ def _make_manifest() -> bytes:
 
 def _make_values() -> list[bytes]:
     values = [None, True, 2**70, -1.5, "ü", b"b", (1, (2,)), {"a": [1], 3: {4: 5}}, np.arange(3), np.float32(2)]
-    return [encode_bytes(value) for value in values]
+    return [encode_value(value) for value in values]
 
 
 def make_decoders() -> dict[str, Decoder]:

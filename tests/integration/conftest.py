@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.nursery import Nursery, shared
+from tests.integration.forked_clients import ForkedClients, shared
 from tests.processes import START_TIMEOUT_S
 from tests.roots import make_quick_root
 from tests.sameness import difference
@@ -96,6 +96,6 @@ def replay(client: tdserve.Client, name: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Nursery:
+def forked_clients() -> ForkedClients:
     """Starts client processes quickly."""
     return shared()

@@ -1,4 +1,4 @@
-"""What the children of a nursery do that pull versions and pass them on."""
+"""What children of ``ForkedClients`` do that pull versions and pass them on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many client processes that start within a second: children of the nursery that play ``tests.integration.roles``."""
+"""Many client processes that start within a second: children of ``ForkedClients`` in roles of
+``tests.integration.roles``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import tdserve
 from tdserve.base.config import check_transport
-from tests.integration import nursery, roles
+from tests.integration import forked_clients, roles
 from tests.processes import START_TIMEOUT_S
 
 
@@ -27,7 +28,7 @@ class Fleet:
 
     def __init__(self, server: str | tdserve.Client, *tasks: tuple[str, dict[str, Any]]) -> None:
         address, transport = (server, "gloo") if isinstance(server, str) else (server.address, server.transport)
-        started = nursery.shared()
+        started = forked_clients.shared()
         self._children = [started.start("sail", address, transport, role, arguments) for role, arguments in tasks]
         self.said: list[list[str]] = [[] for _ in tasks]
         self.pids = [child.pid for child in self._children]
@@ -36,7 +37,7 @@ class Fleet:
         """Reads lines until a state is reached. Fails if the children end, or one of them fails, before."""
         while not is_reached(self):
             assert not all(child.has_ended for child in self._children), f"all have ended, and had said {self.said}"
-            number, line = nursery.next_line(self._children, timeout_s=timeout_s)
+            number, line = forked_clients.next_line(self._children, timeout_s=timeout_s)
             if not self._children[number].has_ended:
                 self.said[number].append(line)
 

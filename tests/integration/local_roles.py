@@ -1,4 +1,4 @@
-"""The roles of a nursery's children. Each child has its own client on the server's machine."""
+"""What children of ``ForkedClients`` do. Each has its own client on the server's machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import tdserve
 from tdserve.base.config import check_transport
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.store.claim_file import FOLDER, ClaimFile
-from tests.integration.strikes import strike_in_copy, strike_in_opening, strike_in_place
+from tests.integration.self_signals import strike_in_copy, strike_in_opening, strike_in_place
 
 Say = Callable[..., None]
 

@@ -2,7 +2,8 @@
 
 Each says what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
 the very middle of a transfer: when its channel is about to move data message number N. It and all others that ``say``
-something are children of a nursery, and start at once; a command is for who needs a process from its beginning on.
+something are children of ``ForkedClients``, and start at once; a command is for tests that need a process from its
+beginning on.
 """
 
 from __future__ import annotations

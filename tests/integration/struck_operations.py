@@ -1,7 +1,8 @@
 """Operations during which a process is killed at a failpoint: each is prepared, carried out in a process of its own,
 and looked at afterwards.
 
-``OPERATIONS`` names them. ``act`` is a role of a nursery's child: it carries one out, with a failpoint switched on.
+``OPERATIONS`` names them. ``act`` is a role of forked clients: it carries one out, with a failpoint
+switched on.
 """
 
 from __future__ import annotations

@@ -285,10 +285,10 @@ def test_alter_when_the_data_worker_is_killed_then_done_all_the_same(fresh_serve
 
 @pytest.mark.once("gloo")
 def test_alter_when_its_client_dies_while_it_fills_then_nothing_is_left_of_it(
-    server: tdserve.Server, client: tdserve.Client, name: str, nursery: Any
+    server: tdserve.Server, client: tdserve.Client, name: str, forked_clients: Any
 ) -> None:
     client.memmap(example(8), name)
-    with nursery.start("write", server.address, "add_key", name, 5, at=0) as writer:
+    with forked_clients.start("write", server.address, "add_key", name, 5, at=0) as writer:
         assert writer.line() == "connected shm"
         writer.wait_killed()
     handle = client[name]

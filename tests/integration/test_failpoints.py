@@ -19,7 +19,7 @@ import pytest
 import tdserve
 from tdserve.base.config import check_transport
 from tdserve.base.failpoints import FAILPOINTS, VARIABLE
-from tests.integration.nursery import Child, Nursery
+from tests.integration.forked_clients import Child, ForkedClients
 from tests.integration.struck_operations import OPERATIONS, TIMEOUT_S, Operation
 from tests.processes import quiet_port, wait_for
 from tests.roots import make_quick_root
@@ -148,8 +148,8 @@ EVERY_DAY = {
 class Servers:
     """Two servers that see a failpoint when it is switched on, and are started again when they have died."""
 
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
-        self._switch, self._nursery = folder / "failpoint", nursery
+    def __init__(self, folder: Path, forked_clients: ForkedClients) -> None:
+        self._switch, self._forked_clients = folder / "failpoint", forked_clients
         self._servers = [tdserve.Server(folder / f"root{number}", port=quiet_port()) for number in range(2)]
         for number in range(2):
             self.start(number)
@@ -190,7 +190,7 @@ class Servers:
     def begin(self, operation: str, transport: str, name: str, *, is_struck: bool = False) -> Child:
         """Has a client of its own process carry an operation out; ``is_struck``: it sees the failpoint itself."""
         setting = self.setting if is_struck else ""
-        return self._nursery.start("act", operation, self.address_for(operation), transport, name, setting)
+        return self._forked_clients.start("act", operation, self.address_for(operation), transport, name, setting)
 
     def connect(self, operation: str, transport: str = "shm") -> Any:
         """Returns a client for an operation."""
@@ -216,8 +216,8 @@ class Servers:
 def servers() -> Iterator[Servers]:
     """The servers of all cases. Their root is in memory: what dies is a process, not the machine."""
     with ExitStack() as stack:
-        nursery = stack.enter_context(Nursery("tests.integration.struck_operations"))
-        started = Servers(stack.enter_context(make_quick_root()), nursery)
+        forked_clients = stack.enter_context(ForkedClients("tests.integration.struck_operations"))
+        started = Servers(stack.enter_context(make_quick_root()), forked_clients)
         stack.callback(started.shut_down)
         yield started
 

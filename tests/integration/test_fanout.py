@@ -10,7 +10,7 @@ import pytest
 
 import tdserve
 from tests.integration.fanout_roles import weights
-from tests.integration.nursery import Child, Nursery
+from tests.integration.forked_clients import Child, ForkedClients
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -23,9 +23,9 @@ MAX_PULL_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def forked_clients() -> Iterator[ForkedClients]:
     """Starts light processes; all end with the module."""
-    with Nursery("tests.integration.fanout_roles") as started:
+    with ForkedClients("tests.integration.fanout_roles") as started:
         yield started
 
 
@@ -43,10 +43,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def pullers(
-    stack: ExitStack, nursery: Nursery, client: tdserve.Client, name: str, num_pullers: int, **named: int
+    stack: ExitStack, forked_clients: ForkedClients, client: tdserve.Client, name: str, num_pullers: int, **named: int
 ) -> list[Child]:
     """Starts processes that are connected."""
-    found = [nursery.start("pull", client.address, name, NBYTES, **named) for _ in range(num_pullers)]
+    found = [forked_clients.start("pull", client.address, name, NBYTES, **named) for _ in range(num_pullers)]
     for child in found:
         assert stack.enter_context(child).line() == "connected"
     return found
@@ -91,10 +91,10 @@ class Traffic:
 
 
 def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few_times(
-    publisher: tdserve.Client, nursery: Nursery, name: str
+    publisher: tdserve.Client, forked_clients: ForkedClients, name: str
 ) -> None:
     with ExitStack() as stack:
-        children = pullers(stack, nursery, publisher, name, NUM_PULLERS)
+        children = pullers(stack, forked_clients, publisher, name, NUM_PULLERS)
         for version in (1, 2):
             traffic = Traffic(publisher)
             publisher.publish(name, weights(version, NBYTES), fanout=FANOUT if version == 1 else 0)
@@ -106,11 +106,11 @@ def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few
 
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
 def test_pull_when_a_relay_is_struck_in_the_middle_then_all_others_get_it_whole_and_in_time(
-    publisher: tdserve.Client, nursery: Nursery, name: str, strike: signal.Signals
+    publisher: tdserve.Client, forked_clients: ForkedClients, name: str, strike: signal.Signals
 ) -> None:
     with ExitStack() as stack:
-        children = pullers(stack, nursery, publisher, name, NUM_PULLERS - 1)
-        (relay,) = pullers(stack, nursery, publisher, name, 1, strikes=strike)
+        children = pullers(stack, forked_clients, publisher, name, NUM_PULLERS - 1)
+        (relay,) = pullers(stack, forked_clients, publisher, name, 1, strikes=strike)
         traffic = Traffic(publisher)
         publisher.publish(name, weights(1, NBYTES), fanout=FANOUT)
         pull([relay], 1)  # from the server, and kept

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tdserve
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.programs import NUM_ROWS, numbers_in, row, rows
 from tests.processes import START_TIMEOUT_S, num_fds, num_threads, wait_for
 
@@ -94,12 +94,12 @@ def restarts(client: tdserve.Client) -> int:
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_seen(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
 ) -> None:
     name = f"killed-{kind}"
     prepare(client, kind, name)
     died_before = restarts(client)
-    with nursery.start("move", server.address, kind, name, LOST, at=3) as writer:
+    with forked_clients.start("move", server.address, kind, name, LOST, at=3) as writer:
         assert writer.line() == "connected"
         writer.wait_killed()
     wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the killed client's session")
@@ -113,9 +113,9 @@ def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_see
 
 
 def test_publish_when_its_client_is_killed_in_the_middle_of_the_first_then_not_even_the_name_is_left(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients
 ) -> None:
-    with nursery.start("move", server.address, "publish", "new", LOST, at=3) as writer:
+    with forked_clients.start("move", server.address, "publish", "new", LOST, at=3) as writer:
         assert writer.line() == "connected"
         writer.wait_killed()
     wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the killed client's session")
@@ -125,14 +125,14 @@ def test_publish_when_its_client_is_killed_in_the_middle_of_the_first_then_not_e
 
 
 def test_writes_when_their_clients_stand_still_in_the_middle_then_others_go_on_and_they_are_stored_once(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients
 ) -> None:
     stop = {"at": 3, "signal_number": int(signal.SIGSTOP)}
     with ExitStack() as running:
         writers = {}
         for kind in WRITES:
             prepare(client, kind, f"stopped-{kind}")
-            writer = nursery.start("move", server.address, kind, f"stopped-{kind}", LOST, **stop)
+            writer = forked_clients.start("move", server.address, kind, f"stopped-{kind}", LOST, **stop)
             writers[kind] = running.enter_context(writer)
         for kind, writer in writers.items():
             writer.wait_stopped()
@@ -155,12 +155,12 @@ def test_writes_when_their_clients_stand_still_in_the_middle_then_others_go_on_a
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_stores_it_once(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
 ) -> None:
     name = f"worker-{kind}"
     prepare(client, kind, name)
     wait_for_spare_worker(client)
-    with nursery.start("move", server.address, kind, name, LOST, at=3, at_worker=True) as writer:
+    with forked_clients.start("move", server.address, kind, name, LOST, at=3, at_worker=True) as writer:
         assert writer.line() == "connected"
         said = writer.line()
         assert said.split()[0] == "done", said
@@ -172,12 +172,12 @@ def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_store
 
 @pytest.mark.parametrize("kind", READS)
 def test_read_when_its_data_worker_is_killed_in_the_middle_then_its_retry_brings_it(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, kind: str
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
 ) -> None:
     name = f"worker-{kind}"
     prepare(client, kind, name)
     wait_for_spare_worker(client)
-    with nursery.start("move", server.address, kind, name, at=3, at_worker=True) as reader:
+    with forked_clients.start("move", server.address, kind, name, at=3, at_worker=True) as reader:
         assert reader.line() == "connected"
         assert reader.line() == f"done [{BEFORE}]"
 
@@ -205,7 +205,7 @@ def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client
 
 
 def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others_finish(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients
 ) -> None:
     replay = client.create_replay("streams", like=row(), capacity=512)
     num_writes = 12
@@ -216,7 +216,7 @@ def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others
             fate = {"at": 3 * writer}
         elif writer == 4:
             fate = {"at": 5, "signal_number": int(signal.SIGSTOP)}
-        programs.append(nursery.start("stream", server.address, "streams", writer, num_writes, **fate))
+        programs.append(forked_clients.start("stream", server.address, "streams", writer, num_writes, **fate))
     try:
         said = {writer: programs[writer - 1].rest() for writer in (1, 2, 3, 5, 6, 7, 8)}
         programs[3].wait_stopped()

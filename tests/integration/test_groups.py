@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import tdserve
+from tests.group_members import Team, content, number_in
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.group_roles import LOST_TIMEOUT_S
-from tests.integration.nursery import Nursery
 from tests.roots import make_quick_root
-from tests.teams import Team, content, number_in
 
 pytestmark = pytest.mark.integration
 
@@ -26,14 +26,14 @@ def server() -> Iterator[tdserve.Server]:
 
 
 @pytest.fixture(scope="module")
-def members() -> Iterator[Nursery]:
-    with Nursery("tests.integration.group_roles") as started:
+def members() -> Iterator[ForkedClients]:
+    with ForkedClients("tests.integration.group_roles") as started:
         yield started
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.full)])
 def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_the_next_epoch(
-    server: tdserve.Server, members: Nursery, rounds: int
+    server: tdserve.Server, members: ForkedClients, rounds: int
 ) -> None:
     num_survivors = 4
     survivors = [
@@ -59,7 +59,7 @@ def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_
 
 
 def test_broadcast_when_its_source_is_killed_before_then_waiting_and_later_members_raise_at_once(
-    server: tdserve.Server, members: Nursery
+    server: tdserve.Server, members: ForkedClients
 ) -> None:
     size = 4
     children = [
@@ -82,7 +82,7 @@ def test_broadcast_when_its_source_is_killed_before_then_waiting_and_later_membe
 
 @pytest.mark.parametrize("num_bytes", [100_000, 500_000, 3_000_000])
 def test_recv_when_the_sender_is_killed_in_the_middle_of_a_message_then_it_raises_at_once(
-    server: tdserve.Server, members: Nursery, num_bytes: int
+    server: tdserve.Server, members: ForkedClients, num_bytes: int
 ) -> None:
     name = f"half-{num_bytes}"
     taker = members.start("take_half", server.address, name, num_bytes=num_bytes)
@@ -97,7 +97,7 @@ def test_recv_when_the_sender_is_killed_in_the_middle_of_a_message_then_it_raise
 
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_broadcast_when_a_member_stands_still_then_the_others_go_on_without_it_and_it_comes_back(
-    server: tdserve.Server, members: Nursery, stopped: int
+    server: tdserve.Server, members: ForkedClients, stopped: int
 ) -> None:
     size = 3
     children = [

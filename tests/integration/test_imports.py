@@ -17,7 +17,7 @@ import torch
 import tdserve
 from tdserve.cli.main import main
 from tdserve.imports import import_store
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -29,9 +29,9 @@ ROOM_NBYTES = 96 << 20
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def forked_clients() -> Iterator[ForkedClients]:
     """Starts processes that import."""
-    with Nursery("tests.integration.import_roles") as made:
+    with ForkedClients("tests.integration.import_roles") as made:
         yield made
 
 
@@ -245,11 +245,11 @@ def import_if_free(client: tdserve.Client, path: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_import_when_its_process_is_killed_then_nothing_is_left(
-    server: tdserve.Server, nursery: Nursery, large: Path, transport: str
+    server: tdserve.Server, forked_clients: ForkedClients, large: Path, transport: str
 ) -> None:
     name = f"killed-{transport}"
     with server.client() as client:
-        with nursery.start("import_and_wait", server.address, transport, "npz", str(large), name) as child:
+        with forked_clients.start("import_and_wait", server.address, transport, "npz", str(large), name) as child:
             num_written, _, num_rows = child.line().split()
             assert 0 < int(num_written) < int(num_rows)
             assert name not in client
@@ -263,11 +263,11 @@ def test_import_when_its_process_is_killed_then_nothing_is_left(
 
 @pytest.mark.parametrize("transport", ["gloo", pytest.param("shm", marks=pytest.mark.full)])
 def test_import_when_the_file_is_larger_than_the_memory_then_all_of_it_arrives(
-    server: tdserve.Server, nursery: Nursery, large: Path, transport: str
+    server: tdserve.Server, forked_clients: ForkedClients, large: Path, transport: str
 ) -> None:
     name = f"large-{transport}"
     command = ("import_with_little_memory", server.address, transport, "npz", str(large), name, ROOM_NBYTES)
-    with server.client() as client, nursery.start(*command) as child:
+    with server.client() as client, forked_clients.start(*command) as child:
         assert child.line() == "imported"
         store = client[name]
         assert (store["number"] == torch.arange(LARGE_NBYTES >> 16) % 251).all()

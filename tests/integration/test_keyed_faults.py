@@ -14,7 +14,7 @@ import torch
 
 import tdserve
 from tests.integration.crashing import Crashing, Writer
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.processes import ready_worker, wait_for
 
 pytestmark = pytest.mark.integration
@@ -151,10 +151,12 @@ def test_pop_when_the_deletion_is_not_answered_then_the_error_has_the_values(cra
 
 @pytest.mark.parametrize("num_puts", [1, 5])
 def test_puts_when_the_client_is_killed_then_whole_and_others_go_on(
-    crashing: Crashing, client: tdserve.Client, nursery: Nursery, num_puts: int
+    crashing: Crashing, client: tdserve.Client, forked_clients: ForkedClients, num_puts: int
 ) -> None:
     kv = client.create_kv(f"killed-{num_puts}-{client.transport}", like=torch.zeros(20_000, dtype=torch.int64))
-    with nursery.start("put_entries", crashing.server.address, kv.name, KEYS, transport=client.transport) as process:
+    with forked_clients.start(
+        "put_entries", crashing.server.address, kv.name, KEYS, transport=client.transport
+    ) as process:
         last = [int(process.line()) for _ in range(num_puts)][-1]
         process.kill()
     found = kv.get(KEYS).unique().tolist()

@@ -20,9 +20,9 @@ import tdserve
 from tdserve.control.local import SOCKET_NAME
 from tests import chi_square
 from tests.integration.crashing import Crashing, Writer
+from tests.integration.forked_clients import Child, ForkedClients
 from tests.integration.local_roles import NUM_ROWS, is_claiming, numbers_in, row, rows
-from tests.integration.nursery import Child, Nursery
-from tests.integration.strikes import BEHIND
+from tests.integration.self_signals import BEHIND
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -217,10 +217,10 @@ def test_extend_when_the_batch_does_not_fit_then_refused_and_the_next_is_stored(
 
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_is_killed_in_the_middle_of_a_claim_then_nothing_of_it_is_seen(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, at: int
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, at: int
 ) -> None:
     replay: Any = client.create_replay(f"killed-{at}", row(), CAPACITY)
-    with nursery.start("claim", server.address, replay.name, FEW, at=at) as writer:
+    with forked_clients.start("claim", server.address, replay.name, FEW, at=at) as writer:
         assert claimed(writer, FEW) == [list(range(each, each + NUM_ROWS)) for each in range(0, 5 * NUM_ROWS, NUM_ROWS)]
         writer.wait_killed()
     wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the writer is gone")
@@ -232,10 +232,10 @@ def test_extend_when_its_client_is_killed_in_the_middle_of_a_claim_then_nothing_
 
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_stands_still_in_a_claim_then_others_go_on_and_it_is_stored_once_later(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, other: tdserve.Client, at: int
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, other: tdserve.Client, at: int
 ) -> None:
     replay: Any = client.create_replay(f"stopped-{at}", row(), CAPACITY)
-    with nursery.start("claim", server.address, replay.name, FEW, at=at, signal_number=signal.SIGSTOP) as writer:
+    with forked_clients.start("claim", server.address, replay.name, FEW, at=at, signal_number=signal.SIGSTOP) as writer:
         taken = range(5 * NUM_ROWS, 6 * NUM_ROWS)
         claimed(writer, FEW)
         writer.wait_stopped()
@@ -253,14 +253,14 @@ def test_extend_when_its_client_stands_still_in_a_claim_then_others_go_on_and_it
 
 
 def test_extends_when_writers_and_server_are_killed_then_all_that_were_acknowledged_are_there(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         tables: list[Any] = [client.create_replay(name, row(), CAPACITY) for name in ("a", "b")]
         address = crashing.server.address
         with (
-            nursery.start("claim", address, "a", 12) as writer,
-            nursery.start("claim", address, "b", 12, at=1, signal_number=signal.SIGSTOP) as stopped,
+            forked_clients.start("claim", address, "a", 12) as writer,
+            forked_clients.start("claim", address, "b", 12, at=1, signal_number=signal.SIGSTOP) as stopped,
         ):
             claimed(writer, 12)
             assert writer.line().startswith("wrote 12")
@@ -277,11 +277,13 @@ def test_extends_when_writers_and_server_are_killed_then_all_that_were_acknowled
 
 
 def test_extend_when_its_writer_stands_still_over_a_restart_then_what_it_fills_later_is_stored_once(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         replay: Any = client.create_replay("r", row(), CAPACITY)
-        with nursery.start("claim", crashing.server.address, "r", FEW, at=1, signal_number=signal.SIGSTOP) as writer:
+        with forked_clients.start(
+            "claim", crashing.server.address, "r", FEW, at=1, signal_number=signal.SIGSTOP
+        ) as writer:
             claimed(writer, FEW)
             writer.wait_stopped()
             crashing.restart()

@@ -14,8 +14,8 @@ import pytest
 
 import tdserve
 from tdserve.store.generations import FILE_NAME, HEADER_BYTES
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
-from tests.integration.nursery import Nursery
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -47,12 +47,12 @@ def client(public_server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 
 def test_connect_when_another_mount_namespace_hides_the_root_then_gloo_or_not_local_error(
-    nursery: Nursery, public_server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may make a mount namespace")
     client.create_replay("r", row(), 3 * NUM_ROWS).extend(rows(BEFORE))
-    with nursery.start("leave_root", public_server.address, public_server.config.root) as hidden:
+    with forked_clients.start("leave_root", public_server.address, public_server.config.root) as hidden:
         said = [hidden.line()]
         if said == ["not allowed"]:
             pytest.skip("this container may not make a mount namespace")
@@ -81,13 +81,13 @@ def test_connect_when_it_names_another_folder_then_refused_and_auto_goes_on(
 
 
 def test_client_when_in_another_namespace_of_processes_then_it_reads_values_through_the_server(
-    nursery: Nursery, public_server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may make a namespace of processes")
     client.create_replay("x-r", row("text"), 2 * NUM_ROWS).extend(rows(BEFORE, text="text"))
     client.memmap(rows(BEFORE, text="text"), "x-td")
-    with nursery.start("leave_pids", public_server.address, "x") as other:
+    with forked_clients.start("leave_pids", public_server.address, "x") as other:
         said = other.rest()
     if said == ["not allowed"]:
         pytest.skip("this container may not make a namespace of processes")
@@ -96,7 +96,7 @@ def test_client_when_in_another_namespace_of_processes_then_it_reads_values_thro
 
 
 def test_client_when_it_may_not_write_the_files_then_it_reads_and_writes_nothing(
-    nursery: Nursery, public_server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may become another user")
@@ -118,7 +118,7 @@ def test_client_when_it_may_not_write_the_files_then_it_reads_and_writes_nothing
     sizes = {path: path.stat().st_mode for path in (root / "stores").rglob("*") if path.is_file()}
     assert not any(mode & (stat.S_IWGRP | stat.S_IWOTH) for mode in sizes.values())
     before = content()
-    with nursery.start("use_read_only", public_server.address, uid=NOBODY) as reader:
+    with forked_clients.start("use_read_only", public_server.address, uid=NOBODY) as reader:
         said = reader.rest()
     after = content()
     assert [line for line in said if not line.startswith("error")] == [
@@ -138,12 +138,12 @@ def test_client_when_it_may_not_write_the_files_then_it_reads_and_writes_nothing
 
 
 def test_fork_when_a_client_is_used_in_the_child_then_refused_and_the_parents_lock_is_not_kept_alive(
-    nursery: Nursery, public_server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
     replay = client.create_replay("r", row(), 2 * NUM_ROWS)
     replay.extend(rows(BEFORE))
     client.publish("w", rows(BEFORE))
-    with nursery.start("fork_with", public_server.address) as parent:
+    with forked_clients.start("fork_with", public_server.address) as parent:
         said: list[str] = []
         while len(said) < 9:  # six of the child, two of the parent, and its end
             said.append(parent.line())

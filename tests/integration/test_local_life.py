@@ -17,8 +17,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.client.local.end import open_local
 from tests.integration.crashing import Crashing, Writer
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
-from tests.integration.nursery import Nursery
 from tests.processes import is_gone, quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
@@ -137,7 +137,7 @@ def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call
 
 
 def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_its_grace_and_their_rows_stay_reserved(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
     server = tdserve.Server(tmp_path, port=quiet_port(), grace_s=0.5).start()
@@ -148,9 +148,9 @@ def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_
             client.memmap(rows(BEFORE), "td")
             client.publish("w", rows(BEFORE))
         with (
-            nursery.start("write", address, "extend", "r", LOST, **stop) as extending,
-            nursery.start("write", address, "overwrite", "td", LOST, **stop) as overwriting,
-            nursery.start("write", address, "publish", "w", LOST, **stop) as publishing,
+            forked_clients.start("write", address, "extend", "r", LOST, **stop) as extending,
+            forked_clients.start("write", address, "overwrite", "td", LOST, **stop) as overwriting,
+            forked_clients.start("write", address, "publish", "w", LOST, **stop) as publishing,
             server.client(transport="shm", timeout_s=20.0) as waiting,
         ):
             for writer in (extending, overwriting, publishing):
@@ -194,7 +194,7 @@ def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_
 
 
 def test_server_when_it_and_its_writers_are_killed_together_then_every_row_is_free_once(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
     with Crashing(tmp_path) as crashing, crashing.server.client(transport="shm", timeout_s=60.0) as client:
@@ -202,8 +202,8 @@ def test_server_when_it_and_its_writers_are_killed_together_then_every_row_is_fr
         replay = client.create_replay("r", TensorDict({"content": row()}, []), 3 * NUM_ROWS)
         replay.extend(TensorDict({"content": rows(BEFORE, 2 * NUM_ROWS)}, [2 * NUM_ROWS]))
         with (
-            nursery.start("write", address, "overwrite", "r", LOST, nested=True, **stop) as overwriting,
-            nursery.start("write", address, "extend", "r", LOST, nested=True, **stop) as extending,
+            forked_clients.start("write", address, "overwrite", "r", LOST, nested=True, **stop) as overwriting,
+            forked_clients.start("write", address, "extend", "r", LOST, nested=True, **stop) as extending,
         ):
             for writer in (overwriting, extending):
                 writer.wait_stopped()

@@ -16,9 +16,9 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.crashing import Crashing
+from tests.integration.forked_clients import TIMEOUT_S, Child, ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
-from tests.integration.nursery import TIMEOUT_S, Child, Nursery
-from tests.integration.strikes import BEHIND, placing
+from tests.integration.self_signals import BEHIND, placing
 from tests.processes import state_of, wait_for
 
 pytestmark = pytest.mark.integration
@@ -59,13 +59,13 @@ def check_lost(handle: Any, name: str) -> None:
 @pytest.mark.parametrize("text", ["", "text"])
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_until_written_again(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, at: int, text: str
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, at: int, text: str
 ) -> None:
     name = f"killed-{client.transport}-{at}-{text}"
     handle = client.memmap(rows(BEFORE, TOTAL, text=text), name)
     assert numbers_in(handle[0]) == [BEFORE]  # this client's cached structure and mappings must not mislead it
     before = client.describe(name).version
-    with nursery.start("write", server.address, "overwrite", name, LOST, at=at, text=text) as writer:
+    with forked_clients.start("write", server.address, "overwrite", name, LOST, at=at, text=text) as writer:
         assert writer.line() == "connected shm"
         writer.wait_killed()
     check_lost(handle, name)
@@ -90,11 +90,13 @@ def nested(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDi
 
 @pytest.mark.parametrize("text", ["", "text"])
 def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_and_others_get_them(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, text: str
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, text: str
 ) -> None:
     replay = client.create_replay(f"killed-{client.transport}-{text}-rows", nested(0, text=text)[0], TOTAL)
     replay.extend(nested(BEFORE, TOTAL, text=text))
-    with nursery.start("write", server.address, "overwrite", replay.name, LOST, at=1, text=text, nested=True) as writer:
+    with forked_clients.start(
+        "write", server.address, "overwrite", replay.name, LOST, at=1, text=text, nested=True
+    ) as writer:
         assert writer.line() == "connected shm"
         writer.wait_killed()
     assert numbers_in(replay[:]["content"]) == numbers_in(replay[1:]["content"]) == [BEFORE] * NUM_ROWS
@@ -108,12 +110,14 @@ def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_a
 
 
 def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_and_read_around_it(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     name = f"stopped-{client.transport}"
     handle = client.memmap(rows(BEFORE, TOTAL), name)
     assert numbers_in(handle[0]) == [BEFORE]
-    with nursery.start("write", server.address, "overwrite", name, LOST, at=1, signal_number=signal.SIGSTOP) as writer:
+    with forked_clients.start(
+        "write", server.address, "overwrite", name, LOST, at=1, signal_number=signal.SIGSTOP
+    ) as writer:
         writer.wait_stopped()
         handle[NUM_ROWS:] = rows(AFTER)
         assert numbers_in(handle[NUM_ROWS:]) == [AFTER] * NUM_ROWS
@@ -129,7 +133,7 @@ def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_
 
 
 def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_its_end_frees_the_rows(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
@@ -138,9 +142,9 @@ def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_i
         replay = client.create_replay("r", nested(0)[0], TOTAL)
         replay.extend(nested(BEFORE, TOTAL))
         with (
-            nursery.start("write", address, "overwrite", "first", LOST, **stop) as resumed,
-            nursery.start("write", address, "overwrite", "second", LOST, **stop) as killed,
-            nursery.start("write", address, "overwrite", "r", LOST, nested=True, **stop) as of_replay,
+            forked_clients.start("write", address, "overwrite", "first", LOST, **stop) as resumed,
+            forked_clients.start("write", address, "overwrite", "second", LOST, **stop) as killed,
+            forked_clients.start("write", address, "overwrite", "r", LOST, nested=True, **stop) as of_replay,
         ):
             for writer in (resumed, killed, of_replay):
                 writer.wait_stopped()
@@ -166,13 +170,15 @@ def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_i
 
 
 def test_set_at_when_the_server_is_killed_while_its_client_stands_still_then_its_retry_saves_the_rows_of_a_table(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         replay = client.create_replay("r", nested(0)[0], TOTAL)
         replay.extend(nested(BEFORE, TOTAL))
-        with nursery.start("write", crashing.server.address, "overwrite", "r", LOST, nested=True, **stop) as writer:
+        with forked_clients.start(
+            "write", crashing.server.address, "overwrite", "r", LOST, nested=True, **stop
+        ) as writer:
             writer.wait_stopped()
             crashing.restart()
             assert len(replay) == NUM_ROWS, "nobody gets rows that are half written"
@@ -183,19 +189,19 @@ def test_set_at_when_the_server_is_killed_while_its_client_stands_still_then_its
 
 
 def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_them(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     name = f"waiting-{client.transport}"
     handle = client.memmap(rows(BEFORE, TOTAL), name)
     stop: dict[str, Any] = {"at": 1, "signal_number": signal.SIGSTOP}
     with (
-        nursery.start("write", server.address, "overwrite", name, 10, **stop) as first,
+        forked_clients.start("write", server.address, "overwrite", name, 10, **stop) as first,
         ThreadPoolExecutor(4) as threads,
     ):
         first.wait_stopped()
         with (
-            nursery.start("write", server.address, "overwrite", name, 11, **stop) as second,
-            nursery.start("write", server.address, "overwrite", name, 12, **stop) as third,
+            forked_clients.start("write", server.address, "overwrite", name, 11, **stop) as second,
+            forked_clients.start("write", server.address, "overwrite", name, 12, **stop) as third,
         ):
             for each in (second, third):
                 assert each.line() == "connected shm"

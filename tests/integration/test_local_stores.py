@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
-from tests.integration.nursery import Nursery
 
 pytestmark = pytest.mark.integration
 
@@ -83,7 +83,7 @@ def test_replay_when_another_has_made_it_anew_then_the_old_files_are_never_read(
 
 @pytest.mark.parametrize("kind", ["extend", "overwrite", "read"])
 def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_untouched(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, kind: str
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, kind: str
 ) -> None:
     name = f"mapped-{kind}"
 
@@ -95,7 +95,7 @@ def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_u
         return made
 
     make(BEFORE)
-    with nursery.start("use_slowly", server.address, kind, name) as user:
+    with forked_clients.start("use_slowly", server.address, kind, name) as user:
         user.wait_stopped()
         client.delete(name)
         handle = make(AFTER)
@@ -117,7 +117,7 @@ def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_u
 
 @pytest.mark.parametrize("is_sample", [False, True])
 def test_read_when_it_stands_still_in_the_middle_and_the_rows_are_written_then_it_is_whole(
-    nursery: Nursery, server: tdserve.Server, other: tdserve.Client, is_sample: bool
+    forked_clients: ForkedClients, server: tdserve.Server, other: tdserve.Client, is_sample: bool
 ) -> None:
     name = f"still-{is_sample}"
     handle: Any
@@ -126,7 +126,7 @@ def test_read_when_it_stands_still_in_the_middle_and_the_rows_are_written_then_i
         handle.extend(rows(BEFORE))
     else:
         handle = other.memmap(rows(BEFORE), name)
-    with nursery.start("copy_slowly", server.address, name, is_sample) as reader:
+    with forked_clients.start("copy_slowly", server.address, name, is_sample) as reader:
         assert reader.line() == f"before {BEFORE}"
         reader.wait_stopped()
         if is_sample:
@@ -159,7 +159,7 @@ def test_server_when_its_root_is_in_memory_then_as_on_disk() -> None:
 
 
 def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_is_whole(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     num_writers, num_readers, num_writes = 4, 8, 40
     with tdserve.Server(tmp_path, port=0) as server, server.client(transport="shm") as client:
@@ -167,7 +167,7 @@ def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_i
         replay = client.create_replay("r", TensorDict({"content": rows(0, 1)[0]}, []), 64)
         replay.extend(TensorDict({"content": rows(0)}, [NUM_ROWS]))
         readers = [
-            nursery.start(
+            forked_clients.start(
                 "watch", server.address, reader=n, until=num_writers * num_writes, transport="gloo" if n > 6 else "shm"
             )
             for n in range(num_readers)
@@ -175,7 +175,8 @@ def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_i
         for reader in readers:
             assert reader.line() == "begins"
         writers = [
-            nursery.start("exchange", server.address, writer=n, num_writes=num_writes) for n in range(num_writers)
+            forked_clients.start("exchange", server.address, writer=n, num_writes=num_writes)
+            for n in range(num_writers)
         ]
         for writer in writers:
             assert writer.line() == f"wrote {num_writes}"

@@ -13,9 +13,9 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.integration.crashing import Crashing
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
-from tests.integration.nursery import Nursery
-from tests.integration.strikes import BEHIND
+from tests.integration.self_signals import BEHIND
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -83,12 +83,12 @@ def test_latest_when_mapped_then_it_stays_as_it_is_however_many_are_published_af
 
 @pytest.mark.parametrize("at", [0, 1, 2, BEHIND])
 def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before_stays(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, at: int
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, at: int
 ) -> None:
     name = f"killed-{at}"
     for _ in range(KEEP + 3):  # the killed one fills a file that was a version before
         version = client.publish(name, rows(BEFORE))
-    with nursery.start("write", server.address, "publish", name, LOST, at=at) as publisher:
+    with forked_clients.start("write", server.address, "publish", name, LOST, at=at) as publisher:
         assert publisher.line() == "connected shm"
         publisher.wait_killed()
     check_newest(client, name, version, BEFORE)
@@ -98,7 +98,7 @@ def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before
         newest = client.publish(name, rows(AFTER))
         assert newest > version
         check_newest(client, name, newest, AFTER)
-    with nursery.start("write", server.address, "publish", f"new-{at}", LOST, at=at) as publisher:
+    with forked_clients.start("write", server.address, "publish", f"new-{at}", LOST, at=at) as publisher:
         assert publisher.line() == "connected shm"
         publisher.wait_killed()
     assert client.latest(f"new-{at}", newer_than=0, timeout_s=0) is None
@@ -110,10 +110,10 @@ def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before
 
 
 def test_publish_when_the_first_client_stands_still_then_another_shows_the_store_and_neither_is_lost(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
-    with nursery.start("write", server.address, "publish", "first", LOST, **stop) as publisher:
+    with forked_clients.start("write", server.address, "publish", "first", LOST, **stop) as publisher:
         publisher.wait_stopped()
         assert "first" not in client
         assert client.publish("first", rows(AFTER)) == 1
@@ -126,11 +126,11 @@ def test_publish_when_the_first_client_stands_still_then_another_shows_the_store
 
 
 def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     assert client.publish("still", rows(BEFORE)) == 1
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
-    with nursery.start("write", server.address, "publish", "still", LOST, **stop) as publisher:
+    with forked_clients.start("write", server.address, "publish", "still", LOST, **stop) as publisher:
         publisher.wait_stopped()
         check_newest(client, "still", 1, BEFORE)
         for version in range(2, 2 + KEEP + 3):
@@ -144,21 +144,21 @@ def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_publish_when_the_server_is_killed_while_its_client_stands_still_then_no_others_version_is_touched(
-    nursery: Nursery, tmp_path: Path, is_first: bool
+    forked_clients: ForkedClients, tmp_path: Path, is_first: bool
 ) -> None:
     stop = {"at": 1, "signal_number": int(signal.SIGSTOP)}
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         address = crashing.server.address
         if not is_first:
             assert client.publish("w", rows(BEFORE)) == 1
-        with nursery.start("write", address, "publish", "w", LOST, **stop) as first:
+        with forked_clients.start("write", address, "publish", "w", LOST, **stop) as first:
             first.wait_stopped()
             crashing.restart()
             if is_first:
                 assert "w" not in client
             else:
                 check_newest(client, "w", 1, BEFORE)
-            with nursery.start("write", address, "publish", "w", AFTER, **stop) as second:
+            with forked_clients.start("write", address, "publish", "w", AFTER, **stop) as second:
                 second.wait_stopped()
                 first.signal(signal.SIGCONT)
                 assert first.line() == "connected shm"
@@ -175,12 +175,12 @@ def test_publish_when_the_server_is_killed_while_its_client_stands_still_then_no
 
 
 def test_latest_when_ten_processes_map_a_version_then_the_memory_is_there_once(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     nbytes, num_readers = 64 << 20, 10
     parts = {f"layer{number}": torch.full((nbytes // 64,), number, dtype=torch.float32) for number in range(16)}
     client.publish("large", TensorDict(parts, []))
-    readers = [nursery.start("map_version", server.address, "large") for _ in range(num_readers)]
+    readers = [forked_clients.start("map_version", server.address, "large") for _ in range(num_readers)]
     for reader in readers:
         assert reader.line() == "sum " + " ".join(str(number * nbytes // 64) for number in range(16))
     shares = []

@@ -10,9 +10,9 @@ import pytest
 
 import tdserve
 from tests.integration.crashing import Crashing
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
-from tests.integration.nursery import Nursery
-from tests.integration.strikes import BEHIND
+from tests.integration.self_signals import BEHIND
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -29,12 +29,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_is_killed_in_the_middle_then_nothing_is_seen_and_its_rows_are_free(
-    nursery: Nursery, server: tdserve.Server, at: int
+    forked_clients: ForkedClients, server: tdserve.Server, at: int
 ) -> None:
     with server.client(transport="shm") as client:
         replay = client.create_replay(f"killed-{at}", row(), 2 * NUM_ROWS)
         replay.extend(rows(BEFORE))
-        with nursery.start("write", server.address, "extend", replay.name, LOST, at=at) as writer:
+        with forked_clients.start("write", server.address, "extend", replay.name, LOST, at=at) as writer:
             assert writer.line() == "connected shm"
             writer.wait_killed()
         wait_for(lambda: replay.info()["reserved_rows"] == 0, "the proof that the writer is gone")
@@ -45,12 +45,12 @@ def test_extend_when_its_client_is_killed_in_the_middle_then_nothing_is_seen_and
 
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_stands_still_in_the_middle_then_others_go_on_and_it_is_stored_once_later(
-    nursery: Nursery, server: tdserve.Server, at: int
+    forked_clients: ForkedClients, server: tdserve.Server, at: int
 ) -> None:
     with server.client(transport="shm") as client, server.client(transport="gloo") as other:
         replay = client.create_replay(f"stopped-{at}", row(), 3 * NUM_ROWS)
         replay.extend(rows(BEFORE))
-        with nursery.start(
+        with forked_clients.start(
             "write", server.address, "extend", replay.name, LOST, at=at, signal_number=signal.SIGSTOP
         ) as writer:
             writer.wait_stopped()
@@ -70,16 +70,16 @@ def test_extend_when_its_client_stands_still_in_the_middle_then_others_go_on_and
 
 
 def test_extend_when_its_session_ends_while_it_stands_still_then_its_rows_wait_for_it(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(transport="shm", timeout_s=60.0) as client:
         replay = client.create_replay("r", row(), 3 * NUM_ROWS)
         replay.extend(rows(BEFORE))
         with (
-            nursery.start(
+            forked_clients.start(
                 "write", crashing.server.address, "extend", "r", LOST, at=1, signal_number=signal.SIGSTOP
             ) as writer,
-            nursery.start(
+            forked_clients.start(
                 "write", crashing.server.address, "extend", "r", LOST, at=1, signal_number=signal.SIGSTOP
             ) as killed,
         ):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.bills import LIST_PACKAGES, SCRIPT, check_bill
 from tests.processes import REPOSITORY
+from tests.sbom import LIST_PACKAGES, SCRIPT, check_bill
 
 pytestmark = pytest.mark.integration
 

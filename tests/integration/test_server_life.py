@@ -25,7 +25,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.control.connection import check_health
 from tdserve.server.server_process import READY_PREFIX
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.processes import (
     REPOSITORY,
     START_TIMEOUT_S,
@@ -166,7 +166,7 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
 
 
 def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signal_ends_it_at_once(
-    nursery: Nursery, tmp_path: Path
+    forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
     with Foreground(tmp_path, "--grace", "60", "--transfer-timeout", "60") as server:
         with tdserve.connect(server.address) as client:
@@ -174,7 +174,7 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
                 TensorDict({"number": torch.zeros(16).long(), "body": torch.zeros(16, 131072).double()}, [16]), "s"
             )
         stop = {"at": 3, "signal_number": int(signal.SIGSTOP)}
-        with nursery.start("move", server.address, "send", "s", **stop) as writer:
+        with forked_clients.start("move", server.address, "send", "s", **stop) as writer:
             writer.wait_stopped()
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: not check_health(server.address, timeout_s=5.0), "the begin of the draining")

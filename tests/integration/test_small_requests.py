@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.programs import NUM_ROWS, row
 from tests.processes import ready_worker, wait_for
 
@@ -68,10 +68,10 @@ def test_stats_when_reads_are_small_then_all_are_counted(
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a caller that is interrupted
 @pytest.mark.parametrize("num_rows", [1, 100])
 def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes_on(
-    server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, num_rows: int
+    server: tdserve.Server, forked_clients: ForkedClients, client: tdserve.Client, name: str, num_rows: int
 ) -> None:
     replay = client.create_replay(name, like=TensorDict({"x": torch.zeros(1000)}, []), capacity=200, min_size=200)
-    with nursery.start("wait", server.address, name, num_rows) as waiting:
+    with forked_clients.start("wait", server.address, name, num_rows) as waiting:
         assert waiting.line() == "connected"
         assert waiting.line() == "waits"
         waiting.signal(signal.SIGINT)
@@ -83,11 +83,11 @@ def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a client that loses its worker
 @pytest.mark.parametrize("message", [1, 4, 9, 10])
 def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_retry_does_it(
-    server: tdserve.Server, nursery: Nursery, client: tdserve.Client, name: str, message: int
+    server: tdserve.Server, forked_clients: ForkedClients, client: tdserve.Client, name: str, message: int
 ) -> None:
     client.create_replay(name, like=row(), capacity=NUM_ROWS)
     pid = ready_worker(client)["pid"]
-    with nursery.start("move", server.address, "extend", name, at=message, pid=pid, counts_mail=True) as writer:
+    with forked_clients.start("move", server.address, "extend", name, at=message, pid=pid, counts_mail=True) as writer:
         assert writer.line() == "connected"
         assert writer.line().startswith("done")
     wait_for(lambda: client.stats()["workers"][0]["is_ready"], "the restart of the data worker")

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
-from tests.integration.nursery import Nursery
+from tests.integration.forked_clients import ForkedClients
 from tests.processes import maps_file, wait_for
 from tests.sameness import difference
 
@@ -216,9 +216,9 @@ def test_publish_when_a_publisher_is_new_then_versions_go_on(
 @pytest.mark.once("shm")
 @both_sizes
 def test_latest_when_another_process_publishes_then_every_version_is_whole(
-    server: tdserve.Server, client: tdserve.Client, nursery: Nursery, name: str, size: int
+    server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, name: str, size: int
 ) -> None:
-    publisher = nursery.start("publish_versions", server.address, name, size, 50)
+    publisher = forked_clients.start("publish_versions", server.address, name, size, 50)
     out, seen = weights(0, size), [0]
     try:
         while seen[-1] < 50:

@@ -16,8 +16,8 @@ from torch import nn
 
 import tdserve
 from tests.integration.crashing import Crashing
+from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import numbers_in, rows
-from tests.integration.nursery import Nursery
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
@@ -50,11 +50,11 @@ def files_of(server: tdserve.Server, name: str) -> list[str]:
 
 @pytest.mark.parametrize("last", [15, pytest.param(50, marks=pytest.mark.full)])
 def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_goes_back_and_the_disk_holds_k(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client, last: int
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, last: int
 ) -> None:
     num_readers, name = 32, f"w{last}"
     followers = [
-        nursery.start(
+        forked_clients.start(
             "follow", server.address, name, last, transport="shm" if number % 2 else "gloo", copy=bool(number % 4 < 2)
         )
         for number in range(num_readers)
@@ -81,11 +81,11 @@ def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_go
 
 
 def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_version_before_stays(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     for _ in range(KEEP + 2):
         version = client.publish("killed", rows(1, NUM_LARGE_ROWS))
-    publisher = nursery.start("publish_partly", server.address, "killed", 2, NUM_LARGE_ROWS)
+    publisher = forked_clients.start("publish_partly", server.address, "killed", 2, NUM_LARGE_ROWS)
     assert publisher.line() == "half"
     publisher.wait_killed()
     found = client.latest("killed")
@@ -99,10 +99,10 @@ def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_vers
 
 
 def test_latest_when_a_reader_stands_still_in_the_middle_then_its_version_stays_whole_however_many_follow(
-    nursery: Nursery, server: tdserve.Server, client: tdserve.Client
+    forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
     assert client.publish("still", rows(1, NUM_LARGE_ROWS)) == 1
-    with nursery.start("pull", server.address, "still", num_posted=2) as reader:
+    with forked_clients.start("pull", server.address, "still", num_posted=2) as reader:
         reader.wait_stopped()
         for number in range(2, KEEP + 5):
             client.publish("still", rows(number, NUM_LARGE_ROWS))

@@ -24,7 +24,9 @@ class ToyChannel(GlooChannel):
 
 def open_toy(end: ChannelEnd) -> ToyChannel:
     """Opens one end."""
-    return ToyChannel(end.kv_store, end.rank, host=end.host, bond=end.bond, peer=end.peer, timeout_s=end.timeout_s)
+    return ToyChannel(
+        end.kv_store, end.rank, host=end.host, credential=end.credential, peer=end.peer, timeout_s=end.timeout_s
+    )
 
 
 def _why_not(ends: SessionEnds, is_asked_for: bool) -> str:

@@ -293,6 +293,8 @@ EXAMPLES = [
     (house.name_faults, {"t.utils": ""}, "name the file"),
     (house.participle_faults, {"t.a": "def mended_rows(): pass"}, "begin the name of mended_rows with a verb"),
     (house.participle_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
+    (house.participle_faults, {"t.a": "def num_rows(): pass"}, "begin the name of num_rows"),
+    (house.participle_faults, {"t.a": "def creating(name): pass"}, "begin the name of creating"),
     (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
     (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),

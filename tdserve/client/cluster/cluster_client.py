@@ -68,7 +68,7 @@ def _at_home(
             state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
             raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
         if call_name in CREATING:
-            with self.directory.creating(store, place.server):
+            with self.directory.begin_creation(store, place.server):
                 return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         if deadline is not None and call_name != "subscribe":  # whose timeout is that of each wait
             if deadline.expired:

@@ -51,7 +51,7 @@ class Place(NamedTuple):
     placement: PlacementRecord | None = None
 
 
-SHORT_S = 0.1
+IGNORED_SEARCH_S = 0.1
 """A search that has taken less does not shorten the call."""
 
 SHORTEST_S = 0.5
@@ -71,7 +71,7 @@ def begin_deadline(timeout_s: float | Once | None) -> Deadline | None:
 def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
     """Returns the timeout of a call to a server, once the search for the server has taken its time."""
     rest_s = None if deadline is None else deadline.remaining_s
-    return timeout_s if rest_s is None or rest_s > timeout_s - SHORT_S else rest_s
+    return timeout_s if rest_s is None or rest_s > timeout_s - IGNORED_SEARCH_S else rest_s
 
 
 class Directory:
@@ -191,7 +191,7 @@ class Directory:
         return call(self._members.get(place.server)), place
 
     @contextmanager
-    def creating(self, name: str, server: int) -> Iterator[None]:
+    def begin_creation(self, name: str, server: int) -> Iterator[None]:
         """Runs a block that creates a store at the server that decides about its name.
 
         Raises:

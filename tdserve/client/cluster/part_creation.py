@@ -25,7 +25,7 @@ def record_placement(cluster: ClusterServers, name: str, placement: PlacementRec
         ConnectError: The owner does not answer.
     """
     server = cluster.directory.find(name).server
-    with cluster.directory.creating(name, server):
+    with cluster.directory.begin_creation(name, server):
         create_record(cluster.members.get(server), name, placement, exists_ok=exists_ok)
     cluster.directory.forget(name)
 

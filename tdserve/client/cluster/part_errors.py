@@ -11,7 +11,7 @@ from tdserve.rules.placement import find_whole
 
 
 @contextmanager
-def naming_whole(name: str) -> Iterator[None]:
+def convert_part_errors(name: str) -> Iterator[None]:
     """Makes errors that a block raises about a part of a store name the store, which is what the user knows.
 
     Args:

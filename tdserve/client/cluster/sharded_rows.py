@@ -14,7 +14,7 @@ from tensordict import is_leaf_nontensor
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.part_errors import naming_whole
+from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.table_counts import ask_counts
@@ -76,7 +76,7 @@ class ShardedRows(ShardedStore):
 
     def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
         """Calls the part of ``get_any_part``; its errors name the table."""
-        with naming_whole(self.name):
+        with convert_part_errors(self.name):
             return call(self.get_any_part(deadline))
 
     def check_key(self, path: Path) -> None:

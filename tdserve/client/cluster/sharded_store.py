@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
-from tdserve.client.cluster.part_errors import naming_whole, note_elsewhere
+from tdserve.client.cluster.part_errors import convert_part_errors, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.description import StoreDescription
@@ -297,7 +297,7 @@ class ShardedStore:
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
         """Calls a part; its errors name the store. Other arguments and errors as of ``get_part``."""
-        with naming_whole(self.name):
+        with convert_part_errors(self.name):
             part = self.get_part(shard, timeout_s)
             try:
                 return call(part)
@@ -359,7 +359,7 @@ class ShardedStore:
         raise failure
 
     def _call_client(self, server: int, call: Callable[[Client, str], _Result], part: str) -> _Result:
-        with naming_whole(self.name):
+        with convert_part_errors(self.name):
             return call(self._cluster.members.get(server), part)
 
     def _describe_any(self, timeout_s: float) -> StoreDescription:

@@ -197,7 +197,8 @@ class ShardedTable(ShardedRows):
         failure: TransportError | ShardLostError | None = None
         # The rows of a key stay together, whoever writes them.
         salt = b"" if self.placement.shard_by else self._identity[1]
-        for number in list_shards_to_try(shard, self.num_shards, on_loss, salt=salt):
+        tried = list_shards_to_try(shard, self.num_shards, on_loss, salt=salt)
+        for number in tried:
             server = self.placement.servers[number]
             if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
                 address = members.describe_address(server)
@@ -221,7 +222,9 @@ class ShardedTable(ShardedRows):
                     raise
                 self.note_unreached(number, error)
                 failure = error
-        raise failure or ConnectError(address=self.address, reason="there is no shard")
+        raise failure or ConnectError(
+            address=self.address, reason=f"no shard of {self.name!r} answers (tried {tried}); see tdserve ls"
+        )
 
     def _is_last(self, shard: int) -> bool:
         return self.placement.on_shard_loss == "redirect" and not [each for each in self.list_live() if each != shard]

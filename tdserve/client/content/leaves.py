@@ -16,7 +16,7 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import FileTensor, read_strided_piece
-from tdserve.structure.looks import MIN_LEAVES
+from tdserve.structure.tensor_view import MIN_LEAVES
 from tdserve.structure.tree import Path
 from tdserve.transport.sources_sinks import LeafEnd, Source, view_bytes
 

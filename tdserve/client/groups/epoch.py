@@ -20,7 +20,7 @@ from tdserve.transport.group_content import CALL_TAG, CallChannel
 from tdserve.transport.group_gloo import GroupChannel
 from tdserve.transport.group_nccl import NcclGroupChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import make_epoch_bond
+from tdserve.transport.proving import make_epoch_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
@@ -138,7 +138,7 @@ class GroupEpoch:
                 self.rank,
                 len(self.members),
                 host=self._host,
-                bond=make_epoch_bond(self._secret, self.name, self.number),
+                credential=make_epoch_credential(self._secret, self.name, self.number),
                 name=self.name,
                 timeout_s=max(remaining_s, 1.0),
                 peers=[self._describe_rank(rank) for rank in range(len(self.members))],

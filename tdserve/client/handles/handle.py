@@ -25,7 +25,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.structure_text import format_repr
 from tdserve.messages.selection.items import split_index
 from tdserve.structure.entries import get_entry
-from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.nodes import count_dims
 from tdserve.structure.tree import Path, Spec, ValueLeaf, show
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class StoreHandle(AlterableHandle):
 
     def _split_at(self, path: Path, index: Any) -> tuple[Any, Any]:
         entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
-        return split_index(index, len(self.spec.batch_size), num_dims_of(entry))
+        return split_index(index, len(self.spec.batch_size), count_dims(entry))
 
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""

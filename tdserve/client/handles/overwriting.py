@@ -10,13 +10,13 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.handles.coerce import Manner, coerce_value
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.transfers.write import ANY_ROWS, ExpectedRows, write_selection
+from tdserve.client.transfers.write import NO_EXPECTATION, ExpectedRows, write_selection
 from tdserve.messages.content import select_spec
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure import unbatched
 from tdserve.structure.captured import Captured
-from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.nodes import count_dims
 from tdserve.structure.tree import Path, Spec, quote
 
 
@@ -30,7 +30,7 @@ def overwrite(
     at: Path,
     manner: Manner = Manner.ROWS,
     is_exact: bool = True,
-    expected: ExpectedRows = ANY_ROWS,
+    expected: ExpectedRows = NO_EXPECTATION,
     shared: Callable[[Path], Any] | None = None,
     deadline: Deadline,
 ) -> None:
@@ -106,7 +106,7 @@ def check_whole_rows(index: Any, stored: Spec, at: Path, *, store: str) -> None:
     num_dims = len(stored.batch_size)
     if not num_dims or not (at or stored.root.inner):
         return
-    _, below = split_index(index, num_dims, num_dims_of(stored.find(at, store=store)))
+    _, below = split_index(index, num_dims, count_dims(stored.find(at, store=store)))
     if below is not None:
         what = f"key {quote(at)}" if at else "one that is kept in one piece"
         reason = "rows are written whole: change what is read of store[row], and write it to store[row]"

@@ -28,9 +28,9 @@ from tdserve.client.handles.view_steps import (
     Grid,
     Step,
     compose_index,
+    count_elements,
     make_grid,
     narrow_dims,
-    num_elements,
     spread,
 )
 from tdserve.client.session.structure_text import format_repr
@@ -39,7 +39,7 @@ from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.structure.entries import get_entry, put_in_order
-from tdserve.structure.nodes import num_dims_of
+from tdserve.structure.nodes import count_dims
 from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 
@@ -139,7 +139,7 @@ class StoreView(TensorDictCalls):
             if default is NO_DEFAULT:
                 raise
             return default
-        index, below = split_index(index, len(self.batch_size), num_dims_of(entry))
+        index, below = split_index(index, len(self.batch_size), count_dims(entry))
         found = get_entry(self._fetch(path, index, timeout_s=timeout_s), path)
         return found if below is None else found[below]
 
@@ -291,7 +291,7 @@ class StoreView(TensorDictCalls):
         if is_whole or is_stacked or wanted.has_ragged or _has_inner_names(wanted.root, len(wanted.batch_size)):
             return None
         grid = self._make_selected_grid(selection)
-        return spread(self._dims, grid) if 2 * grid.size <= num_elements(self._dims) else None
+        return spread(self._dims, grid) if 2 * grid.size <= count_elements(self._dims) else None
 
     def _make_selected_grid(self, selection: Selection) -> Grid:
         """Returns which elements of the remaining dimensions are selected."""

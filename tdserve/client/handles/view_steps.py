@@ -111,7 +111,7 @@ def compose_index(dims: Sequence[Dim], selection: Selection) -> tuple[Item, ...]
     return (*found, *map(_to_item, left))
 
 
-def num_elements(dims: Sequence[Dim]) -> int:
+def count_elements(dims: Sequence[Dim]) -> int:
     """Counts the elements of the remaining dimensions."""
     return math.prod(len(dim) for dim in dims if isinstance(dim, range))
 
@@ -119,7 +119,7 @@ def num_elements(dims: Sequence[Dim]) -> int:
 def make_grid(dims: Sequence[Dim], steps: Sequence[Step]) -> torch.Tensor:
     """Returns the number of the element at each position after all steps."""
     sizes = [len(dim) for dim in dims if isinstance(dim, range)]
-    td: Any = TensorDict({"at": torch.arange(num_elements(dims)).reshape(sizes)}, sizes)
+    td: Any = TensorDict({"at": torch.arange(count_elements(dims)).reshape(sizes)}, sizes)
     for step in steps:
         td = step.apply(td) if step.name not in KEY_STEPS else td
     grid: torch.Tensor = td.get("at")

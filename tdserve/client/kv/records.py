@@ -38,7 +38,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
 from tdserve.values.supported import ATOMS
 from tdserve.values.value_bundles import SplitColumn
-from tdserve.values.value_codec import PICKLED, decode_bytes, decode_many, encode_bytes, encode_many
+from tdserve.values.value_codec import PICKLED, decode_many, decode_value, encode_many, encode_value
 
 TENSOR_KEY = "tensor"
 """Key of the only leaf in the structure of a store whose entries are tensors."""
@@ -85,8 +85,8 @@ class AnyRecords:
             value = read_dict(value, store=self._store)
         try:
             if is_tensor_collection(value) or isinstance(value, torch.Tensor):
-                return bytes([_ELEMENT]) + encode_bytes(pack(value), key=key, allow_pickle=self._allow_pickle)
-            return _VALUE_FORM + encode_bytes(value, key=key, allow_pickle=self._allow_pickle)
+                return bytes([_ELEMENT]) + encode_value(pack(value), key=key, allow_pickle=self._allow_pickle)
+            return _VALUE_FORM + encode_value(value, key=key, allow_pickle=self._allow_pickle)
         except NotSupportedError as error:
             if (place := _find_tensor(given)) is None:
                 raise
@@ -135,7 +135,7 @@ class AnyRecords:
         if form == TENSOR_FORM:
             found: Any = decode_tensor(record)
         elif form in (_VALUE, _ELEMENT):
-            found = decode_bytes(record[1:], key=key, allow_pickle=self._allow_pickle)
+            found = decode_value(record[1:], key=key, allow_pickle=self._allow_pickle)
             found = unpack(found) if form == _ELEMENT else found
         else:
             raise RemoteProtocolError(expected="the record of an entry", received=f"form {form}")

@@ -13,7 +13,7 @@ import torch
 from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
-from tdserve.client.local.sharing import MIN_SHARED_BYTES, num_threads, share
+from tdserve.client.local.sharing import MIN_SHARED_BYTES, count_threads, share
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import ReadPlan, plan_selection
 from tdserve.data.rows_source import make_rows_source
@@ -103,7 +103,7 @@ def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[
 
 def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
     buffer = pool.take(layout.nbytes)
-    if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := num_threads()) > 1:
+    if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := count_threads()) > 1:
         target = buffer.numpy()
         share(source.make_copies(target, PIECE_BYTES), threads)
         for number, slot in enumerate(layout.slots[layout.num_leaves :], layout.num_leaves):

@@ -25,7 +25,7 @@ MAX_THREADS = 4
 Piece = Callable[[], object]
 
 
-def num_threads() -> int:
+def count_threads() -> int:
     """Returns how many threads may share a copy: no more than torch may use (``torch.set_num_threads``).
 
     That is one in workers of a DataLoader, and as set by OMP_NUM_THREADS.
@@ -38,7 +38,7 @@ def share(pieces: Sequence[Piece], threads: int) -> None:
 
     Args:
         pieces: Each makes a part.
-        threads: How many take part, including the caller: as of ``num_threads``.
+        threads: How many take part, including the caller: as of ``count_threads``.
 
     Raises:
         Exception: An exception of one of them; the others are made nevertheless.

@@ -18,7 +18,7 @@ from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.channel_opener import Forming
 from tdserve.transport.gloo import GlooChannel
-from tdserve.transport.proving import make_link_bond
+from tdserve.transport.proving import make_link_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
@@ -107,8 +107,10 @@ class RelayLink:
         self.cancel(PeerLostError(peer=self.peer, reason="the link is closed"))
 
     def _make(self) -> GlooChannel:
-        bond, host = make_link_bond(self._secret, self.number), self._make_host()
-        return GlooChannel(self._kv_store, self._rank, host=host, bond=bond, peer=self.peer, timeout_s=CONNECT_S)
+        credential, host = make_link_credential(self._secret, self.number), self._make_host()
+        return GlooChannel(
+            self._kv_store, self._rank, host=host, credential=credential, peer=self.peer, timeout_s=CONNECT_S
+        )
 
 
 def pass_on(channel: Channel, kept: KeptVersion) -> None:

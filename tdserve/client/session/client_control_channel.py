@@ -14,7 +14,7 @@ from tdserve.transport.channel import Channel
 from tdserve.transport.channel_opener import Forming
 from tdserve.transport.gloo import CLIENT_RANK
 from tdserve.transport.message_channel import MessageChannel
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
@@ -50,7 +50,7 @@ class ClientControlChannel:
         make_host: Returns the address of the interface to connect from; may fail.
         publish: Sends an entry of the rendezvous.
         on_message: Called for every answer, in the channel's thread.
-        bond: Secret that both ends prove to have.
+        credential: Secret that both ends prove to have.
         peer: Name of the other end, for errors.
     """
 
@@ -60,10 +60,10 @@ class ClientControlChannel:
         publish: Callable[[control_pb2.Rendezvous], None],
         on_message: Callable[[control_pb2.ServerMessage], None],
         *,
-        bond: Bond,
+        credential: ChannelCredential,
         peer: str,
     ) -> None:
-        self._bond = bond
+        self._credential = credential
         self._make_host = make_host
         self._publish = publish
         self._on_message = on_message
@@ -154,7 +154,7 @@ class ClientControlChannel:
             mail.join()
 
     def _make(self) -> Channel:
-        end = ChannelEnd(self._kv_store, CLIENT_RANK, self._make_host(), self._bond, self._peer)
+        end = ChannelEnd(self._kv_store, CLIENT_RANK, self._make_host(), self._credential, self._peer)
         return open_channel(BASE_TRANSPORT, end)
 
     def _begin_mail(self, channel: Channel) -> None:

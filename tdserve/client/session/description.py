@@ -13,7 +13,7 @@ from tdserve.messages.store_kinds import KIND_NAMES
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
-from tdserve.values.value_codec import decode_bytes
+from tdserve.values.value_codec import decode_value
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class StoreDescription:
 
 def read_version_info(message: control_pb2.VersionInfo) -> VersionInfo:
     """Reads the server's message about one version."""
-    metadata = decode_bytes(message.metadata) if message.metadata else {}
+    metadata = decode_value(message.metadata) if message.metadata else {}
     return VersionInfo(message.version, message.nbytes, message.created_s, metadata)
 
 

@@ -42,7 +42,7 @@ from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS,
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
-from tdserve.transport.proving import make_session_bond
+from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
@@ -116,8 +116,8 @@ class Session:
         self.requests = requests
         self.observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
-        greeting = Pending(on_silence=self._give_up)
-        self._open = OpenRequests(greeting)
+        greeting = Pending(on_silence=self._close_without_waiting)
+        self._open_requests = OpenRequests(greeting)
         self._contents = ContentChannels(
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
         )
@@ -140,9 +140,9 @@ class Session:
             raise
         if self.local is not None or not CHANNEL_TRANSPORTS[self.channel_transport].has_mail:
             return
-        bond = make_session_bond(self.welcome.secret, self.welcome.session, is_mail=True)
+        credential = make_session_credential(self.welcome.secret, self.welcome.session, is_mail=True)
         control_channel = ClientControlChannel(
-            self.find_interface, self._send_rendezvous, self._on_message, bond=bond, peer=self._peer
+            self.find_interface, self._send_rendezvous, self._on_message, credential=credential, peer=self._peer
         )
         self._control_channel = control_channel
         control_channel.begin()
@@ -152,7 +152,7 @@ class Session:
     @property
     def is_lost(self) -> bool:
         """Whether this session is over; the next call opens another."""
-        return self._open.loss is not None
+        return self._open_requests.loss is not None
 
     @property
     def transport(self) -> str:
@@ -186,7 +186,7 @@ class Session:
         pending = Pending(on_answer, on_silence=on_silence, on_permit=on_permit, on_announced=on_announced)
         pending.content_channel = content_channel
         pending.call, pending.begun_s = next(iter(body), ""), time.perf_counter()
-        self._open.add(request, pending, free)
+        self._open_requests.add(request, pending, free)
         number, answered = content_channel.number if content_channel else None, self.requests.report_with(request)
         message = control_pb2.ClientMessage(request=request, answered=answered, channel=number, **body)
         if (traces := find_call_traces()) is not None:
@@ -196,7 +196,7 @@ class Session:
             if not pending.is_mailed:
                 self._connection.send(message)
         except TransportError:
-            if self._open.withdraw(request, pending):
+            if self._open_requests.withdraw(request, pending):
                 raise
             # The session was lost during the send, and `pending` holds that error already: raised here too, it would
             # make the caller retry twice.
@@ -219,7 +219,7 @@ class Session:
 
         The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
-        pending = self._open.forget(request)
+        pending = self._open_requests.forget(request)
         if self._control_channel is not None:
             self._control_channel.forget(request)
         if pending is not None and pending.call:
@@ -243,7 +243,7 @@ class Session:
         Args:
             is_sent: Whether some of its content may be under way and the rest does not follow: the session ends.
         """
-        pending = self._open.find(request)
+        pending = self._open_requests.find(request)
         if pending is not None:
             pending.disown()
             if is_sent:
@@ -253,7 +253,7 @@ class Session:
     def cancel(self, request: int) -> None:
         """Asks the server to cancel a waiting request; over the same channel, so as not to overtake it."""
         message = control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request))
-        pending = self._open.find(request)
+        pending = self._open_requests.find(request)
         way: Any = self._control_channel if pending is not None and pending.is_mailed else self._connection
         with suppress(TransportError):
             way.send(message)
@@ -330,14 +330,14 @@ class Session:
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         self.channel_failure = str(error)
-        reason = self._open.loss or make_channel_error(
+        reason = self._open_requests.loss or make_channel_error(
             str(error.fields["reason"]), self.address, self.welcome.interface
         )
         self._on_lost(reason)  # first, so that waiting callers get the same error
         self.close()
         return reason
 
-    def give_up(self, content_channel: ContentChannel, error: TDServeError) -> None:
+    def replace_channel(self, content_channel: ContentChannel, error: TDServeError) -> None:
         """Replaces a channel that is lost, or has content in it that nobody receives or sends.
 
         If that is not possible, the session ends. No buffer is read or written any more when this returns.
@@ -372,10 +372,10 @@ class Session:
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
         self._abandoned.add(request, body)
-        pending = self._open.find(request)
+        pending = self._open_requests.find(request)
         late = None if pending is None else pending.take_late()  # between the end of the wait and this
         if isinstance(late, control_pb2.ServerMessage):
-            self._is_unwanted(late)
+            self._handle_if_abandoned(late)
         self.cancel(request)
 
     def close(self) -> None:
@@ -383,9 +383,9 @@ class Session:
         if not self.is_lost:
             self.report_calls()
         self.end_overwrites()
-        self._give_up()
+        self._close_without_waiting()
 
-    def _give_up(self) -> None:
+    def _close_without_waiting(self) -> None:
         """Closes the session of a server that no longer answers: waits for nothing."""
         self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
@@ -396,10 +396,17 @@ class Session:
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
         host, timeout_s = self.find_interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
-        bond = make_session_bond(self.welcome.secret, self.welcome.session, channel_number=number)
+        credential = make_session_credential(self.welcome.secret, self.welcome.session, channel_number=number)
         stream = partial(self._open_content, self.welcome.session, number, self.welcome.secret)
         end = ChannelEnd(
-            kv_store, CLIENT_RANK, host, bond, self._peer, device=self.device, timeout_s=timeout_s, open_stream=stream
+            kv_store,
+            CLIENT_RANK,
+            host,
+            credential,
+            self._peer,
+            device=self.device,
+            timeout_s=timeout_s,
+            open_stream=stream,
         )
         return open_channel(self.channel_transport, end)
 
@@ -407,9 +414,9 @@ class Session:
         self._stream.send(control_pb2.ClientMessage(rendezvous=entry))
 
     def _on_message(self, message: control_pb2.ServerMessage) -> None:
-        if self._is_unwanted(message):
+        if self._handle_if_abandoned(message):
             return
-        pending = self._open.find(message.request)
+        pending = self._open_requests.find(message.request)
         if message.HasField("rendezvous"):
             self._on_rendezvous(message.rendezvous)
         elif message.HasField("group_event"):
@@ -426,14 +433,14 @@ class Session:
         else:
             pending.put(message)
             if pending.is_given_up:  # meanwhile
-                self._is_unwanted(message)
-        self._open.on_handled(message)
+                self._handle_if_abandoned(message)
+        self._open_requests.on_handled(message)
 
-    def _is_unwanted(self, message: control_pb2.ServerMessage) -> bool:
-        """Handles a message to an abandoned request; returns whether it is one."""
+    def _handle_if_abandoned(self, message: control_pb2.ServerMessage) -> bool:
+        """Handles a message if it answers an abandoned request; returns whether it does."""
         brings = self._abandoned.look(message)
         if brings is Brings.PLACE:
-            self._give_up()
+            self._close_without_waiting()
         elif brings is Brings.CONTENT:
             self._lose_channel(message.accepted.channel, "the caller of its content has stopped waiting")
         return brings is not Brings.NOTHING
@@ -477,11 +484,11 @@ class Session:
         except NotLocalError:
             # A server that has ended since its welcome, or was restarted, leaves such files behind. Then this client
             # is fine, and the loss of the session will be noticed at once.
-            if not self._open.is_over.wait(LOSS_NOTICE_S):
+            if not self._open_requests.is_over.wait(LOSS_NOTICE_S):
                 raise
         self._connection = self.local or self._stream
-        if self._open.loss is not None:  # which may be the reason
-            raise self._open.loss
+        if self._open_requests.loss is not None:  # which may be the reason
+            raise self._open_requests.loss
 
     def _on_local_lost(self) -> None:
         self._on_lost(PeerLostError(peer=self._peer, reason="the local socket was closed"))
@@ -493,7 +500,7 @@ class Session:
             self.local.close()
 
     def _on_lost(self, error: TDServeError) -> None:
-        if not self._open.end(error):
+        if not self._open_requests.end(error):
             return
         self.groups.lose(error)
         self._contents.lose(error)

@@ -17,7 +17,7 @@ from tensordict import is_tensor_collection
 from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.rules.replay.ring import ROW_ID_MASK
 
 NOT_LIVE = -1
 """In the place of the generation of a row that is not live."""
@@ -31,7 +31,7 @@ ReadGenerations = Callable[[Rows], NDArray[np.int64]]
 
 def to_names(generations: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns what identifies rows, as long as they are the same rows, of their generations."""
-    return np.where(generations < 0, NOT_LIVE, generations & NAME_MASK)
+    return np.where(generations < 0, NOT_LIVE, generations & ROW_ID_MASK)
 
 
 def write_same(

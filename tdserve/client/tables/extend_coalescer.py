@@ -120,7 +120,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def submit(self, part: ExtendPart) -> None:
         """Sends a part now, or later together with others, when the requests before it leave room."""
         if part.number is not None:
-            self._client.later(partial(self._ask_later, part))
+            self._client.later(partial(self._send_in_background, part))
             return
         with self._lock:
             self._waiting.append(part)
@@ -168,11 +168,11 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._counts.update(done)
         return _decode_indices(done)
 
-    def claim(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
+    def write_claimed(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         """Writes rows without annotations as ``ClaimPolicy.extend`` does; returns None if others wait before them."""
-        return None if self.is_waiting else self._extend_claimed(captured)
+        return None if self.is_waiting else self._write_claimed(captured)
 
-    def _extend_claimed(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
+    def _write_claimed(self, captured: Sequence[Captured]) -> torch.Tensor | UnknownOutcome | None:
         begun_s = time.perf_counter()
         found = self._claim_policy.extend(captured)
         if isinstance(found, torch.Tensor):
@@ -180,16 +180,16 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             self._client.observed_calls.count_content(bytes_in=sum(each.spec.nbytes for each in captured))
         return found
 
-    def _claim(self, part: ExtendPart) -> bool:
+    def _write_part_claimed(self, part: ExtendPart) -> bool:
         """Returns whether a part need not be sent: it is stored, or another thread retries it."""
-        found = self._extend_claimed(part.captured) if part.is_plain else None
+        found = self._write_claimed(part.captured) if part.is_plain else None
         if isinstance(found, torch.Tensor):
             part.future.set_result(found)
         elif found is not None:
-            self._client.later(partial(self._ask_later, part._replace(number=found.request)))
+            self._client.later(partial(self._send_in_background, part._replace(number=found.request)))
         return found is not None
 
-    def _ask_later(self, part: ExtendPart) -> None:
+    def _send_in_background(self, part: ExtendPart) -> None:
         try:
             part.future.set_result(self.send(part))
         except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
@@ -199,7 +199,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         claim_request: ClaimRequest | None = None
         request: int | None = None
         try:
-            while parts and self._claim(parts[0]):
+            while parts and self._write_part_claimed(parts[0]):
                 del parts[0]
             request = self._begin(parts) if parts else None
             if request is None:

@@ -295,7 +295,7 @@ class RowSender:
             self._wake()
             self._progress.notify_all()
 
-    def _num_due(self, now_s: float) -> int:
+    def _count_due(self, now_s: float) -> int:
         """Counts the rows to send now.
 
         The newest row of a trajectory is held back while it may turn out to be the last.
@@ -334,7 +334,7 @@ class RowSender:
                 if self._state in (_SenderState.STOPPED, _SenderState.FAILED):
                     return None
                 now_s = time.monotonic()
-                num_due = self._num_due(now_s)
+                num_due = self._count_due(now_s)
                 if num_due:
                     batch = self._buffer.take(min(num_due, self._delivery.max_rows))
                     self.num_sent += batch.num_rows

@@ -74,7 +74,7 @@ class Conditions(NamedTuple):
     max_lag: int | None = None
 
 
-ANY_ROWS = Conditions()
+NO_CONDITIONS = Conditions()
 
 
 @dataclass(frozen=True)

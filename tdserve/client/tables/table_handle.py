@@ -38,7 +38,7 @@ from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lack
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.retype_table import retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news, parse_max_lag
-from tdserve.client.tables.sampling import ANY_ROWS, Conditions, Query
+from tdserve.client.tables.sampling import NO_CONDITIONS, Conditions, Query
 from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
@@ -196,14 +196,15 @@ class TableHandle(FollowedTable):
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return AwaitableFuture.make_done(empty) if return_early else empty
-        tried = self._coalescer.claim(captured) if not keys and annotations.is_plain else None
+        tried = self._coalescer.write_claimed(captured) if not keys and annotations.is_plain else None
         if isinstance(tried, torch.Tensor):
             return AwaitableFuture.make_done(tried) if return_early else tried
         request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         annotations.add_to(request, self.settings)
         add_policy_news(request, self._client, self.settings.policy)
-        part = ExtendPart.from_request(captured, request, deadline, number=tried and tried.request)
+        number = None if tried is None else tried.request
+        part = ExtendPart.from_request(captured, request, deadline, number=number)
         if return_early or self._coalescer.is_waiting:  # these were first
             self._coalescer.submit(part)
             return part.future if return_early else part.future.result()
@@ -415,7 +416,7 @@ class TableHandle(FollowedTable):
 
     def make_query(
         self,
-        conditions: Conditions = ANY_ROWS,
+        conditions: Conditions = NO_CONDITIONS,
         *,
         is_lease: bool = False,
         pad: Pad = None,
@@ -456,7 +457,7 @@ class TableHandle(FollowedTable):
             is_lease=is_lease,
             pad=pad,
             device=device,
-            is_plain=conditions == ANY_ROWS and not is_lease and share is None and self.settings.min_drawable > 0,
+            is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and self.settings.min_drawable > 0,
             is_ordered=self.settings.sampler.is_ordered,
             is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
             is_numpy=self._client.wants_arrays(numpy, device),

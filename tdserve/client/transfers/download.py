@@ -242,7 +242,7 @@ def abort_transfer(session: Session, pending: Pending, error: TDServeError) -> T
     TransferAbortedError shows that the call may be retried.
     """
     if pending.content_channel is not None:
-        session.give_up(pending.content_channel, error)
+        session.replace_channel(pending.content_channel, error)
     cause, content_channel = error, pending.content_channel
     if not pending.has_failed and not isinstance(error, DeadlineExceededError):
         # Content on a lost channel may have been the answer. All transfers under way there wait during the same second.

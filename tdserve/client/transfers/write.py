@@ -48,15 +48,15 @@ class ExpectedRows(NamedTuple):
     has_stamps: bool = False
 
 
-ANY_ROWS = ExpectedRows()
+NO_EXPECTATION = ExpectedRows()
 
 MakeOutgoing = Callable[[Session], Outgoing]
 MakeBody = Callable[[Session, Outgoing, Deadline], "dict[str, Any]"]
 
 
-SHORT_S = 3.0
-"""A call with less time waits for a channel before its request: ending a session whose channel does not open takes most
-of that. Other calls send their requests meanwhile."""
+MIN_TIME_TO_SKIP_CHANNEL_S = 3.0
+"""With less time left, a call waits for the channel first, then sends its request: to end a session whose channel never
+opens would take most of that time. Other calls send their requests while the channel opens."""
 
 
 def write(
@@ -116,7 +116,8 @@ def write(
 
 
 def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> None:
-    """Waits for the channel before the request is sent, if time is short (``SHORT_S``) or a lost one is being replaced.
+    """Waits for the channel before the request is sent, if less than ``MIN_TIME_TO_SKIP_CHANNEL_S`` is left or a lost
+    channel is being replaced.
 
     Raises:
         ConnectError, DeadlineExceededError: As raised by ``Session.await_channel``.
@@ -124,7 +125,7 @@ def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> N
     remaining_s = deadline.remaining_s
     if outgoing.is_inline:
         return
-    if remaining_s is not None and remaining_s < SHORT_S:
+    if remaining_s is not None and remaining_s < MIN_TIME_TO_SKIP_CHANNEL_S:
         session.await_channel(remaining_s + compute_grace_s(deadline.timeout_s))
     elif session.is_renewing:
         session.await_channel(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
@@ -213,7 +214,7 @@ class _Sent:
     def give_up(self, error: TDServeError) -> None:
         """Replaces the channel, since it may have half of the content in it."""
         if self.content_channel is not None:
-            self._session.give_up(self.content_channel, error)
+            self._session.replace_channel(self.content_channel, error)
 
     def mark_refused(self, newest: int) -> None:
         """Notes that the request was refused, or carried out before: the server receives posted content and drops it.
@@ -373,7 +374,7 @@ def write_selection(
     stored: Spec,
     identity: str = "",
     new_store: control_pb2.CreateStoreRequest | None = None,
-    expected: ExpectedRows = ANY_ROWS,
+    expected: ExpectedRows = NO_EXPECTATION,
     deadline: Deadline,
 ) -> int:
     """Replaces a selection of a tensordict store, as a whole or not at all; returns the content version of the write.

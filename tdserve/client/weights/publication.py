@@ -25,7 +25,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import convert_floats
 from tdserve.v1 import control_pb2
-from tdserve.values.value_codec import encode_bytes
+from tdserve.values.value_codec import encode_value
 
 MAX_COUNT = (1 << 32) - 1
 """Largest ``keep`` and ``fanout`` that the message can hold."""
@@ -176,7 +176,7 @@ def _check_named(td: Any) -> None:
 
 def _encode_metadata(metadata: Any) -> bytes:
     try:
-        encoded = encode_bytes(dict(metadata or {}), key="metadata")
+        encoded = encode_value(dict(metadata or {}), key="metadata")
     except (TypeError, ValueError) as fault:
         raise InvalidRequestError(argument="metadata", reason=f"a {type(metadata).__name__} is not a dict") from fault
     check_metadata(encoded)

@@ -46,7 +46,7 @@ from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
 from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
-from tdserve.values.value_codec import decode_bytes
+from tdserve.values.value_codec import decode_value
 
 MAX_RETIRED = 20
 """Versions that may be retired in a row, before a slow reader on this machine has opened them, until its call fails. A
@@ -336,7 +336,7 @@ class _Attempt:
         data: Any = wanted.out if wanted.into is None else wanted.into
         if data is None and content is not None:
             data = content.build(wanted.device)
-        return Weights(accepted.version, data, decode_bytes(accepted.metadata) if accepted.metadata else {})
+        return Weights(accepted.version, data, decode_value(accepted.metadata) if accepted.metadata else {})
 
     def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:
         """Remembers what is held now, unless it is on a device."""

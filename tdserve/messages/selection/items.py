@@ -108,7 +108,7 @@ def is_mask(item: Item) -> TypeGuard[Mask]:
     return isinstance(item, np.ndarray) and item.dtype == np.bool_
 
 
-def num_covered(item: Item) -> int:
+def count_covered(item: Item) -> int:
     """Returns how many batch dimensions the item indexes; an ellipsis counts as none."""
     if item is None or item is ...:
         return 0
@@ -221,7 +221,7 @@ def split_index(index: Any, num_dims: int, num_all: int | None = None) -> tuple[
     if num_dims == 0:
         return ((), None) if index is Ellipsis or (isinstance(index, tuple) and not index) else ((), index)
     items = _expand_items(index if isinstance(index, tuple) else (index,), num_all)
-    if items is None or sum(map(_num_covered, items)) <= num_dims:
+    if items is None or sum(map(_count_covered, items)) <= num_dims:
         return index, None
     first, rest = items[:num_dims], items[num_dims:]
     if all(isinstance(item, (int, slice, np.integer)) and not isinstance(item, bool) for item in first):
@@ -239,15 +239,15 @@ def _expand_items(items: tuple[Any, ...], num_all: int | None) -> tuple[Any, ...
     if at is not None:
         if num_all is None:
             return None
-        num_left = num_all - sum(map(_num_covered, items))
+        num_left = num_all - sum(map(_count_covered, items))
         items = (*items[:at], *(FULL,) * max(num_left, 0), *items[at + 1 :])
     while items and isinstance(items[-1], slice) and items[-1] == FULL:
         items = items[:-1]
     return items
 
 
-def _num_covered(item: Any) -> int:
-    """Like ``num_covered``, for an item that is not parsed yet."""
+def _count_covered(item: Any) -> int:
+    """Like ``count_covered``, for an item that is not parsed yet."""
     if item is None or item is ... or isinstance(item, (bool, np.bool_)):
         return 0
     is_mask = str(getattr(item, "dtype", "")).removeprefix("torch.") in ("bool", "uint8")

@@ -27,6 +27,7 @@ from tdserve.messages.selection.items import (
     Item,
     Mask,
     Positions,
+    count_covered,
     decode_item,
     describe,
     encode_item,
@@ -34,7 +35,6 @@ from tdserve.messages.selection.items import (
     is_full,
     is_mask,
     is_same,
-    num_covered,
     parse_item,
 )
 from tdserve.v1 import content_pb2
@@ -223,7 +223,7 @@ class Selection:
     def _expand(self, num_dims: int, store: str) -> list[Item]:
         """Returns the items with the ellipsis written out, if they are not too many."""
         items = list(self.items)
-        covered = sum(map(num_covered, items))
+        covered = sum(map(count_covered, items))
         if covered > num_dims:
             self._fail(store, f"it indexes {covered} dimensions, there are {num_dims} batch dimensions")
         where = [at for at, item in enumerate(items) if item is ...]
@@ -278,13 +278,13 @@ class Selection:
         sizes: list[int] = []
         dim = 0
         items = self._expand(len(batch_size), "")
-        for item in [*items, *[FULL] * (len(batch_size) - sum(map(num_covered, items)))]:
+        for item in [*items, *[FULL] * (len(batch_size) - sum(map(count_covered, items)))]:
             placed.append((item, dim, len(sizes)))
             if isinstance(item, slice):
                 sizes.append(len(range(*item.indices(batch_size[dim]))))
             elif item is None:
                 sizes.append(1)
-            dim += num_covered(item)
+            dim += count_covered(item)
         axes = [axis for item, _, axis in placed if isinstance(item, np.ndarray)]
         if not axes:
             return placed, tuple(sizes)
@@ -307,7 +307,7 @@ class Selection:
                 continue
             shape = [1] * len(result)
             if isinstance(item, np.ndarray):
-                for part in np.nonzero(item) if is_mask(item) and item.ndim else [item] * num_covered(item):
+                for part in np.nonzero(item) if is_mask(item) and item.ndim else [item] * count_covered(item):
                     end = axis + num_block_dims
                     found.append(
                         part.astype(np.int64, copy=False).reshape(

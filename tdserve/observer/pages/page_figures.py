@@ -12,7 +12,7 @@ from tdserve.cli.leaf_table import make_cells
 from tdserve.cli.render import escape_unprintable
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.structure_leaves import describe_leaves
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import name_kind
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
@@ -52,10 +52,9 @@ def describe_store(store: control_pb2.StoreFigures, rates: ShownRates, now_s: fl
     described = store.description
     counts = (described.inserts, described.samples, described.version)
     rate = rates.compute(described.uid or described.name, counts, now_s)
-    kind = KIND_NAMES.get(described.kind, "unknown")
     return {
         "name": described.name,
-        "kind": "queue" if store.is_queue else kind,
+        "kind": name_kind(described.kind, is_queue=store.is_queue),
         "rows": described.num_rows,
         "capacity": described.capacity,
         "nbytes": described.nbytes,

@@ -73,7 +73,7 @@ class Departures(AgingTable):
             rows = rows[~self.ring.pins.contains(rows)]
         return rows[~self.selectors.leases.holds(rows)] if self.selectors.leases.num_leased else rows
 
-    def num_too_old(self, max_lag: int) -> int:
+    def count_too_old(self, max_lag: int) -> int:
         """Returns the number of rows that are too old, minus those that the last :meth:`discard` spared."""
         num_rows = self._count_too_old(max_lag)
         self.num_spared = min(self.num_spared, num_rows)  # others have left since
@@ -83,9 +83,9 @@ class Departures(AgingTable):
         staleness = self.selectors.staleness
         return 0 if staleness is None else staleness.count(UNKNOWN, staleness.compute_floor(max_lag))
 
-    def get_names(self, rows: Rows) -> Rows:
-        """See :meth:`Ring.get_names`."""
-        return self.ring.get_names(rows)
+    def get_row_ids(self, rows: Rows) -> Rows:
+        """See :meth:`Ring.get_row_ids`."""
+        return self.ring.get_row_ids(rows)
 
     def pin(self, rows: Rows) -> None:
         """Keeps live rows, each named once, from being overwritten until :meth:`unpin`; no claims of writers remain."""

@@ -49,10 +49,10 @@ class KeptDraw:
         step: Its step.
         terms: Its terms.
         rows: The rows of all ranks, all different.
-        names: What identifies them, see ``Ring.get_names``.
+        row_ids: What identifies them, see ``Ring.get_row_ids``.
         columns: Columns that the sampler adds, by key.
         spent: Rows that leave the table when the draw is forgotten,
-        spent_names: and their names.
+        spent_ids: What identifies these.
         shares: For each rank the places of its rows in ``rows``; None until they are dealt.
         ranks_beyond: Ranks that have asked for a later step: they have what they need of this one.
     """
@@ -60,10 +60,10 @@ class KeptDraw:
     step: int
     terms: DrawTerms
     rows: Rows
-    names: Rows
+    row_ids: Rows
     columns: Mapping[str, NDArray[Any]]
     spent: Rows
-    spent_names: Rows
+    spent_ids: Rows
     shares: Rows | None = None
     ranks_beyond: set[int] = field(default_factory=set)
 
@@ -86,7 +86,7 @@ class KeptDraw:
     def to_bytes(self) -> bytes:
         """Returns its record, from which :meth:`from_bytes` makes it again."""
         terms = self.terms._asdict() | {"conditions": self.terms.conditions._asdict()}
-        arrays = {"rows": self.rows, "names": self.names, "spent": self.spent, "spent_names": self.spent_names}
+        arrays = {"rows": self.rows, "names": self.row_ids, "spent": self.spent, "spent_names": self.spent_ids}
         if self.shares is not None:
             arrays["shares"] = self.shares
         arrays |= {f"column {name}": column for name, column in self.columns.items()}

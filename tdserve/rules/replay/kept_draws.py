@@ -35,7 +35,7 @@ _NUMBERED = frozenset({"require", "group_by"})
 class PinnableRows(Protocol):
     """What is used of a table here; see its methods."""
 
-    def get_names(self, rows: Rows) -> Rows:
+    def get_row_ids(self, rows: Rows) -> Rows:
         """Returns what identifies the rows now."""
 
     def pin(self, rows: Rows) -> None:
@@ -149,7 +149,7 @@ class KeptDraws:
 
     def restore(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Keeps a draw again after a restart; forgets it if some of its rows have gone."""
-        if not np.array_equal(rows.get_names(draw.rows), draw.names):
+        if not np.array_equal(rows.get_row_ids(draw.rows), draw.row_ids):
             self._note_forgotten(draw)
             return
         if len(draw.spent):
@@ -178,15 +178,15 @@ class KeptDraws:
         """Forgets a draw. Rows that it spent leave the table, or do so with another draw that has them."""
         del self._draws[draw.terms.run, draw.step]
         self._note_forgotten(draw)
-        is_same = rows.get_names(draw.rows) == draw.names
+        is_same = rows.get_row_ids(draw.rows) == draw.row_ids
         rows.unpin(draw.rows[is_same])
         if not len(draw.spent):
             return
-        spent = draw.spent[rows.get_names(draw.spent) == draw.spent_names]
+        spent = draw.spent[rows.get_row_ids(draw.spent) == draw.spent_ids]
         for other in self._draws.values():
             is_shared = np.isin(spent, other.rows)
             other.spent = np.concatenate((other.spent, spent[is_shared]))
-            other.spent_names = rows.get_names(other.spent)
+            other.spent_ids = rows.get_row_ids(other.spent)
             spent = spent[~is_shared]
         if len(spent):
             rows.remove(spent)

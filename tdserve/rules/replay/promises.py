@@ -20,7 +20,7 @@ def must_end(ring: Ring, num_rows: int) -> bool:
     return ring.num_promised > 0 and (is_early or not ring.has_room(num_rows))
 
 
-def num_promisable(ring: Ring, num_rows: int, *, num_writers: int) -> int:
+def count_promisable(ring: Ring, num_rows: int, *, num_writers: int) -> int:
     """Returns how many rows, up to ``num_rows``, may be promised to one of several writers. Promised rows are few, with
     a share for one writer more, and in the first round none lies behind the end of the ring."""
     if _is_in_first_round(ring):

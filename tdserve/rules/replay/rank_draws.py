@@ -46,8 +46,8 @@ class RankDraw:
             if np.array_equal(table.plan_rows(plan.rows, {}).generations, plan.generations):
                 break
             table.undo(plan)
-        names, spent_names = table.get_names(plan.rows), table.get_names(plan.spent)
-        draw = KeptDraw(step, terms, plan.rows, names, plan.columns, plan.spent, spent_names)
+        row_ids, spent_ids = table.get_row_ids(plan.rows), table.get_row_ids(plan.spent)
+        draw = KeptDraw(step, terms, plan.rows, row_ids, plan.columns, plan.spent, spent_ids)
         table.draws.keep(draw, table)
         return cls(table, plan, draw)
 
@@ -71,7 +71,7 @@ def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:
         raise LocalProtocolError(reason=f"step {draw.step} was not dealt yet")
     share = draw.shares[rank]
     rows = draw.rows[share]
-    num_gone = int(np.count_nonzero(table.get_names(rows) != draw.names[share]))
+    num_gone = int(np.count_nonzero(table.get_row_ids(rows) != draw.row_ids[share]))
     if num_gone:
         state = f"{num_gone} of its {len(rows)} rows of table {table.name!r} are deleted"
         raise WrongStateError(state=state, event=f"reading the share of rank {rank} in step {draw.step}")

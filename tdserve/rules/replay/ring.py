@@ -28,7 +28,7 @@ from tdserve.rules.replay.rows_in_line import RowsInLine
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 
 _PART_SHIFT = 44
-NAME_MASK = (1 << _PART_SHIFT) - 1
+ROW_ID_MASK = (1 << _PART_SHIFT) - 1
 """The part of a generation that identifies the row: a partial write leaves it unchanged."""
 
 _PART_MASK = (1 << 18) - 1
@@ -224,10 +224,10 @@ class Ring:
             return rows & RowSet.from_mask(self._is_held)
         return RowSet.from_rows((numbers := rows.rows)[self._is_held[numbers]])
 
-    def get_names(self, rows: Rows) -> Rows:
+    def get_row_ids(self, rows: Rows) -> Rows:
         """Returns the lower parts of the rows' generations, which identify them, as they are when no part is being
         written."""
-        return self.get_stamps(rows) & NAME_MASK
+        return self.get_stamps(rows) & ROW_ID_MASK
 
     def get_stamps(self, rows: Rows) -> Rows:
         """Returns the rows' generations, which change with every write of a part too, as they are when no part is being
@@ -261,7 +261,7 @@ class Ring:
         if not self.has_room(num_rows):
             return None
         holes = self._in_line.take_holes(num_rows)
-        overdue = self._in_line.take_overdue(num_rows - len(holes), self.get_names, self._is_taken)
+        overdue = self._in_line.take_overdue(num_rows - len(holes), self.get_row_ids, self._is_taken)
         evicted = self._hide_evicted(overdue)
         rows = np.concatenate((holes, overdue)) if len(overdue) else holes
         if len(rows) < num_rows:
@@ -307,7 +307,7 @@ class Ring:
         holes = self._in_line.take_holes(self.num_holes)
         return self._register(holes, NO_ROWS) if len(holes) else None
 
-    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+    def count_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
 
         It is 0 if there are holes or overdue rows, which are filled first; otherwise the rows before the first that is
@@ -357,7 +357,7 @@ class Ring:
         """Promises the next rows to one writer, and returns them. They stay live until it claims them.
 
         Args:
-            num_rows: At most :meth:`num_claimable`.
+            num_rows: At most :meth:`count_claimable`.
         """
         rows = self.get_next_rows(num_rows)
         self._is_promised[rows] = True
@@ -381,7 +381,7 @@ class Ring:
             self.cursor = int(rows[0])
             self._shared.set_used(self.num_used)
         else:
-            self._in_line.add_overdue(rows, self.get_names(rows))
+            self._in_line.add_overdue(rows, self.get_row_ids(rows))
 
     def _keep_promise(self, rows: Rows) -> None:
         self._is_promised[rows] = False
@@ -485,7 +485,7 @@ class Ring:
         rows = rows[self._is_held[rows]]
         hidden = self._generations[rows]
         parts = ((hidden >> _PART_SHIFT) + 1) & _PART_MASK
-        self._generations[rows] = ((hidden - 1) & NAME_MASK) | (parts << _PART_SHIFT)
+        self._generations[rows] = ((hidden - 1) & ROW_ID_MASK) | (parts << _PART_SHIFT)
 
     def let_go(self, rows: Rows) -> Rows:
         """Ends :meth:`hold`.

@@ -52,33 +52,33 @@ class RowsInLine:
             missing -= len(piece)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def add_overdue(self, rows: Rows, names: Rows) -> None:
+    def add_overdue(self, rows: Rows, row_ids: Rows) -> None:
         """Adds rows whose promise has ended, which may be live or never used.
 
         Args:
             rows: Their numbers.
-            names: What identifies the rows of now.
+            row_ids: What identifies the rows of now.
         """
         if len(rows):
-            self._overdue.append((rows, names))
+            self._overdue.append((rows, row_ids))
 
     def take_overdue(
-        self, num_rows: int, get_names: Callable[[Rows], Rows], is_taken: Callable[[Rows], NDArray[np.bool_]]
+        self, num_rows: int, get_row_ids: Callable[[Rows], Rows], is_taken: Callable[[Rows], NDArray[np.bool_]]
     ) -> Rows:
         """Takes up to ``num_rows`` overdue rows, without those that have left the table meanwhile.
 
         Args:
             num_rows: Most rows.
-            get_names: Returns what identifies the rows of now.
+            get_row_ids: Returns what identifies the rows of now.
             is_taken: Returns which rows no other writer may have.
         """
         found: list[Rows] = []
         while num_rows and self._overdue:
-            piece, names = self._overdue.popleft()
-            is_next = (get_names(piece) == names) & ~is_taken(piece)
-            piece, names = piece[is_next], names[is_next]
+            piece, row_ids = self._overdue.popleft()
+            is_next = (get_row_ids(piece) == row_ids) & ~is_taken(piece)
+            piece, row_ids = piece[is_next], row_ids[is_next]
             if len(piece) > num_rows:
-                self._overdue.appendleft((piece[num_rows:], names[num_rows:]))
+                self._overdue.appendleft((piece[num_rows:], row_ids[num_rows:]))
                 piece = piece[:num_rows]
             found.append(piece)
             num_rows -= len(piece)

@@ -52,14 +52,14 @@ class Staleness:
         num_former: Policies that the table had before this one.
         num_discarded: Its stored value.
         newest: The newest version that was known.
-        elsewhere_since_s: As the attribute.
+        remote_since_s: As the attribute.
 
     Attributes:
         newest: The newest published version, 0 before the first.
         uid, num_former: As above, now.
         num_discarded: Rows that left the table because they were too old.
-        elsewhere_since_s: When the policy's store was created, seconds since the epoch, if it is on another server:
-            then the table knows what its clients have said last. None if it is on this one, or nowhere.
+        remote_since_s: When the policy's store was created, seconds since the epoch, if it is on another server:
+            then the table has what its clients have reported last. None if it is on this one, or nowhere.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Staleness:
         num_former: int = 0,
         num_discarded: int = 0,
         newest: int = 0,
-        elsewhere_since_s: float | None = None,
+        remote_since_s: float | None = None,
     ) -> None:
         self._numbers: NDArray[np.int64] = np.asarray(columns.get_array(POLICY_VERSION_KEY, np.int64))
         self._chunk_rows = min(max(columns.capacity // 4, _MIN_ROOM), _CHUNK_ROWS)
@@ -80,7 +80,7 @@ class Staleness:
         self._ordered: list[int] = []  # the numbers that have a bucket
         self._sum = 0  # of the known versions of all members
         self.newest = newest
-        self.elsewhere_since_s = elsewhere_since_s
+        self.remote_since_s = remote_since_s
         self.uid = uid
         self.num_former = num_former
         self.num_discarded = num_discarded
@@ -94,7 +94,7 @@ class Staleness:
             num_former=int(state.get("num_former_policies", 0)),
             num_discarded=int(state.get("num_discarded", 0)),
             newest=int(state.get("newest_policy_version", 0)),
-            elsewhere_since_s=state.get("policy_elsewhere_since_s"),
+            remote_since_s=state.get("policy_elsewhere_since_s"),
         )
 
     def state(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Staleness:
             "num_former_policies": self.num_former,
             "num_discarded": self.num_discarded,
             "newest_policy_version": self.newest,
-            "policy_elsewhere_since_s": self.elsewhere_since_s,
+            "policy_elsewhere_since_s": self.remote_since_s,
         }
 
     def __repr__(self) -> str:

@@ -146,11 +146,11 @@ class Table(Departures):
         """See :meth:`Ring.reserve_holes`; followed by :meth:`abort`."""
         return self.ring.reserve_holes()
 
-    def num_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
-        """Like :meth:`Ring.num_claimable`; 0 unless new rows only have to be the next ones."""
+    def count_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
+        """Like :meth:`Ring.count_claimable`; 0 unless new rows only have to be the next ones."""
         if self.is_closed or self._is_reserving or not self.settings.is_plain_ring:
             return num_promised
-        return self.ring.num_claimable(min(num_rows, self.ring.capacity // 2), num_promised=num_promised)
+        return self.ring.count_claimable(min(num_rows, self.ring.capacity // 2), num_promised=num_promised)
 
     # ------------------------------------------------------------ reading
 

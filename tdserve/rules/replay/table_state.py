@@ -261,7 +261,7 @@ class TableState:
     def _is_same(self, rows: Rows, generations: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
         if generations is None:
             return np.ones(len(rows), np.bool_)
-        return np.asarray(self.ring.get_names(rows).astype(np.uint32) == generations)
+        return np.asarray(self.ring.get_row_ids(rows).astype(np.uint32) == generations)
 
     def hold(self, rows: Rows) -> Rows:
         """Removes rows, each named once, from every sample, and keeps writers off them, while some of their leaves are

@@ -39,8 +39,8 @@ def find_weights(stores: KindStores, policy: str) -> OpenedStore | None:
     return None if found is None or find_forward(found.record) is not None else found
 
 
-def follow(stores: KindStores, store: OpenedStore) -> Staleness | None:
-    """Sets the newest version of a table's policy in the table.
+def get_staleness(stores: KindStores, store: OpenedStore) -> Staleness | None:
+    """Returns the policy versions of a table's rows, after it has set the policy's newest version in the table.
 
     Returns:
         The table's policy versions; None for a table without a policy.
@@ -57,13 +57,13 @@ def follow(stores: KindStores, store: OpenedStore) -> Staleness | None:
         return None
     if weights is not None:
         newest = weights.get_versions().newest
-        staleness.elsewhere_since_s = None
+        staleness.remote_since_s = None
         table.selectors.follow(weights.record.uid, newest.version if newest is not None else 0)
-    elif staleness.elsewhere_since_s is None:
+    elif staleness.remote_since_s is None:
         if stores.find(policy) is None:
             table.selectors.follow("", 0)
         else:
-            staleness.elsewhere_since_s = 0.0  # it has moved
+            staleness.remote_since_s = 0.0  # it has moved
     if table.selectors.dropped:
         drop_references(table.selectors.dropped, num_rows=store.record.capacity)
     stores.followers.setdefault(policy, set()).add(store.name)
@@ -83,7 +83,7 @@ def wake_followers(stores: KindStores, policy: str) -> None:
 def describe_policy(stores: KindStores, store: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
-        staleness = follow(stores, store)
+        staleness = get_staleness(stores, store)
     except (CorruptDataError, WrongStateError):
         staleness = store.get_table().selectors.staleness
     if staleness is None:

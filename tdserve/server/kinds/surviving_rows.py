@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.ring import NAME_MASK
+from tdserve.rules.replay.ring import ROW_ID_MASK
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.value_copy import ValueCopy
 from tdserve.store.watermark import SyncedStore, find_whole
@@ -64,7 +64,7 @@ class SurvivingRows:
 def rename_generations(generations: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns generations that nobody has seen; odd ones stay odd."""
     step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
-    return ((generations & NAME_MASK) + step) & NAME_MASK
+    return ((generations & ROW_ID_MASK) + step) & ROW_ID_MASK
 
 
 def _find_synced_rows(

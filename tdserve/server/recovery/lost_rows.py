@@ -119,12 +119,12 @@ class LostRows:
 
     Attributes:
         overwrites: Overwrites that were cut short.
-        may_heal_until_s: Point in time (monotonic) until which a writer that a restart of the server has cut short may
-            be expected to write again; infinity before sessions can be opened.
+        rewrite_grace_until_s: Point in time (monotonic) until which a writer that a restart of the server has cut short
+            may be expected to write again; infinity before sessions can be opened.
     """
 
     overwrites: list[Overwrite] = field(default_factory=list)
-    may_heal_until_s: float = -math.inf
+    rewrite_grace_until_s: float = -math.inf
 
     def __bool__(self) -> bool:
         return bool(self.overwrites)
@@ -157,8 +157,8 @@ class LostRows:
 
     def is_grace_over(self, rows: RowSet, until_s: float) -> bool:
         """Returns whether there is no reason to wait until ``until_s`` any more: these rows have no writers left, or
-        ``may_heal_until_s`` has changed."""
-        return self.may_heal_until_s != until_s or not self.find_writers(rows)
+        ``rewrite_grace_until_s`` has changed."""
+        return self.rewrite_grace_until_s != until_s or not self.find_writers(rows)
 
     def replace_written(self, rows: RowSet, keys: Sequence[Path]) -> dict[bytes, bytes | None]:
         """Removes rows that were written again; returns the changes to make on record, by key; None deletes."""

@@ -447,8 +447,8 @@ class ClientSession:
         return f"{self.number}-{request}"
 
     @contextmanager
-    def send_refusal(self) -> Iterator[None]:
-        """Runs a block that sends the refusal of a request that has not begun. Admission control does not count such
+    def count_refusal(self) -> Iterator[None]:
+        """Counts a block that sends the refusal of a request that has not begun. Admission control does not count such
         requests, so a session with more than ``MAX_REFUSING`` of them, whose client reads no answers, ends."""
         self._num_refusing += 1
         if self._num_refusing > MAX_REFUSING:
@@ -459,7 +459,7 @@ class ClientSession:
             self._num_refusing -= 1
             self._has_refused.set()
 
-    async def catch_up(self) -> None:
+    async def wait_for_refusals(self) -> None:
         """Waits while more than half of ``MAX_REFUSING`` refusals are on their way to the client."""
         while self._num_refusing > MAX_REFUSING // 2 and not self.ended.is_set():
             self._has_refused.clear()

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import TDServeError
 from tdserve.base.failpoints import reach
-from tdserve.rules.replay.promises import num_promisable
+from tdserve.rules.replay.promises import count_promisable
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
 from tdserve.server.claim_holder import ClaimHolder
@@ -111,8 +111,8 @@ class Claiming:
         num_writers = self._count_writers(holder, table)
         is_block = num_writers > 1
         if is_block:
-            window = num_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
-        num_allowed = table.num_claimable(window) if window else 0
+            window = count_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
+        num_allowed = table.count_claimable(window) if window else 0
         if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
             return None
         uid, writer = store.record.uid, holder.writer

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.server import inline_tasks
-from tdserve.server.kinds.policies import follow
+from tdserve.server.kinds.policies import get_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -57,14 +57,14 @@ class Discarding:
         """
         if max_lag is None:
             return True
-        follow(self._stores, store)
+        get_staleness(self._stores, store)
         table, uid = store.get_table(), store.record.uid
         group = conditions.group if conditions.consumer == OWN else ""
         if not (table.settings.is_queue or group):
             return True
         if uid in self._under_way:
             return False
-        num_old = table.num_too_old(max_lag)
+        num_old = table.count_too_old(max_lag)
         if num_old > table.step_rows or (group and num_old and table.ring.num_used > table.step_rows):
             discarding = self._discard(store, table.discard_in_pieces(max_lag, group=group))
             task = asyncio.get_running_loop().create_task(discarding, name="tdserve-discarding")

@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import MAX_TEXT_BYTES
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
-from tdserve.server.kinds.policies import find_weights, follow
+from tdserve.server.kinds.policies import find_weights, get_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import Coming
@@ -32,31 +32,34 @@ def check_max_lag(store: OpenedStore, asked: control_pb2.SampleRequest) -> int |
     return asked.max_lag
 
 
-def hear(stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest | control_pb2.SampleRequest) -> None:
-    """Takes over what a request says about the table's policy. Does nothing if this server has the policy.
+def adopt_reported_policy(
+    stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest | control_pb2.SampleRequest
+) -> None:
+    """Takes over what a request reports about the table's policy. Does nothing if this server has the policy.
 
     Raises:
-        InvalidRequestError: It cannot be true.
-        WrongStateError: As in :func:`follow`.
+        InvalidRequestError: No policy can have the reported version, uid or time.
+        WrongStateError: As in :func:`get_staleness`.
     """
     if not asked.HasField("policy_news"):
         return
     news = asked.policy_news
     if news.newest > LARGEST_VERSION or len(news.uid) > MAX_TEXT_BYTES or not math.isfinite(news.created_s):
         raise InvalidRequestError(argument="policy_news", reason="no policy has such a version, uid or time")
-    staleness = follow(stores, store)
+    staleness = get_staleness(stores, store)
     if staleness is None or find_weights(stores, store.get_table().settings.policy) is not None:
         return
-    known, newest, since_s = staleness.uid, news.newest, staleness.elsewhere_since_s
+    known, newest = staleness.uid, news.newest
+    is_outdated = news.created_s < (staleness.remote_since_s or 0.0) if news.uid else news.gone != known
     if news.uid == known:
         newest = max(newest, staleness.newest)
-    elif news.gone != known if not news.uid else news.created_s < (since_s or 0.0):
-        return  # it is of another policy, which this one has replaced
-    staleness.elsewhere_since_s = news.created_s if news.uid else None
+    elif is_outdated:  # it is about a policy that the known one has replaced
+        return
+    staleness.remote_since_s = news.created_s if news.uid else None
     if (news.uid, newest) == (known, staleness.newest):
         return
     store.get_table().selectors.follow(news.uid, newest)
-    follow(stores, store)
+    get_staleness(stores, store)
     if news.uid != known:  # after a restart the table would else take its policy for deleted
         with stores.db.begin_transaction() as txn:
             stores.save_state(store, txn, store.get_table_state())
@@ -69,15 +72,15 @@ class MadeBy:
     Raises:
         InvalidRequestError: The table has no policy, the number of versions is not that of the rows, or a version is
             above the newest.
-        WrongStateError: As in :func:`follow`.
+        WrongStateError: As in :func:`get_staleness`.
     """
 
     def __init__(self, stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest, coming: Coming) -> None:
-        hear(stores, store, asked)
+        adopt_reported_policy(stores, store, asked)
         self._stores = stores
         self._store = store
         self._versions = coming.versions
-        staleness = follow(stores, store)
+        staleness = get_staleness(stores, store)
         self._uid = "" if staleness is None else staleness.uid
         if self._versions is None:
             return
@@ -92,7 +95,7 @@ class MadeBy:
 
     def settle(self, arrival: Arrival) -> Arrival:
         """Adds the versions, as of now. If the policy was deleted meanwhile, they are unknown."""
-        staleness = follow(self._stores, self._store)
+        staleness = get_staleness(self._stores, self._store)
         if staleness is None:
             return arrival
         versions = self._versions

@@ -70,10 +70,10 @@ class RuleKeys:
                 rows = table.ring.list_piece(part)
                 if not len(rows):
                     continue
-                names = table.ring.get_names(rows)
+                row_ids = table.ring.get_row_ids(rows)
                 ids = await self.read_ids(store, path, rows, session)
                 store.check_present()
-                is_same = table.ring.get_names(rows) == names
+                is_same = table.ring.get_row_ids(rows) == row_ids
                 column[rows[is_same]] = ids[is_same]
         except BaseException:
             store.group_keys.remove(path)

@@ -22,13 +22,13 @@ from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.counts import make_counts
-from tdserve.server.kinds.policies import follow
+from tdserve.server.kinds.policies import get_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
-from tdserve.server.tables.policy_versions import check_max_lag, hear
+from tdserve.server.tables.policy_versions import adopt_reported_policy, check_max_lag
 from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
@@ -154,7 +154,7 @@ class Samples:
         store = self._stores.get(asked.store)
         table = store.get_table()
         _check_current(store, table, asked)
-        hear(self._stores, store, asked)
+        adopt_reported_policy(self._stores, store, asked)
         if asked.asks_newest or asked.asks_counts or asked.priorities_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
@@ -181,7 +181,7 @@ class Samples:
         if asked.priorities_of:
             rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_PRIORITIES)
             return control_pb2.Done(priorities=store.get_table().get_priorities(rows).astype("<f8").tobytes())
-        staleness = follow(self._stores, store)
+        staleness = get_staleness(self._stores, store)
         return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
 
     async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _DrawnSample | None:

@@ -316,7 +316,7 @@ class TableClaims:
         num_allowed = self._record.num_allowed
         if self._state is _ClaimState.OPEN and not self.is_block:
             num_left = num_allowed - self._num_claimed
-            num_allowed = self._num_claimed + self.table.num_claimable(self._window, num_promised=num_left)
+            num_allowed = self._num_claimed + self.table.count_claimable(self._window, num_promised=num_left)
         record = self._record.take(num_rows, num_taken=num_taken, num_allowed=num_allowed)
         commit_rows(
             self._stores,

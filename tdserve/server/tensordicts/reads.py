@@ -69,7 +69,7 @@ class Reads:
     ) -> None:
         """Waits for writers that a restart interrupted: they repeat their unfinished writes, unless they are gone."""
         while store.lost.find_writers(rows) and not deadline.expired:
-            until_s = store.lost.may_heal_until_s
+            until_s = store.lost.rewrite_grace_until_s
             grace_s = until_s - time.monotonic()
             if grace_s <= 0:
                 return

@@ -31,7 +31,7 @@ def abandon(store: OpenedStore, publishing: UnfinishedVersion) -> None:
 
 def retire_unread(store: OpenedStore, version: int) -> None:
     """Retires a version's file if nobody reads the version: a reader may not have opened the file yet."""
-    if not store.get_versions().num_readers(version):
+    if not store.get_versions().count_readers(version):
         retire(make_path(store, version))
 
 

@@ -89,10 +89,10 @@ def make_spec(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -
     return Spec(Node(batch_size, None, None, None, (), stack_dim=dim, inner=inner, members=kept))
 
 
-def num_levels(node: Node) -> int:
+def count_levels(node: Node) -> int:
     """Counts the levels of nested nodes, including this one; members count as nested."""
-    below = [num_levels(entry) for _, entry in node.entries if isinstance(entry, Node) and node.inner is None]
-    return 1 + max([*below, *map(num_levels, node.members)], default=0)
+    below = [count_levels(entry) for _, entry in node.entries if isinstance(entry, Node) and node.inner is None]
+    return 1 + max([*below, *map(count_levels, node.members)], default=0)
 
 
 def find_shared_values(member: Node) -> Iterator[Path]:

@@ -162,8 +162,8 @@ def _read(is_entry: bool, note: Any, content: bytes, tensors: Sequence[Any], *va
         if tensors or len(values) != spec.num_rows:
             raise _make_damage_error("the rows of a stack")
         return _stack(spec.root, _read_all(values), is_entry)
-    num_rows = spec.memoize("num rows", lambda: _num_rows(spec.root))
-    if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_num_held, values)):
+    num_rows = spec.memoize("num rows", lambda: _count_rows(spec.root))
+    if num_rows > _MAX_ROWS + sum(map(len, tensors[1::2])) + sum(map(_count_held, values)):
         raise _make_damage_error("no more rows than it holds")
     found = {}
     for (path, leaf), shape, data in zip(spec.tensors, tensors[::2], tensors[1::2], strict=True):
@@ -224,15 +224,15 @@ def _read_value(value: Any, leaf: ValueLeaf) -> Any:
     return elements if len(leaf.batch_size) == 1 else nest_list(list(elements), leaf.batch_size)
 
 
-def _num_rows(node: Node) -> int:
+def _count_rows(node: Node) -> int:
     """Returns the largest number of rows of any part of a tree."""
     sizes = [node.batch_size] if node.stack_dim is not None or node.inner is not None else []
     sizes += [entry.batch_size for _, entry in node.entries if isinstance(entry, ValueLeaf)]
     numbers = [math.prod(size or 1 for size in batch_size) for batch_size in sizes]
-    return max([*numbers, *(_num_rows(entry) for _, entry in node.entries if isinstance(entry, Node))], default=0)
+    return max([*numbers, *(_count_rows(entry) for _, entry in node.entries if isinstance(entry, Node))], default=0)
 
 
-def _num_held(value: Any) -> int:
+def _count_held(value: Any) -> int:
     return len(value) if type(value) is list else 1
 
 

@@ -17,7 +17,7 @@ from tdserve.structure.instances import to_inner_stack, to_stack
 from tdserve.structure.leaf_capture import LeafReader
 from tdserve.structure.matching import show
 from tdserve.structure.nodes import MAX_DEPTH, DimNames, Node, Params, Path
-from tdserve.structure.stacks.annotation import annotate, find_shared_values, needs_note, num_levels
+from tdserve.structure.stacks.annotation import annotate, count_levels, find_shared_values, needs_note
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise
 from tdserve.structure.stacks.elements import (
     Element,
@@ -197,7 +197,7 @@ class StackReader(LeafReader):
 
     def _check_depth(self, members: Sequence[Node], path: Path) -> None:
         """Raises NotSupportedError if members are too deep: they are one level below the path."""
-        if max(len(path), 1) + max(map(num_levels, members)) > MAX_DEPTH:
+        if max(len(path), 1) + max(map(count_levels, members)) > MAX_DEPTH:
             raise self._make_refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
     def _capture_part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:

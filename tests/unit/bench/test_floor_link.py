@@ -12,7 +12,7 @@ from tdserve.base.errors import PeerLostError
 from tdserve.bench.child import Child
 from tdserve.bench.floor_link import REQUEST_NBYTES, Exchange, FloorLink, answer_exchanges
 from tdserve.transport.gloo import CLIENT_RANK
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,9 @@ def test_num_kept_when_answers_come_and_go_then_of_that_client() -> None:
     log = RequestLog()
     log.record(_ANN, 1, b"1")
     log.record(_ANN, 2, b"2")
-    assert (log.num_kept(_ANN), log.num_kept(_BOB)) == (2, 0)
+    assert (log.count_kept(_ANN), log.count_kept(_BOB)) == (2, 0)
     log.forget(_ANN, 2)
-    assert log.num_kept(_ANN) == 1
+    assert log.count_kept(_ANN) == 1
 
 
 def test_forget_client_when_gone_for_good_then_nothing_of_it_is_left() -> None:

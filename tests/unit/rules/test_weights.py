@@ -108,7 +108,7 @@ class _AgainstFiles(RuleBasedStateMachine):
         assert len(kept) <= self.versions.keep
         assert set(kept) <= self.files.keys(), "a readable version lost its file"
         assert self.readers.keys() <= self.files.keys(), "a reader lost its file"
-        assert all(self.versions.num_readers(version) == num for version, num in self.readers.items())
+        assert all(self.versions.count_readers(version) == num for version, num in self.readers.items())
         assert self.files.keys() <= set(self.versions.files), "a file was forgotten on disk"
         spare = len(self.files) - len(self.readers.keys() | set(kept))
         assert spare <= self.versions.keep + 1, "too many files are kept for recycling"

@@ -96,7 +96,7 @@ def _keys(world: World, run: Loop) -> object:
 def _numbers(world: World, run: Loop) -> object:
     store = _open(world, run, "x")
     asked = control_pb2.ReadRequest(store="x", timeout_s=0.2)
-    store.lost.may_heal_until_s = 0.0
+    store.lost.rewrite_grace_until_s = 0.0
     try:
         done = run(world.reads.read(world.session(9), 1, store, asked, Deadline.after(0.2)))
     except CorruptDataError:

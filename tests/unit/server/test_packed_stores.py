@@ -141,7 +141,7 @@ def test_delete_when_packed_then_nothing_is_left(world: World, run: Loop) -> Non
     create(world, run)
     run(world.creation.delete("x"))
     assert files(world) == []
-    assert [table for table in ("stores", "packed") if world.db.num_records(table)] == []
+    assert [table for table in ("stores", "packed") if world.db.count_records(table)] == []
     create(world, run)
     check_content(world)
 
@@ -187,7 +187,7 @@ def test_forget_synced_when_its_files_are_on_the_disk_then_the_catalog_lets_its_
     world.stores.packed.forget_synced(uid)
     world.stores.packed.forget_synced(world.stores.catalog.get("y").uid)  # it has no files
     world.reopen()
-    assert world.db.num_records("packed") == 1
+    assert world.db.count_records("packed") == 1
     check_content(world)
     check_content(world, "y")
 

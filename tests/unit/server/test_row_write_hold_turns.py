@@ -210,12 +210,12 @@ def test_holding_when_the_table_is_extended_meanwhile_then_the_held_rows_stay(ru
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
         await until(lambda: table.ring.num_held == num_rows, task)
-        names = table.ring.get_names(everything)
+        names = table.ring.get_row_ids(everything)
         while not is_shown:
             write(table, 5)  # the oldest rows are held
             await asyncio.sleep(0)
-        assert (table.ring.get_names(everything) == names)[:num_rows].all()
-        assert not (table.ring.get_names(everything) == names)[num_rows : num_rows + 5].any()
+        assert (table.ring.get_row_ids(everything) == names)[:num_rows].all()
+        assert not (table.ring.get_row_ids(everything) == names)[num_rows : num_rows + 5].any()
         await task
 
     run(scenario())

@@ -64,7 +64,7 @@ def test_learn_when_structures_come_and_go_then_only_those_in_use_are_kept(db: C
     for spec in several:
         specs.learn(spec)
         assert specs.get(spec.fingerprint) == spec
-    assert db.num_records("specs") <= MIN_KEPT
+    assert db.count_records("specs") <= MIN_KEPT
     assert [Specs(db, set).get(spec.fingerprint) for spec in several[:3]] == several[:3]
     with pytest.raises(InvalidSpecError):
         specs.get(several[3].fingerprint)
@@ -83,7 +83,7 @@ def test_learn_when_most_are_in_use_then_they_are_seldom_looked_at(db: CatalogDB
         spec = spec_of(f"k{number}")
         specs.learn(spec)
         used.update(make_keys(spec.fingerprint, ""))
-    assert db.num_records("specs") == 500
+    assert db.count_records("specs") == 500
     assert looks == [64, 128, 256]
 
 
@@ -112,7 +112,7 @@ def test_learn_when_very_many_are_in_use_then_few_are_looked_at_each_time(db: Ca
         specs.learn(spec_of(f"k{number}"))
         most = max(most, looks[0] - before)
     assert 0 < most <= STEPS_PER_LEARNT
-    assert db.num_records("specs") <= 20
+    assert db.count_records("specs") <= 20
 
 
 def test_learn_when_it_is_used_again_while_others_are_looked_at_then_kept(db: CatalogDB) -> None:
@@ -124,5 +124,5 @@ def test_learn_when_it_is_used_again_while_others_are_looked_at_then_kept(db: Ca
         specs.learn(spec_of(f"k{number}"))
         if number == MIN_KEPT:  # its last user has gone, and was not found: here is another
             specs.learn(again)
-    assert db.num_records("specs") < MIN_KEPT
+    assert db.count_records("specs") < MIN_KEPT
     assert Specs(db, set).get(again.fingerprint) == again

@@ -161,20 +161,20 @@ def test_lost_rows_when_their_writer_is_not_proved_gone_since_a_restart_then_it_
         store.get_generation_values()[ROWS] |= 1
         world.reopen()
         lost = world.stores.get("x").lost
-        assert lost.may_heal_until_s == math.inf
+        assert lost.rewrite_grace_until_s == math.inf
         if is_released_first:
             lock.release()
             while (world.root.sessions_folder / LOCK).exists():  # noqa: ASYNC110 (it is looked at from time to time)
                 await asyncio.sleep(0)
-            assert lost.may_heal_until_s == math.inf
+            assert lost.rewrite_grace_until_s == math.inf
         world.stores.unfinished_writes.on_open()
-        until_s = lost.may_heal_until_s
+        until_s = lost.rewrite_grace_until_s
         assert RETRY_GRACE_S / 2 < until_s - time.monotonic() <= RETRY_GRACE_S
         if not is_released_first:
             lock.release()
-            while lost.may_heal_until_s == until_s:  # noqa: ASYNC110 (the same)
+            while lost.rewrite_grace_until_s == until_s:  # noqa: ASYNC110 (the same)
                 await asyncio.sleep(0)
-            assert until_s < lost.may_heal_until_s < math.inf
+            assert until_s < lost.rewrite_grace_until_s < math.inf
         world.process_watch.close()
 
     run(scenario())

@@ -10,7 +10,7 @@ import pytest
 from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.server import workers
 from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker, compute_rest_s
+from tdserve.server.workers import DataWorker, compute_backoff_s
 from tdserve.structure.tree import Node, Spec
 from tdserve.v1 import worker_pb2
 from tests.unit.server.world import Loop
@@ -58,10 +58,10 @@ def test_worker_when_killed_then_orders_fail_it_is_reported_and_another_comes(
 
 
 def test_rest_when_a_worker_dies_again_and_again_then_longer_each_time_until_one_lives_long() -> None:
-    rests_s = list(accumulate([0.1] * 20, compute_rest_s, initial=0.1))
+    rests_s = list(accumulate([0.1] * 20, compute_backoff_s, initial=0.1))
     assert rests_s[:4] == [0.1, 0.2, 0.4, 0.8]
     assert rests_s[-1] == workers.MAX_RESTART_BACKOFF_S
-    assert compute_rest_s(rests_s[-1], workers.HEALTHY_AFTER_S + 1.0) == workers.RESTART_BACKOFF_S
+    assert compute_backoff_s(rests_s[-1], workers.HEALTHY_AFTER_S + 1.0) == workers.RESTART_BACKOFF_S
 
 
 def test_worker_when_it_stands_still_then_killed_and_orders_fail_and_another_comes(

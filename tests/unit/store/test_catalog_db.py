@@ -140,7 +140,7 @@ def test_keys_when_asked_then_all_of_the_table_and_as_many_as_are_counted(db: Ca
         db.put("stores", key, b"1")
     db.put("specs", b"c", b"2")
     assert db.list_keys("stores") == [b"a", b"b"]
-    assert [db.num_records(table) for table in ("stores", "specs", "states")] == [2, 1, 0]
+    assert [db.count_records(table) for table in ("stores", "specs", "states")] == [2, 1, 0]
 
 
 def fill(db: CatalogDB) -> int:

@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.structure.capture import capture
 from tdserve.structure.capture_cache import MAX_KEPT, Recall
-from tdserve.structure.looks import MIN_LEAVES
+from tdserve.structure.tensor_view import MIN_LEAVES
 
 RESULT = object()
 
@@ -30,10 +30,10 @@ def make_td(num_leaves: int = MIN_LEAVES) -> TensorDict:
 def remembering(td: Any) -> Recall:
     """A recall that knows a tensordict."""
     recall = Recall()
-    result, looks = recall.find(td, "purpose")
+    result, view = recall.find(td, "purpose")
     assert result is None
-    assert looks is not None
-    recall.keep(looks, RESULT)
+    assert view is not None
+    recall.keep(view, RESULT)
     return recall
 
 
@@ -155,9 +155,9 @@ def test_find_when_for_another_purpose_then_nothing() -> None:
     td = make_td()
     recall = remembering(td)
     assert not is_found(recall, td, "another")
-    _, looks = recall.find(td, "another")
-    assert looks is not None
-    recall.keep(looks, "another result")
+    _, view = recall.find(td, "another")
+    assert view is not None
+    recall.keep(view, "another result")
     assert is_found(recall, td)
     assert recall.find(td, "another")[0] == "another result"
 
@@ -166,9 +166,9 @@ def test_find_when_others_were_kept_since_then_only_the_latest() -> None:
     tds = [make_td() for _ in range(MAX_KEPT + 1)]
     recall = remembering(tds[0])
     for td in tds[1:]:
-        _, looks = recall.find(td, "purpose")
-        assert looks is not None
-        recall.keep(looks, RESULT)
+        _, view = recall.find(td, "purpose")
+        assert view is not None
+        recall.keep(view, RESULT)
     assert [is_found(recall, td) for td in tds] == [False] + [True] * MAX_KEPT
 
 
@@ -177,10 +177,10 @@ def test_find_when_two_begin_with_the_same_tensor_then_neither_is_taken_for_the_
     second = TensorDict({**first.clone(), "k0": first["k0"]}, [2], device="cpu")
     assert second["k0"] is first["k0"]
     recall = remembering(first)
-    result, looks = recall.find(second, "purpose")
+    result, view = recall.find(second, "purpose")
     assert result is None
-    assert looks is not None
-    recall.keep(looks, "another result")
+    assert view is not None
+    recall.keep(view, "another result")
     assert recall.find(second, "purpose")[0] == "another result"
     assert not is_found(recall, first)
 
@@ -291,9 +291,9 @@ def test_has_met_when_the_same_come_again_then_true_once_they_were_noted() -> No
     recall, td = Recall(), make_td()
 
     def meet(each: TensorDict) -> bool:
-        _, looks = recall.find(each, "purpose")
-        assert looks is not None
-        return recall.has_met(looks)
+        _, view = recall.find(each, "purpose")
+        assert view is not None
+        return recall.has_met(view)
 
     assert [meet(td), meet(td), meet(td.copy()), meet(td)] == [False, True, True, True]
     assert [meet(make_td()) for _ in range(20)] == [False] * 20  # their memory and numbers are those of others before

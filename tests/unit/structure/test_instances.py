@@ -11,12 +11,12 @@ from tensordict.nn import TensorDictParams
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.instances import (
+    count_classes,
     find_content,
     find_fields,
     find_tensorclass,
     get_class_name,
     make_instance,
-    num_classes,
     to_inner_stack,
     to_stack,
 )
@@ -70,7 +70,7 @@ def test_find_tensorclass_when_class_is_unknown_then_the_error_names_the_module_
 
 
 def test_num_classes_when_one_is_used_for_the_first_time_then_grows() -> None:
-    before = num_classes()
+    before = count_classes()
 
     @tensorclass
     class Fresh:
@@ -78,7 +78,7 @@ def test_num_classes_when_one_is_used_for_the_first_time_then_grows() -> None:
 
     fresh: Any = Fresh
     fresh(x=torch.ones(1), batch_size=[1])
-    assert num_classes() > before
+    assert count_classes() > before
 
 
 def test_instance_of_when_made_then_it_holds_the_tensordict() -> None:

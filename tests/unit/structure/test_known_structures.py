@@ -14,7 +14,7 @@ from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.structure.capture import capture, capture_module
 from tdserve.structure.captured import Captured
 from tdserve.structure.known_structures import MAX_KNOWN, KnownStructures
-from tdserve.structure.looks import MIN_LEAVES, Looks, look
+from tdserve.structure.tensor_view import MIN_LEAVES, TensorView, view_tensordict
 from tdserve.structure.tensordict_private import new_tensordict
 
 
@@ -26,11 +26,11 @@ def make(number: float = 0.0, num_leaves: int = MIN_LEAVES, dtype: torch.dtype =
     return TensorDict({**leaves, "n": nested}, [2], device="cpu")
 
 
-def see(td: Any) -> Looks:
-    """How a tensordict looks."""
-    looks = look(td, "purpose")
-    assert looks is not None
-    return looks
+def see(td: Any) -> TensorView:
+    """How a tensordict view."""
+    view = view_tensordict(td, "purpose")
+    assert view is not None
+    return view
 
 
 def learn(td: Any) -> KnownStructures:
@@ -67,12 +67,12 @@ def test_capture_when_the_structure_is_known_then_the_new_tensors_under_the_kept
 def test_capture_when_known_then_without_an_object_per_leaf() -> None:
     num_leaves = 2_000
     known = learn(make(0.0, num_leaves))
-    looks = see(make(1.0, num_leaves))
+    view = see(make(1.0, num_leaves))
     gc.collect()
     gc.disable()
     try:
         before = gc.get_count()[0]
-        found = known.capture(looks)
+        found = known.capture(view)
         num_made = gc.get_count()[0] - before
     finally:
         gc.enable()
@@ -103,7 +103,7 @@ def test_capture_when_the_structure_is_another_then_unknown_and_as_if_nothing_wa
     change(td)
     assert known.capture(see(td)) is None
     found = capture(td)
-    check_same(found, capture(td, is_exact=True))  # which looks at each leaf
+    check_same(found, capture(td, is_exact=True))  # which view at each leaf
     assert found.spec != capture(make(1.0, MIN_LEAVES + 1)).spec
 
 

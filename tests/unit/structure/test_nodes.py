@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tdserve.structure.nodes import PACKED, Entry, Form, Node, Ragged, TensorLeaf, ValueLeaf, find_entry, num_dims_of
+from tdserve.structure.nodes import PACKED, Entry, Form, Node, Ragged, TensorLeaf, ValueLeaf, count_dims, find_entry
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_entry_of_when_asked_then_what_is_there_or_none() -> None:
     ],
 )
 def test_num_dims_of_when_only_content_has_them_then_none(entry: Entry, num_dims: int | None) -> None:
-    assert num_dims_of(entry) == num_dims
+    assert count_dims(entry) == num_dims

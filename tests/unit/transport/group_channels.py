@@ -12,7 +12,7 @@ from tdserve.transport.group_content import CALL_TAG, CallChannel
 from tdserve.transport.group_gloo import GroupChannel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 
 TIMEOUT_S = 20.0
 
@@ -38,7 +38,14 @@ class Channels:
 
         def make(rank: int) -> GroupChannel:
             return GroupChannel(
-                stores[rank], rank, size, host="127.0.0.1", bond=BOND, name="g", timeout_s=TIMEOUT_S, peers=names
+                stores[rank],
+                rank,
+                size,
+                host="127.0.0.1",
+                credential=CREDENTIAL,
+                name="g",
+                timeout_s=TIMEOUT_S,
+                peers=names,
             )
 
         self.channels = [

@@ -15,7 +15,7 @@ from tdserve.transport.channel_opener import Forming
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.proven import leave_all_devices
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 
 def count_threads():
     print(sum(thread.name == "test-forming" for thread in threading.enumerate()), "threads", flush=True)
@@ -28,7 +28,7 @@ begun = []
 
 def form(store, rank):
     return Forming(
-        lambda: GlooChannel(store, rank, host="127.0.0.1", bond=BOND, peer="nobody", timeout_s=timeout_s),
+        lambda: GlooChannel(store, rank, host="127.0.0.1", credential=CREDENTIAL, peer="nobody", timeout_s=timeout_s),
         peer="nobody", name="test-forming")
 
 absent = KVStore(lambda key, value: sent.append((key, value)))

@@ -19,8 +19,8 @@ from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WHOLE_MESSAGE_BYTES, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, close_pairs
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
 from tests.channel_pairs import gloo_pair
+from tests.gloo_secret import CREDENTIAL
 from tests.processes import wait_for
 from tests.stranger import CONTENT, PREAMBLE
 
@@ -29,13 +29,13 @@ def test_connect_when_the_session_ends_meanwhile_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     store.close()
     with pytest.raises(ConnectError, match="gloo"):
-        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", credential=CREDENTIAL, peer="nobody")
 
 
 def test_connect_when_the_address_is_not_ours_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     with pytest.raises(ConnectError) as raised:
-        GlooChannel(store, CLIENT_RANK, host="192.0.2.1", bond=BOND, peer="nobody")
+        GlooChannel(store, CLIENT_RANK, host="192.0.2.1", credential=CREDENTIAL, peer="nobody")
     assert raised.value.address == "192.0.2.1"
 
 
@@ -44,7 +44,7 @@ def test_connect_when_the_other_ends_address_is_garbage_then_connect_error(garba
     store = KVStore(lambda key, value: None)
     store.feed("attempt 0/0/0", garbage)  # of a client that means ill; gloo crashes, or raises errors of several kinds
     with pytest.raises(ConnectError, match="gloo"):
-        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody", timeout_s=0.2)
+        GlooChannel(store, CLIENT_RANK, host="127.0.0.1", credential=CREDENTIAL, peer="nobody", timeout_s=0.2)
 
 
 def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_connection_does_not_stay() -> None:
@@ -54,7 +54,7 @@ def test_connect_when_the_other_end_connects_to_what_was_given_up_then_its_conne
         store = KVStore(lambda key, value, addresses=addresses: addresses.append(value))  # type: ignore[misc]
         store.close()
         with pytest.raises(ConnectError):
-            GlooChannel(store, CLIENT_RANK, host="127.0.0.1", bond=BOND, peer="nobody")
+            GlooChannel(store, CLIENT_RANK, host="127.0.0.1", credential=CREDENTIAL, peer="nobody")
         found = re.search(rb"\x02\x00(..)\x7f\x00\x00\x01", addresses[0], re.DOTALL)  # a sockaddr_in
         assert found is not None
         port = int.from_bytes(found[1], "big")

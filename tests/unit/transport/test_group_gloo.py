@@ -10,7 +10,7 @@ from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostErr
 from tdserve.transport.group_content import CallChannel
 from tdserve.transport.group_gloo import LARGE_BYTES, GroupChannel
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 from tests.processes import wait_for
 from tests.unit.transport.group_channels import TIMEOUT_S, open_channels
 
@@ -132,4 +132,4 @@ def test_channel_when_of_one_rank_then_formed_and_closed() -> None:
 def test_channel_when_the_others_do_not_come_then_connect_error() -> None:
     store = KVStore(lambda key, value: None)
     with pytest.raises(ConnectError, match="gloo"):
-        GroupChannel(store, 0, 2, host="127.0.0.1", bond=BOND, name="g", timeout_s=0.1)
+        GroupChannel(store, 0, 2, host="127.0.0.1", credential=CREDENTIAL, name="g", timeout_s=0.1)

@@ -23,7 +23,7 @@ from tdserve.transport.nccl import (
 )
 from tdserve.transport.ordered import PIECES_UNDER_WAY
 from tdserve.transport.rendezvous import Branch, KVStore
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 from tests.kernels import Kernels, joined_wires, make_staging, make_wire
 from tests.unit.transport.joined import joined_stores
 
@@ -36,7 +36,9 @@ def test_branch_when_several_pairs_share_a_rendezvous_then_each_finds_its_own() 
     with ThreadPoolExecutor(4) as threads:
         forming = [
             [
-                threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND.narrow(str(number)), peer="it")
+                threads.submit(
+                    GlooChannel, store, rank, host="127.0.0.1", credential=CREDENTIAL.narrow(str(number)), peer="it"
+                )
                 for store, rank in zip(pair, (WORKER_RANK, CLIENT_RANK), strict=True)
             ]
             for number, pair in enumerate(branches)

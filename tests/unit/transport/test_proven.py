@@ -15,10 +15,10 @@ from tdserve.base.ids import make_secret
 from tdserve.transport import proven
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.proven import MAX_UNFORMED, get_gloo_device, leave_all_devices, note_unformed, refusals
-from tdserve.transport.proving import Bond, prove
+from tdserve.transport.proving import ChannelCredential, prove
 from tdserve.transport.rendezvous import KVStore
-from tests.bonds import BOND
 from tests.channel_pairs import gloo_pair
+from tests.gloo_secret import CREDENTIAL
 from tests.stranger import (
     Line,
     be_cut_short,
@@ -97,9 +97,12 @@ def test_pair_when_the_ends_have_different_secrets_then_connect_error_in_time() 
         stores.append(KVStore(lambda key, value, other=other: stores[other].feed(key, value)))  # type: ignore[misc]
     with ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=bond, peer="it", timeout_s=0.5)
-            for store, rank, bond in zip(
-                stores, (WORKER_RANK, CLIENT_RANK), (BOND, Bond(make_secret(), BOND.purpose)), strict=True
+            threads.submit(GlooChannel, store, rank, host="127.0.0.1", credential=credential, peer="it", timeout_s=0.5)
+            for store, rank, credential in zip(
+                stores,
+                (WORKER_RANK, CLIENT_RANK),
+                (CREDENTIAL, ChannelCredential(make_secret(), CREDENTIAL.purpose)),
+                strict=True,
             )
         ]
     for end in ends:
@@ -135,7 +138,7 @@ def test_pair_when_its_session_is_closed_meanwhile_then_not_tried_again() -> Non
     began_s = time.monotonic()
     with taken(port, range(number, number + 3), close_and_be_wrong), ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(GlooChannel, store, rank, host="127.0.0.1", bond=BOND, peer="it")
+            threads.submit(GlooChannel, store, rank, host="127.0.0.1", credential=CREDENTIAL, peer="it")
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]
         for end in ends:

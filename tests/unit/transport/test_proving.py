@@ -16,14 +16,14 @@ from tdserve.base.ids import make_secret
 from tdserve.transport.proving import (
     MESSAGE_BYTES,
     PROOF_TAG,
-    Bond,
+    ChannelCredential,
     UnprovenError,
-    make_epoch_bond,
-    make_link_bond,
-    make_session_bond,
+    make_epoch_credential,
+    make_link_credential,
+    make_session_credential,
     prove,
 )
-from tests.bonds import BOND, SECRET
+from tests.gloo_secret import CREDENTIAL, SECRET
 
 TIMEOUT_S = 20.0
 
@@ -73,7 +73,9 @@ def groups(size: int) -> tuple[list[MemoryGroup], Sides]:
     return [MemoryGroup(rank, queues) for rank in range(size)], queues
 
 
-def prove_all(bonds: list[Bond], attempts: list[int] | None = None, *, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def prove_all(
+    bonds: list[ChannelCredential], attempts: list[int] | None = None, *, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """What becomes of each rank: None, or what it raised."""
     ranks, _ = groups(len(bonds))
 
@@ -88,22 +90,27 @@ def prove_all(bonds: list[Bond], attempts: list[int] | None = None, *, timeout_s
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_prove_when_all_have_the_secret_then_all_accept(size: int) -> None:
-    assert prove_all([BOND] * size) == [None] * size
+    assert prove_all([CREDENTIAL] * size) == [None] * size
 
 
 @pytest.mark.parametrize(
-    "other", [Bond(make_secret(), BOND.purpose), Bond(SECRET, "another purpose"), BOND.narrow("order")]
+    "other",
+    [
+        ChannelCredential(make_secret(), CREDENTIAL.purpose),
+        ChannelCredential(SECRET, "another purpose"),
+        CREDENTIAL.narrow("order"),
+    ],
 )
-def test_prove_when_secret_or_purpose_differ_then_neither_is_content(other: Bond) -> None:
-    assert [type(each) for each in prove_all([BOND, other])] == [UnprovenError, UnprovenError]
+def test_prove_when_secret_or_purpose_differ_then_neither_is_content(other: ChannelCredential) -> None:
+    assert [type(each) for each in prove_all([CREDENTIAL, other])] == [UnprovenError, UnprovenError]
 
 
 def test_prove_when_the_attempts_differ_then_neither_is_content() -> None:
-    assert [type(each) for each in prove_all([BOND, BOND], [0, 1])] == [UnprovenError, UnprovenError]
+    assert [type(each) for each in prove_all([CREDENTIAL, CREDENTIAL], [0, 1])] == [UnprovenError, UnprovenError]
 
 
 def test_prove_when_one_of_three_is_a_stranger_then_none_accepts() -> None:
-    found = prove_all([BOND, BOND, Bond(make_secret(), BOND.purpose)], timeout_s=0.2)
+    found = prove_all([CREDENTIAL, CREDENTIAL, ChannelCredential(make_secret(), CREDENTIAL.purpose)], timeout_s=0.2)
     assert all(isinstance(each, RuntimeError) for each in found)
 
 
@@ -111,7 +118,7 @@ def against(stranger: Callable[[bytes, list[bytes]], bytes]) -> BaseException | 
     """What becomes of rank 0 when each answer of rank 1 is what ``stranger`` makes of the message and those before."""
     ranks, queues = groups(2)
     with ThreadPoolExecutor(1) as thread:
-        proving = thread.submit(prove, ranks[0], 0, 2, BOND, attempt=0, timeout_s=0.5)
+        proving = thread.submit(prove, ranks[0], 0, 2, CREDENTIAL, attempt=0, timeout_s=0.5)
         received: list[bytes] = []
         while not proving.done():
             try:
@@ -131,7 +138,7 @@ def test_prove_when_an_earlier_conversation_is_replayed_then_not_content() -> No
     ranks, _ = groups(2)
     with ThreadPoolExecutor(2) as threads:
         for rank in (0, 1):
-            threads.submit(prove, ranks[rank], rank, 2, BOND, attempt=0, timeout_s=TIMEOUT_S)
+            threads.submit(prove, ranks[rank], rank, 2, CREDENTIAL, attempt=0, timeout_s=TIMEOUT_S)
     assert len(ranks[1].sent) == 2
     assert isinstance(against(lambda message, received: ranks[1].sent[len(received)]), UnprovenError)
 
@@ -139,7 +146,7 @@ def test_prove_when_an_earlier_conversation_is_replayed_then_not_content() -> No
 def test_prove_when_no_answer_comes_then_runtime_error_and_only_a_nonce_was_sent() -> None:
     ranks, _ = groups(2)
     with pytest.raises(RuntimeError, match="Timed out"):
-        prove(ranks[0], 0, 2, BOND, attempt=0, timeout_s=0.05)
+        prove(ranks[0], 0, 2, CREDENTIAL, attempt=0, timeout_s=0.05)
     assert len(ranks[0].sent) == 1
 
 
@@ -147,27 +154,27 @@ def test_prove_when_done_then_the_proof_is_the_one_that_the_book_names() -> None
     ranks, _ = groups(2)
     with ThreadPoolExecutor(2) as threads:
         for rank in (0, 1):
-            threads.submit(prove, ranks[rank], rank, 2, BOND, attempt=3, timeout_s=TIMEOUT_S)
+            threads.submit(prove, ranks[rank], rank, 2, CREDENTIAL, attempt=3, timeout_s=TIMEOUT_S)
     head = b"".join(number.to_bytes(4, "little") for number in (3, 2, 1, 0))
-    proven = head + ranks[1].sent[0] + ranks[0].sent[0] + BOND.purpose.encode()
+    proven = head + ranks[1].sent[0] + ranks[0].sent[0] + CREDENTIAL.purpose.encode()
     assert ranks[1].sent[1] == hmac.new(SECRET, proven, hashlib.sha256).digest()
 
 
 @pytest.mark.parametrize("secret", [b"", b"short"])
 def test_bond_when_the_secret_is_missing_then_refused(secret: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        Bond(secret, "x")
+        ChannelCredential(secret, "x")
 
 
 def test_purposes_when_of_different_groups_then_differ() -> None:
     bonds = [
-        make_session_bond(SECRET, 7, is_mail=True),
-        make_session_bond(SECRET, 7, is_mail=False),
-        make_session_bond(SECRET, 8, is_mail=True),
-        make_session_bond(SECRET, 7, channel_number=1),
-        make_session_bond(SECRET, 7, channel_number=2),
-        make_link_bond(SECRET, 7),
-        make_epoch_bond(SECRET, "7", 7),
-        make_epoch_bond(SECRET, "7", 8),
+        make_session_credential(SECRET, 7, is_mail=True),
+        make_session_credential(SECRET, 7, is_mail=False),
+        make_session_credential(SECRET, 8, is_mail=True),
+        make_session_credential(SECRET, 7, channel_number=1),
+        make_session_credential(SECRET, 7, channel_number=2),
+        make_link_credential(SECRET, 7),
+        make_epoch_credential(SECRET, "7", 7),
+        make_epoch_credential(SECRET, "7", 8),
     ]
-    assert len({bond.purpose for bond in bonds}) == len(bonds)
+    assert len({credential.purpose for credential in bonds}) == len(bonds)

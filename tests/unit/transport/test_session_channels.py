@@ -14,7 +14,7 @@ from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK, WORKER_RANK, GlooChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import OPENERS, ChannelEnd, open_channel
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 from tests.unit.transport.joined import joined_stores
 
 TIMEOUT_S = 20.0
@@ -23,7 +23,9 @@ TIMEOUT_S = 20.0
 def open_both(stores: tuple[KVStore, KVStore], transport: str, *, device: str = "") -> tuple[Channel, Channel]:
     with ThreadPoolExecutor(2) as threads:
         ends = [
-            threads.submit(open_channel, transport, ChannelEnd(store, rank, "127.0.0.1", BOND, "it", device=device))
+            threads.submit(
+                open_channel, transport, ChannelEnd(store, rank, "127.0.0.1", CREDENTIAL, "it", device=device)
+            )
             for store, rank in zip(stores, (WORKER_RANK, CLIENT_RANK), strict=True)
         ]
         return ends[0].result(), ends[1].result()
@@ -36,7 +38,7 @@ def test_openers_when_compared_with_the_names_in_the_configuration_then_all_that
 
 def test_open_channel_when_there_is_no_such_transport_then_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        open_channel("pigeon", ChannelEnd(joined_stores()[0], WORKER_RANK, "127.0.0.1", BOND, "it"))
+        open_channel("pigeon", ChannelEnd(joined_stores()[0], WORKER_RANK, "127.0.0.1", CREDENTIAL, "it"))
     assert caught.value.argument == "transport"
     assert "gloo, nccl" in str(caught.value)
 

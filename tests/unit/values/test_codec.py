@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.values.extensions import TUPLE
 from tdserve.values.supported import check_values
-from tdserve.values.value_codec import NONE, PICKLED, decode_bytes, decode_many, encode_bytes, encode_many, is_same
+from tdserve.values.value_codec import NONE, PICKLED, decode_many, decode_value, encode_many, encode_value, is_same
 from tdserve.values.value_columns import JoinedValues, measure_sizes
 from tests.sameness import same_value
 from tests.tensordict_strategies import values
@@ -28,7 +28,7 @@ Colour = enum.IntEnum("Colour", "RED")
 @settings(max_examples=300, deadline=None)
 @given(values)
 def test_value_when_sent_then_comes_back_equal_in_type_and_content(value: Any) -> None:
-    assert same_value(decode_bytes(encode_bytes(value)), value)
+    assert same_value(decode_value(encode_value(value)), value)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_value_when_sent_then_comes_back_equal_in_type_and_content(value: Any) -
     ],
 )
 def test_value_when_at_an_edge_then_comes_back_equal(value: Any) -> None:
-    assert same_value(decode_bytes(encode_bytes(value)), value)
+    assert same_value(decode_value(encode_value(value)), value)
 
 
 def test_array_when_decoded_then_is_writable() -> None:
-    array = decode_bytes(encode_bytes(np.zeros(2)))
+    array = decode_value(encode_value(np.zeros(2)))
     array[0] = 1
     assert array.tolist() == [1, 0]
 
@@ -106,7 +106,7 @@ def test_value_when_of_another_type_then_is_refused_with_key_and_type_wherever_i
         with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
             check_values([1, nested], key="my key")
         with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
-            encode_bytes(nested, key="my key")
+            encode_value(nested, key="my key")
 
 
 def test_dict_when_a_key_is_of_another_type_then_is_refused() -> None:
@@ -119,10 +119,10 @@ def test_containers_when_nested_to_the_limit_then_travel_and_beyond_it_are_refus
     value: Any = 1
     for _ in range(depth):
         value = wrap(value)
-    assert decode_bytes(encode_bytes(value)) == value
+    assert decode_value(encode_value(value)) == value
     too_deep = wrap(value)
     with pytest.raises(NotSupportedError, match="nested too deep"):
-        encode_bytes(too_deep)
+        encode_value(too_deep)
 
 
 def test_list_when_it_contains_itself_then_is_refused() -> None:
@@ -136,7 +136,7 @@ def test_list_when_it_contains_itself_then_is_refused() -> None:
 @given(st.lists(values, max_size=4))
 def test_many_when_sent_then_are_what_each_is(several: list[Any]) -> None:
     blobs = encode_many(several)
-    assert blobs == [encode_bytes(value) for value in several]
+    assert blobs == [encode_value(value) for value in several]
     assert same_value(decode_many(blobs), several)
 
 
@@ -144,13 +144,13 @@ def test_many_when_one_does_not_travel_then_key_is_named() -> None:
     with pytest.raises(NotSupportedError, match="'my key'"):
         encode_many(["x", {1}], key="my key")
     with pytest.raises(RemoteProtocolError):
-        decode_many([encode_bytes("x"), b""])
+        decode_many([encode_value("x"), b""])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_decode_when_bytes_are_damaged_then_raises_only_the_peers_error(data: st.DataObject) -> None:
-    wire = bytearray(encode_bytes(data.draw(values)))
+    wire = bytearray(encode_value(data.draw(values)))
     for _ in range(data.draw(st.integers(0, 3))):
         place = data.draw(st.integers(0, len(wire) - 1))
         if data.draw(st.booleans()):
@@ -169,13 +169,13 @@ def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: byt
 def check_hostile(wire: bytes) -> None:
     """Checks that bytes are refused with our errors, or are a value that can be encoded again."""
     try:
-        value = decode_bytes(wire)
+        value = decode_value(wire)
     except RemoteProtocolError:
         return
     except NotSupportedError:
         assert wire[0] == PICKLED
         return
-    assert same_value(decode_bytes(encode_bytes(value)), value)
+    assert same_value(decode_value(encode_value(value)), value)
     with pytest.raises(RemoteProtocolError):
         decode_many([wire, wire + b"\xc0"])
 
@@ -229,13 +229,13 @@ TIMESTAMP = b"\xd6\xff\x00\x00\x00\x01"
 )
 def test_decode_when_record_is_hostile_then_raises_the_peers_error_also_among_others(wire: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_bytes(wire)
+        decode_value(wire)
     with pytest.raises(RemoteProtocolError):
-        decode_many([encode_bytes("x"), wire])
+        decode_many([encode_value("x"), wire])
 
 
 def test_decode_when_a_record_ends_inside_of_the_next_then_is_refused() -> None:
-    first, second = encode_bytes("one"), encode_bytes("two")
+    first, second = encode_value("one"), encode_value("two")
     whole = first + second
     for cut in (0, 1, len(first) - 1, len(first) + 1, len(whole)):
         with pytest.raises(RemoteProtocolError):
@@ -248,7 +248,7 @@ def test_decode_when_lists_begin_in_lists_then_takes_no_more_memory_than_the_byt
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError):
-            decode_bytes(wire)
+            decode_value(wire)
         with pytest.raises(RemoteProtocolError):
             decode_many([b"\xc0", wire])
         assert tracemalloc.get_traced_memory()[1] < 64 * len(wire) + 1_000_000
@@ -279,13 +279,13 @@ def test_many_when_some_are_pickled_then_all_come_back() -> None:
 
 
 def test_record_of_none_when_written_then_is_the_one_that_others_compare_with() -> None:
-    assert encode_bytes(None) == NONE
+    assert encode_value(None) == NONE
 
 
 @pytest.mark.parametrize("bits", [0x7FF8DEAD0000BEEF, 0xFFF8000000000001, 0x7FF0000000000001])
 def test_float_when_not_a_number_then_keeps_its_bits(bits: int) -> None:
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
-    assert struct.pack("<d", decode_bytes(encode_bytes(value))) == struct.pack("<Q", bits)
+    assert struct.pack("<d", decode_value(encode_value(value))) == struct.pack("<Q", bits)
 
 
 def test_values_when_encoded_by_many_threads_then_do_not_mix() -> None:
@@ -309,7 +309,7 @@ def test_object_when_reader_does_not_allow_pickle_then_is_refused_with_key_and_r
     with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
         decode_many(blobs, key="my key")
     with pytest.raises(NotSupportedError, match=r"'my key'.*allow_pickle=True"):
-        encode_bytes({1}, key="my key")
+        encode_value({1}, key="my key")
 
 
 def test_value_when_pickle_is_allowed_but_not_needed_then_is_not_pickled() -> None:
@@ -320,14 +320,14 @@ def test_value_when_pickle_is_allowed_but_not_needed_then_is_not_pickled() -> No
 def test_list_when_it_contains_itself_and_pickle_is_allowed_then_comes_back_so() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    found = decode_bytes(encode_bytes(loop, allow_pickle=True), allow_pickle=True)
+    found = decode_value(encode_value(loop, allow_pickle=True), allow_pickle=True)
     assert found[0] is found
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\xc1ab", b"\xc1\x80\x05", b"\xc0\xc1"])
 def test_pickled_when_bytes_are_damaged_then_raises_only_our_errors(content: bytes) -> None:
     with pytest.raises((RemoteProtocolError, NotSupportedError)):
-        decode_bytes(content, allow_pickle=True)
+        decode_value(content, allow_pickle=True)
 
 
 @pytest.mark.parametrize(

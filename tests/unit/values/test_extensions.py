@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.values.extensions import ARRAY, BIG_INT, CONTAINER_TYPE, SCALAR
-from tdserve.values.value_codec import decode_bytes
+from tdserve.values.value_codec import decode_value
 
 
 def record(code: int, content: bytes) -> bytes:
@@ -29,11 +29,11 @@ def scalar(dtype: str, data: bytes) -> bytes:
 
 
 def test_array_when_written_by_hand_then_is_read() -> None:
-    found = decode_bytes(array("<i2", [2, 1], b"\x01\x00\x02\x00"))
+    found = decode_value(array("<i2", [2, 1], b"\x01\x00\x02\x00"))
     assert found.dtype.str == "<i2"
     assert found.tolist() == [[1], [2]]
-    assert decode_bytes(scalar("<i2", b"\x01\x00")) == np.int16(1)
-    assert decode_bytes(record(BIG_INT, b"\xff")) == -1
+    assert decode_value(scalar("<i2", b"\x01\x00")) == np.int16(1)
+    assert decode_value(record(BIG_INT, b"\xff")) == -1
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_array_when_written_by_hand_then_is_read() -> None:
 )
 def test_extension_when_hostile_then_raises_the_peers_error(wire: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_bytes(wire)
+        decode_value(wire)

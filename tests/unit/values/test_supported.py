@@ -8,18 +8,18 @@ import pytest
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.values.supported import CONTAINER_TYPES, check_values
-from tdserve.values.value_codec import decode_bytes, encode_bytes, encode_many
+from tdserve.values.value_codec import decode_value, encode_many, encode_value
 
 
 @pytest.mark.parametrize("value", [*CONTAINER_TYPES.values(), [dict, (list,)], {"k": tuple}])
 def test_value_when_it_is_the_type_of_a_container_then_comes_back_as_it(value: Any) -> None:
     check_values([value])
-    assert decode_bytes(encode_bytes(value)) == value
+    assert decode_value(encode_value(value)) == value
 
 
 @pytest.mark.parametrize("value", [{1}, [1j], int, set, type, {"k": (np.array([object()]),)}, memoryview(b"x")])
 def test_value_when_a_type_does_not_travel_then_is_refused(value: Any) -> None:
-    for ask in (lambda: check_values([None, value], key="my key"), lambda: encode_bytes(value, key="my key")):
+    for ask in (lambda: check_values([None, value], key="my key"), lambda: encode_value(value, key="my key")):
         with pytest.raises(NotSupportedError, match="'my key'"):
             ask()
 
@@ -31,7 +31,7 @@ class Text(str):
 @pytest.mark.parametrize("key", [Text("k"), np.longdouble(1), np.clongdouble(1)])
 def test_key_when_it_equals_the_key_of_another_dict_but_its_type_does_not_travel_then_is_refused(key: Any) -> None:
     dicts = [{"k": 0, 1: number} for number in range(40)]
-    assert [decode_bytes(record) for record in encode_many(dicts)] == dicts
+    assert [decode_value(record) for record in encode_many(dicts)] == dicts
     with pytest.raises(NotSupportedError, match=r"at key 'my key'"):
         encode_many([*dicts, {key: 0}], key="my key")
 
@@ -49,7 +49,7 @@ def test_keys_when_some_are_containers_then_they_are_looked_into() -> None:
 
 def test_texts_when_one_of_many_has_half_a_surrogate_pair_then_all_come_back() -> None:
     texts = ["plain", "caf\u00e9", "\ud800", "\U0001f600"]
-    assert [decode_bytes(record) for record in encode_many([[text, {text: text}] for text in texts])] == [
+    assert [decode_value(record) for record in encode_many([[text, {text: text}] for text in texts])] == [
         [text, {text: text}] for text in texts
     ]
 

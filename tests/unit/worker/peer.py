@@ -26,7 +26,7 @@ from tdserve.structure.tree import Spec
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.proving import make_session_bond
+from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import WorkerContext
@@ -34,7 +34,7 @@ from tdserve.worker.operations import is_quick, perform
 from tdserve.worker.small_reads import SmallReads
 from tdserve.worker.worker_claims import WorkerClaims
 from tdserve.worker.worker_session import WorkerSession
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 
 TIMEOUT_S = 20.0
 UID = "0123456789abcdef" * 2
@@ -162,9 +162,9 @@ class Peer:
         self.put(worker_pb2.Order(open_session=opening, channel=number))
         kv_store = self._kv_stores[is_mail]
         with ThreadPoolExecutor(1) as thread:
-            bond = make_session_bond(SECRET, self.session.number, is_mail=is_mail, channel_number=number)
+            credential = make_session_credential(SECRET, self.session.number, is_mail=is_mail, channel_number=number)
             connecting = thread.submit(
-                GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
+                GlooChannel, kv_store, CLIENT_RANK, host="127.0.0.1", credential=credential, peer="the worker"
             )
             channel = connecting.result(TIMEOUT_S)
         assert self.next_report().HasField("done")

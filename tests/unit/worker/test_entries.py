@@ -15,7 +15,7 @@ from tdserve.store.generations import FILE_NAME, Generations
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import ValueColumn, encode_block
-from tdserve.worker.entry_orders import MAX_QUICK_BYTES, is_small_change, report_keys, send_entries, store_entries
+from tdserve.worker.entry_orders import MAX_QUICK_BYTES, change_entries, is_small_change, list_entries, send_entries
 from tdserve.worker.small_reads import SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, Peer
 
@@ -41,9 +41,9 @@ def putting(store: worker_pb2.StoreRef, *keys: bytes, record: bytes = b"r", requ
 
 def test_store_entries_when_done_then_sent_listed_and_answered_by_mail(peer: Peer, store: worker_pb2.StoreRef) -> None:
     lane, order = peer.session.lane, putting(store, b"a", b"b")
-    worked = store_entries(lane, order)
+    worked = change_entries(lane, order)
     assert control_pb2.Done.FromString(worked.answer) == control_pb2.Done(version=1)
-    assert store_entries(lane, order) == worked, "a retry was carried out again"
+    assert change_entries(lane, order) == worked, "a retry was carried out again"
     mails: list[tuple[int, bytes]] = []
 
     def send_mail(session: int, content: bytes) -> bool:
@@ -53,7 +53,7 @@ def test_store_entries_when_done_then_sent_listed_and_answered_by_mail(peer: Pee
     lane.context = replace(lane.context, send_mail=send_mail)
     order = putting(store, b"c", request=2)
     order.change_entries.mail_session = 7
-    assert store_entries(lane, order).is_mailed
+    assert change_entries(lane, order).is_mailed
     ((session, content),) = mails
     assert (session, control_pb2.ServerMessage.FromString(content).done.version) == (7, 3)
 
@@ -61,13 +61,13 @@ def test_store_entries_when_done_then_sent_listed_and_answered_by_mail(peer: Pee
     found = decode_entries(send_entries(lane, worker_pb2.Order(send_entries=asked)).values)
     assert found == ([2, 3], [b"r", b"r"])
     listed = worker_pb2.ListEntries(store=store, request=control_pb2.ListRequest(prefix=b"b"))
-    done = control_pb2.Done.FromString(report_keys(lane, worker_pb2.Order(list_entries=listed)).answer)
+    done = control_pb2.Done.FromString(list_entries(lane, worker_pb2.Order(list_entries=listed)).answer)
     assert list(done.keys) == [b"b"]
 
 
 def test_send_entries_when_one_is_missing_then_refused(peer: Peer, store: worker_pb2.StoreRef) -> None:
     lane = peer.session.lane
-    store_entries(lane, putting(store, b"a"))
+    change_entries(lane, putting(store, b"a"))
     for only_checks in (False, True):
         asked = worker_pb2.SendEntries(store=store, keys=[b"a", b"x"], only_checks=only_checks)
         with pytest.raises(KeyNotFoundError, match="'x'"):
@@ -85,8 +85,8 @@ def test_answer_when_a_get_is_small_then_without_control(peer: Peer, store: work
         found = reads.answer(control_pb2.ClientMessage(request=5, get=get).SerializeToString())
         return None if found is None else control_pb2.ServerMessage.FromString(found)
 
-    store_entries(lane, putting(store, b"a"))
-    store_entries(lane, putting(store, b"large", record=bytes(INLINE_BYTES + 1), request=2))
+    change_entries(lane, putting(store, b"a"))
+    change_entries(lane, putting(store, b"large", record=bytes(INLINE_BYTES + 1), request=2))
     assert answer(b"a") is None, "control has let nobody read it"
     send_entries(lane, worker_pb2.Order(send_entries=worker_pb2.SendEntries(store=store, keys=[b"a"])))
     found = answer(b"a")

@@ -21,7 +21,7 @@ from tdserve.transport.message_channel import MAX_SENT
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import worker_pb2
 from tdserve.worker.lane import Lane
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S, Peer, StoredTensorDict, receive, sampling
 

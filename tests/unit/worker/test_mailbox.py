@@ -12,12 +12,12 @@ from tdserve.base.errors import ConnectError, TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.message_channel import MAX_SENT, MessageChannel
-from tdserve.transport.proving import make_session_bond
+from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.session_writes import Handled
 from tdserve.worker.worker_session import Mailbox
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 from tests.processes import wait_for
 from tests.unit.worker.peer import TIMEOUT_S
 
@@ -49,9 +49,9 @@ class Client:
         """Connects as a client does; with ``reads=False`` it receives nothing."""
         self.open()
         with ThreadPoolExecutor(1) as thread:
-            bond = make_session_bond(SECRET, 7, is_mail=True)
+            credential = make_session_credential(SECRET, 7, is_mail=True)
             connecting = thread.submit(
-                GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", bond=bond, peer="the worker"
+                GlooChannel, self._kv_store, CLIENT_RANK, host="127.0.0.1", credential=credential, peer="the worker"
             )
             self.channel = connecting.result(TIMEOUT_S)
         if reads:

@@ -20,8 +20,8 @@ from tdserve.client.groups.epoch import LOST_GRACE_S, GroupEpoch
 from tdserve.client.groups.group import Group
 from tdserve.transport.group_content import CALL_TAG, CallChannel
 from tdserve.transport.pool import BufferPool
+from tests.group_members import Team, content, number_in
 from tests.processes import wait_for
-from tests.teams import Team, content, number_in
 from tests.threads import find_threads
 
 

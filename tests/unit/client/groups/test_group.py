@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 from tdserve.client.groups.group import Group
 from tdserve.client.session.pending import Pending
 from tdserve.client.session.session import Session
-from tests.teams import LARGE, SMALL, Team, content, number_in
+from tests.group_members import LARGE, SMALL, Team, content, number_in
 
 SIZE = 3
 

@@ -11,7 +11,7 @@ import tdserve
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError, NotSupportedError
 from tdserve.client.groups.agreement import Agreed
 from tdserve.client.groups.group import describe_rank, get_spec
-from tests.teams import Team, content, number_in
+from tests.group_members import Team, content, number_in
 
 
 @pytest.fixture(scope="module")

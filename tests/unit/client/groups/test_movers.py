@@ -7,7 +7,7 @@ from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceLeaves, HostMover
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.transport.group_content import CallChannel
-from tests.teams import LARGE, SMALL, content, number_in
+from tests.group_members import LARGE, SMALL, content, number_in
 from tests.unit.transport.group_channels import open_channels
 
 

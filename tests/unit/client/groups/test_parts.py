@@ -9,7 +9,7 @@ from tdserve.client.groups.member_parts import GivenPart, TakenPart, compute_fin
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes
-from tests.teams import LARGE, SMALL, content, number_in
+from tests.group_members import LARGE, SMALL, content, number_in
 
 
 def given(td: TensorDict) -> GivenPart:

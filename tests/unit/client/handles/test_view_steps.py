@@ -12,9 +12,9 @@ from tdserve.client.handles.view_steps import (
     INDEX_STEP,
     Step,
     compose_index,
+    count_elements,
     make_grid,
     narrow_dims,
-    num_elements,
     spread,
 )
 from tdserve.messages.selection.selection import encode
@@ -76,7 +76,7 @@ def test_narrow_dims_when_again_then_of_what_is_left() -> None:
     dims = narrow_dims((range(6), range(4), range(5)), (slice(1, 5), 2))
     assert dims == (range(1, 5), 2, range(5))
     assert narrow_dims(dims, (1, slice(3, None))) == (2, 2, range(3, 5))
-    assert num_elements(dims) == 20
+    assert count_elements(dims) == 20
 
 
 def test_grid_when_arranged_then_spread_finds_the_elements() -> None:

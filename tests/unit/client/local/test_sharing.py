@@ -7,7 +7,7 @@ from threading import Barrier, Thread, get_ident
 import pytest
 import torch
 
-from tdserve.client.local.sharing import MAX_THREADS, num_threads, share
+from tdserve.client.local.sharing import MAX_THREADS, count_threads, share
 
 TIMEOUT_S = 20.0
 NUM_THREADS = 2
@@ -68,12 +68,12 @@ def test_share_when_forked_then_the_child_has_helpers_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_num_threads_when_torch_may_use_one_then_one() -> None:
+def test_count_threads_when_torch_may_use_one_then_one() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert num_threads() == 1
+        assert count_threads() == 1
         torch.set_num_threads(64)
-        assert 1 <= num_threads() <= MAX_THREADS
+        assert 1 <= count_threads() <= MAX_THREADS
     finally:
         torch.set_num_threads(before)

@@ -15,7 +15,7 @@ from tdserve.messages.content import ReadStatus, make_status_column, read_layout
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 
 TD = TensorDict({"b": torch.arange(700_000), "a": torch.tensor([1.5])}, [])
 SPEC = capture(TD).spec

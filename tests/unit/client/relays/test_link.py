@@ -12,7 +12,7 @@ from tdserve.client.relays import relay_link as links
 from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.client.relays.relay_link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, RelayLink, pass_on, receive
 from tdserve.transport.loopback import LoopbackChannel
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 from tests.unit.client.relays.test_kept import LAYOUT
 
 NUM_MESSAGES = len(LAYOUT.messages)

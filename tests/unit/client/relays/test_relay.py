@@ -12,7 +12,7 @@ from tdserve.client.relays import relay_link as links
 from tdserve.client.relays.kept_version import compute_checksums
 from tdserve.client.relays.relay_link import receive
 from tdserve.v1 import control_pb2
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
 
 

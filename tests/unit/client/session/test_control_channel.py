@@ -15,7 +15,7 @@ from tdserve.transport.gloo import WORKER_RANK, GlooChannel
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
-from tests.bonds import BOND
+from tests.gloo_secret import CREDENTIAL
 from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
@@ -31,7 +31,7 @@ class Server:
         self._requests: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
         self._kv_store = KVStore(self._publish)
         self.control_channel = ClientControlChannel(
-            lambda: "127.0.0.1", self._on_entry, self.answers.put, bond=BOND, peer="the server"
+            lambda: "127.0.0.1", self._on_entry, self.answers.put, credential=CREDENTIAL, peer="the server"
         )
         self.control_channel.begin()
         self.channel: GlooChannel
@@ -45,7 +45,7 @@ class Server:
                 self._kv_store,
                 WORKER_RANK,
                 host="127.0.0.1",
-                bond=BOND,
+                credential=CREDENTIAL,
                 peer="the client",
                 timeout_s=TIMEOUT_S,
             )
@@ -234,7 +234,9 @@ def test_control_channel_when_there_is_no_way_to_the_server_then_stays_closed() 
         raise ConnectError(address="the server", reason="it does not resolve")
 
     reported: SimpleQueue[object] = SimpleQueue()
-    control_channel = ClientControlChannel(make_host, reported.put, reported.put, bond=BOND, peer="the server")
+    control_channel = ClientControlChannel(
+        make_host, reported.put, reported.put, credential=CREDENTIAL, peer="the server"
+    )
     control_channel.begin()
     assert tried.wait(TIMEOUT_S)
     control_channel.close()

@@ -9,7 +9,7 @@ from tdserve.client.session.description import VersionInfo, from_message
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tdserve.values.value_codec import encode_bytes
+from tdserve.values.value_codec import encode_value
 
 SPEC = capture(TensorDict({"a": torch.zeros(4, 2), "n": {"t": "text"}}, [4])).spec
 MESSAGE = control_pb2.StoreDescription(
@@ -22,7 +22,7 @@ MESSAGE = control_pb2.StoreDescription(
     created_s=12.5,
     extra=["shape"],
     uid="u",
-    versions=[control_pb2.VersionInfo(version=7, nbytes=32, created_s=13.5, metadata=encode_bytes({"b": b"x"}))],
+    versions=[control_pb2.VersionInfo(version=7, nbytes=32, created_s=13.5, metadata=encode_value({"b": b"x"}))],
 )
 
 

@@ -182,7 +182,7 @@ def test_retries_when_anything_gets_lost_then_each_change_is_made_once_and_few_a
     most_kept = most_answered = 0
     for num_answered, server, num_under_way in lives(seed):
         assert max(server.applied.values(), default=1) == 1
-        most_kept = max(most_kept, server.log.num_kept(CLIENT) - num_under_way)
+        most_kept = max(most_kept, server.log.count_kept(CLIENT) - num_under_way)
         most_answered = num_answered
     assert most_answered > 1_000
     assert 0 < most_kept < 4 * REPORT_EVERY

@@ -128,10 +128,10 @@ def test_give_up_when_another_thread_is_about_it_then_waits_for_the_end_of_that(
     monkeypatch.setattr(gloo, "close_pairs", close_slowly)
     lost = PeerLostError(peer="the server", reason="its bytes were lost")
     with ThreadPoolExecutor(2) as threads:
-        giving_up = [threads.submit(session.give_up, content_channel, lost)]
+        giving_up = [threads.submit(session.replace_channel, content_channel, lost)]
         assert begun.wait(20.0)
         assert session.content_channel is not content_channel
-        giving_up.append(threads.submit(session.give_up, content_channel, lost))
+        giving_up.append(threads.submit(session.replace_channel, content_channel, lost))
         try:
             assert not wait(giving_up, 0.1).done
         finally:

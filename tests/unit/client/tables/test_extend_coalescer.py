@@ -188,7 +188,7 @@ def renewing(client: tdserve.Client) -> Iterator[Session]:
     """A session that has lost its channel, with all threads of its client busy in the block."""
     session = client.session(Deadline.after(30.0))
     session.get_channel(session.content_channel)
-    session.give_up(session.content_channel, PeerLostError(peer="the server", reason="a test"))
+    session.replace_channel(session.content_channel, PeerLostError(peer="the server", reason="a test"))
     may_end = Event()
     for _ in range(MAX_THREADS):
         client.later(lambda: may_end.wait(30.0))

@@ -136,4 +136,4 @@ def test_publish_when_structures_come_and_go_then_neither_end_keeps_them_all(tmp
         assert weights is not None
         assert weights.data["w"].tolist() == [1.0]
     with CatalogDB(tmp_path / "root" / "catalog") as db:
-        assert db.num_records("specs") <= MIN_KEPT
+        assert db.count_records("specs") <= MIN_KEPT

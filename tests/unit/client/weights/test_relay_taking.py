@@ -17,7 +17,7 @@ from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.sources_sinks import FlatEnd
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2
-from tests.bonds import SECRET
+from tests.gloo_secret import SECRET
 from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, TD, Office, content, office
 
 Verify = Callable[[control_pb2.TakenRequest], None]

@@ -8,11 +8,11 @@ import torch
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.selection.items import (
+    count_covered,
     decode_item,
     describe,
     encode_item,
     is_same,
-    num_covered,
     parse_item,
     split_index,
 )
@@ -107,7 +107,7 @@ def test_message_when_it_contradicts_itself_then_protocol_error(message: content
 
 
 def test_num_covered_when_mask_then_its_dimensions_else_one_or_none() -> None:
-    assert [num_covered(item) for item in (0, slice(None), np.array([1]), np.ones((2, 2), bool), None, ...)] == [
+    assert [count_covered(item) for item in (0, slice(None), np.array([1]), np.ones((2, 2), bool), None, ...)] == [
         1,
         1,
         1,

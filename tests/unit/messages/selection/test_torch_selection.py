@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import SelectionError
 from tdserve.messages.selection import selection
 from tdserve.messages.selection.dimension_names import select_names
-from tdserve.messages.selection.items import num_covered
+from tdserve.messages.selection.items import count_covered
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.v1 import content_pb2
 from tests.tensordict_versions import IS_OLD
@@ -110,7 +110,7 @@ def _encode(index: Any, batch_size: Shape, expected: TensorDict) -> selection.Se
 def _leans_on_leaves(batch_size: Shape, index: Any) -> bool:
     """tensordict 0.15 still lets an index run past the batch dimensions into the leaves; 0.17 refuses, and so do we."""
     parsed = selection.parse(index)
-    return sum(num_covered(item) for item in parsed.items) > len(batch_size)
+    return sum(count_covered(item) for item in parsed.items) > len(batch_size)
 
 
 def check_names(td: TensorDict, chosen: selection.Selection, expected: TensorDict) -> None:

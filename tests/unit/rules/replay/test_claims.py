@@ -122,25 +122,25 @@ def test_hold_when_the_rows_were_claimed_in_this_moment_then_they_are_not_live(t
 
 
 def test_num_claimable_when_rows_are_held_or_given_up_then_up_to_there(table: Table) -> None:
-    assert table.num_claimable(3) == 3
-    assert table.num_claimable(100) == 4, "half a round"
+    assert table.count_claimable(3) == 3
+    assert table.count_claimable(100) == 4, "half a round"
     table.hold(numbers(2))
-    assert (table.num_claimable(100), table.num_claimable(100, num_promised=3)) == (2, 4)
+    assert (table.count_claimable(100), table.count_claimable(100, num_promised=3)) == (2, 4)
     delete(table, numbers(7))
-    assert table.num_claimable(100) == 0, "holes are filled first"
-    assert table.num_claimable(100, num_promised=1) == 1
+    assert table.count_claimable(100) == 0, "holes are filled first"
+    assert table.count_claimable(100, num_promised=1) == 1
 
 
 def test_num_claimable_when_the_writer_is_just_claiming_what_it_was_promised_then_more_behind(
     table: Table, generations: Rows
 ) -> None:
     generations[:2] |= 1
-    assert table.num_claimable(4, num_promised=2) == 4
+    assert table.count_claimable(4, num_promised=2) == 4
 
 
 @pytest.mark.parametrize("sampler", [Fifo(), Lifo(), Prioritized(), WithoutReplacement()])
 def test_num_claimable_when_only_the_next_rows_are_asked_for_then_some(sampler: object) -> None:
-    assert table_of(sampler=sampler).num_claimable(2) == 2
+    assert table_of(sampler=sampler).count_claimable(2) == 2
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_num_claimable_when_only_the_next_rows_are_asked_for_then_some(sampler: 
     ],
 )
 def test_num_claimable_when_more_is_to_be_decided_then_none(settings: dict[str, Any]) -> None:
-    assert table_of(**settings).num_claimable(2) == 0
+    assert table_of(**settings).count_claimable(2) == 0
     assert not Settings(**settings).is_plain_ring
 
 

@@ -33,7 +33,7 @@ def test_discard_when_groups_have_old_rows_then_they_leave_whole(table: Table) -
     assert table.discard(2, group="g") == 0
     assert table.discard(1, group="g") == 5
     assert (table.list_live_rows().tolist(), discarded(table)) == ([5, 6], 5)
-    assert table.num_too_old(1) == 0
+    assert table.count_too_old(1) == 0
 
 
 def test_discard_when_without_groups_then_only_old_rows(table: Table) -> None:
@@ -47,7 +47,7 @@ def test_discard_when_old_rows_are_kept_then_their_groups_stay_until_the_next(ta
     assert made.draw.rows.tolist() == [0]
     assert table.discard(1, group="g") == 4
     assert table.list_live_rows().tolist() == [0, 5, 6]
-    assert table.num_too_old(1) == 0, "it is not looked for again"
+    assert table.count_too_old(1) == 0, "it is not looked for again"
 
 
 def test_discard_when_rows_are_on_lease_then_they_stay(table: Table) -> None:

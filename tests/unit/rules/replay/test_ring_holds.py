@@ -17,7 +17,7 @@ def test_hold_when_a_part_of_a_row_is_written_then_no_writer_gets_it() -> None:
     assert (len(ring), ring.num_held, ring.num_reserved) == (4, 1, 0)
     assert generations.tolist() == [2, 2, 2, 2]
     assert ring.reserve(4) is None
-    assert ring.num_claimable(4) == 0
+    assert ring.count_claimable(4) == 0
     assert reserve(ring, 1).rows.tolist() == [1]
     ring.hide(row)
     assert generations.tolist() == [3, 3, 2, 2]
@@ -51,14 +51,14 @@ def test_names_when_a_part_of_a_row_is_written_then_the_same_and_another_for_the
     ring, _ = make_ring(1)
     ring.commit(reserve(ring, 1))
     row = np.array([0])
-    name = ring.get_names(row).tolist()
+    name = ring.get_row_ids(row).tolist()
     for step in (ring.hold, ring.hide, ring.show, ring.let_go):
         step(row)
-        assert ring.get_names(row).tolist() == name
+        assert ring.get_row_ids(row).tolist() == name
     reservation = reserve(ring, 1)
-    assert ring.get_names(row).tolist() != name
+    assert ring.get_row_ids(row).tolist() != name
     ring.commit(reservation)
-    assert ring.get_names(row).tolist() != name
+    assert ring.get_row_ids(row).tolist() != name
 
 
 def test_let_go_when_a_row_was_written_very_often_then_it_is_still_the_same_row_and_its_generation_moves() -> None:

@@ -60,7 +60,7 @@ class _AgainstALoop(RuleBasedStateMachine):
         in_line = bool(self.holes or self.overdue)
         rows = [(self.cursor + number) % _CAPACITY for number in range(num_rows)]
         free = next((number for number, row in enumerate(rows) if row in taken), num_rows)
-        assert self.ring.num_claimable(num_rows) == (0 if in_line else free)
+        assert self.ring.count_claimable(num_rows) == (0 if in_line else free)
         if not in_line and free:
             before = self.generations.copy()
             assert self.ring.promise(free).tolist() == rows[:free]
@@ -183,19 +183,19 @@ class _AgainstALoop(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def hide(self, numbers: list[int]) -> None:
         rows = [row for row in numbers if row in self.held | self.left]
-        names = self.ring.get_names(np.array(rows, np.int64))
+        names = self.ring.get_row_ids(np.array(rows, np.int64))
         self.ring.hide(np.array(rows, np.int64))
-        assert (self.ring.get_names(np.array(rows, np.int64)) == names).all()
+        assert (self.ring.get_row_ids(np.array(rows, np.int64)) == names).all()
         self.hidden |= self.held & set(rows)
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))
     def show(self, numbers: list[int]) -> None:
         rows = np.array([row for row in numbers if row in self.hidden], np.int64)
-        names, before = self.ring.get_names(rows), self.generations[rows]
+        names, before = self.ring.get_row_ids(rows), self.generations[rows]
         self.ring.show(np.array([row for row in numbers if row in self.hidden | self.left], np.int64))
         assert (self.generations[rows] != before - 1).all()
         assert (self.generations[rows] & ((1 << 44) - 1) == names).all(), "still the same rows"
-        assert (self.ring.get_names(rows) == names).all()
+        assert (self.ring.get_row_ids(rows) == names).all()
         self.hidden -= set(rows.tolist())
 
     @rule(numbers=st.lists(st.integers(0, _CAPACITY - 1), unique=True))

@@ -11,7 +11,7 @@ from tdserve.base.errors import PeerLostError
 from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
-from tdserve.values.value_codec import decode_bytes
+from tdserve.values.value_codec import decode_value
 from tdserve.values.value_columns import decode_block
 from tests.unit.server.replaying import extending
 from tests.unit.server.world import Loop, World
@@ -33,7 +33,7 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
     def read(paths: list[tuple[str, ...]], elements: list[int]) -> list[list[Any]]:
         asked = np.array(elements, np.int64)
         content = run(read_values(world.worker, store, paths, asked, part_elements=part_elements))
-        return [[decode_bytes(value, key="v") for value in column.values] for column in decode_block(content)]
+        return [[decode_value(value, key="v") for value in column.values] for column in decode_block(content)]
 
     assert read([("w",), ("v",)], [3, 1]) == [[3, 1], ["v3", "v1"]]
     assert read([("v",)], [0, 1, 2, 3]) == [["v0", "v1", "v2", "v3"]]

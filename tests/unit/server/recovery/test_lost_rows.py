@@ -69,10 +69,10 @@ def test_rows_when_several_writes_were_cut_short_then_of_all() -> None:
 
 
 def test_is_grace_over_when_writers_are_left_then_only_after_the_time_has_changed() -> None:
-    lost = LostRows([overwrite(4, 2)], may_heal_until_s=10.0)
+    lost = LostRows([overwrite(4, 2)], rewrite_grace_until_s=10.0)
     assert not lost.is_grace_over(rows_of(4), 10.0)
     assert lost.is_grace_over(rows_of(3), 10.0), "nobody has lost this row"
-    lost.may_heal_until_s = 20.0
+    lost.rewrite_grace_until_s = 20.0
     assert lost.is_grace_over(rows_of(4), 10.0)
 
 

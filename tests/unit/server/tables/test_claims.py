@@ -106,15 +106,22 @@ def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
 def test_catch_up_when_rows_were_filled_then_readers_see_them_and_more_may_be_claimed(
     world: World, store: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
-    assert not writer.extend(1, 10)
+    must_notify = writer.extend(1, 10)
+    assert not must_notify
     assert live(store) == [0, 1, 2]
-    assert not writer.extend(2, 20)
-    assert writer.extend(3, 30), "more than it was let claim at first, and half of that ahead"
+    must_notify = writer.extend(2, 20)
+    assert not must_notify
+    must_notify = writer.extend(3, 30)
+    assert must_notify, "the third extend has passed the row from which on each record is reported"
     assert live(store) == list(range(9))
     assert store.get_table().info()["inserts"] == 9
-    assert world.answers.find_answer(peer.session.client_id, 3) is not None, "of what was written last"
+    assert world.answers.find_answer(peer.session.client_id, 3) is not None, (
+        "no answer is kept of the extend that was written last"
+    )
     (counted,) = world.traffic.list_stats()
-    assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("shm", 2, 0), "looked for twice"
+    assert (counted.transport, counted.transfers_in, counted.bytes_in) == ("shm", 2, 0), (
+        "records were taken at other than two moments"
+    )
 
 
 def test_catch_up_when_rows_are_being_filled_then_reserved_and_stored_after_the_clients_report(

@@ -15,10 +15,10 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.server import descriptions
-from tdserve.server.kinds.policies import follow, wake_followers
+from tdserve.server.kinds.policies import get_staleness, wake_followers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.policy_versions import MadeBy, hear
+from tdserve.server.tables.policy_versions import MadeBy, adopt_reported_policy
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -64,15 +64,15 @@ def made(world: World, run: Loop) -> OpenedStore:
 def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_there_is(
     world: World, run: Loop, made: OpenedStore
 ) -> None:
-    staleness = follow(world.stores, made)
+    staleness = get_staleness(world.stores, made)
     assert staleness is not None
     assert (staleness.uid, staleness.newest) == ("", 0)
     publish(world, run, 2)
     assert staleness.newest == 0
-    follow(world.stores, made)
+    get_staleness(world.stores, made)
     assert (staleness.uid, staleness.newest) == (world.stores.get("p").record.uid, 2)
     run(world.creation.delete("p"))
-    follow(world.stores, made)
+    get_staleness(world.stores, made)
     assert (staleness.uid, staleness.newest) == ("", 0)
 
 
@@ -95,7 +95,7 @@ def test_extend_when_the_table_has_no_policy_then_refused(world: World, run: Loo
         extend(world, run, plain, rows(0), policy_versions=versions(0))
     with pytest.raises(InvalidRequestError, match="without a policy"):
         sample(world, run, plain, 1, max_lag=0)
-    assert follow(world.stores, plain) is None
+    assert get_staleness(world.stores, plain) is None
 
 
 def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unknown(
@@ -177,7 +177,7 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
 
 
 def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: OpenedStore) -> None:
-    follow(world.stores, made)
+    get_staleness(world.stores, made)
     assert world.stores.followers == {"p": {"r"}}
     run(world.creation.delete("r"))
     assert world.stores.followers == {}
@@ -238,19 +238,19 @@ def test_news_when_of_different_incarnations_then_the_newest_counts(
     world: World, made: OpenedStore, heard: list[control_pb2.ExtendRequest], uid: str, newest: int
 ) -> None:
     for asked in heard:
-        hear(world.stores, made, asked)
-    staleness = follow(world.stores, made)
+        adopt_reported_policy(world.stores, made, asked)
+    staleness = get_staleness(world.stores, made)
     assert staleness is not None
     assert (staleness.uid, staleness.newest) == (uid, newest)
 
 
 def test_news_when_this_server_has_the_policy_then_ignored(world: World, run: Loop, made: OpenedStore) -> None:
     publish(world, run, 2)
-    hear(world.stores, made, news("other", 9, 9e9))
+    adopt_reported_policy(world.stores, made, news("other", 9, 9e9))
     assert described(world, made).newest_policy_version == 2
 
 
 @pytest.mark.parametrize("asked", [news("a", 1 << 40), news("a" * 300, 1), news("a", 1, math.nan)])
 def test_news_when_impossible_then_refused(world: World, made: OpenedStore, asked: control_pb2.ExtendRequest) -> None:
     with pytest.raises(InvalidRequestError, match="policy_news"):
-        hear(world.stores, made, asked)
+        adopt_reported_policy(world.stores, made, asked)

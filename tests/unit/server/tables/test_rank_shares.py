@@ -173,6 +173,6 @@ def test_sample_when_the_draw_cannot_be_recorded_then_undone(
 
 def test_delete_when_draws_are_on_record_then_the_records_go_too(world: World, run: Loop, store: OpenedStore) -> None:
     read(world, run, store, 4, share(0))
-    assert world.db.num_records("draws") == 1
+    assert world.db.count_records("draws") == 1
     run(world.creation.delete("r"))
-    assert world.db.num_records("draws") == 0
+    assert world.db.count_records("draws") == 0

@@ -196,7 +196,7 @@ def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
     async def all_three() -> list[control_pb2.Done]:
         first = await until(lambda: table.ring.num_reserved > 0, extend(world, store, NUM_ROWS))
         assert table.reserve(1) is None
-        assert table.num_claimable(8) == 0
+        assert table.count_claimable(8) == 0
         others = [extend(world, store, num_rows, request=num) for num, num_rows in ((2, 3), (3, NUM_ROWS))]
         return list(await asyncio.gather(first, *others))
 

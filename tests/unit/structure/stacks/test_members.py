@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
-from tdserve.structure.stacks.annotation import find_shared_values, is_same, needs_note, num_levels
+from tdserve.structure.stacks.annotation import count_levels, find_shared_values, is_same, needs_note
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)
@@ -52,11 +52,11 @@ def test_note_when_there_are_no_elements_then_needed() -> None:
 
 
 def test_levels_when_counted_then_members_lie_in_their_stack() -> None:
-    assert num_levels(MEMBER) == 1
-    assert num_levels(around(around(MEMBER))) == 3
+    assert count_levels(MEMBER) == 1
+    assert count_levels(around(around(MEMBER))) == 3
     stack = Node((2,), None, None, None, (("x", MEMBER),), stack_dim=1, inner=(2,), members=(MEMBER, around(MEMBER)))
-    assert num_levels(stack) == 3  # what is only known of elements lies nowhere
-    assert num_levels(around(stack)) == 4
+    assert count_levels(stack) == 3  # what is only known of elements lies nowhere
+    assert count_levels(around(stack)) == 4
 
 
 def test_shared_values_when_listed_then_those_of_all_elements() -> None:

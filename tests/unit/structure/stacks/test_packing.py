@@ -26,7 +26,7 @@ from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, Note, has_notes, unwrap
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.v1 import spec_pb2
-from tdserve.values.value_codec import decode_bytes, encode_bytes
+from tdserve.values.value_codec import decode_value, encode_value
 from tests.ragged import CASES, check_same, turns
 from tests.tensordict_versions import skip_old
 
@@ -44,7 +44,7 @@ NAMELESS = skip_old("has no names of a stack without rows")
     "case", [pytest.param(case, marks=NAMELESS if case == "stack, no rows" else ()) for case in CASES]
 )
 def test_unpack_when_it_was_packed_and_sent_then_equal(case: str) -> None:
-    check_same(CASES[case], unpack(decode_bytes(encode_bytes(pack(CASES[case])))))
+    check_same(CASES[case], unpack(decode_value(encode_value(pack(CASES[case])))))
 
 
 def test_unpack_when_it_had_a_device_then_it_is_the_cpu() -> None:
@@ -104,12 +104,12 @@ def test_unpack_when_value_is_no_entry_then_refuses(value: Any) -> None:
 def test_unpack_when_values_are_damaged_at_random_then_an_entry_or_our_error() -> None:
     chance = random.Random(7)
     for case in CASES.values():
-        data = bytearray(encode_bytes(pack(case)))
+        data = bytearray(encode_value(pack(case)))
         for _ in range(20):
             damaged = bytearray(data)
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
             try:
-                unpack(decode_bytes(bytes(damaged)))
+                unpack(decode_value(bytes(damaged)))
             except (RemoteProtocolError, NotSupportedError):
                 continue
 
@@ -125,7 +125,7 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
     (element, _), (plain, _) = (
         capture(lazy_stack([td, TensorDict({})]), is_exact=is_exact).values[()] for is_exact in (True, False)
     )
-    found = unpack(decode_bytes(encode_bytes(pack(element))))
+    found = unpack(decode_value(encode_value(pack(element))))
     assert [found.is_locked, found["n"].is_locked, found["m"].is_locked] == [False, True, False]
     for entry in (td, plain, element.remove_locks()):
         assert not unpack(pack(entry))["n"].is_locked
@@ -134,7 +134,7 @@ def test_unpack_when_exact_and_a_part_is_locked_then_it_is() -> None:
 def test_unpack_when_an_element_has_a_note_then_that_comes_with_it() -> None:
     note = Note(make_spec([Node((3,), None, None, None, (("x", TensorLeaf("float32", (3,))),))], (3,)), 2)
     td = TensorDict({"x": torch.nn.Parameter(torch.ones(()))})
-    packed = decode_bytes(encode_bytes(pack(Element(td, note=note))))
+    packed = decode_value(encode_value(pack(Element(td, note=note))))
     found = unpack(packed)
     assert (type(found), found.note) == (Element, note)
     assert isinstance(found.entry["x"], torch.nn.Parameter)

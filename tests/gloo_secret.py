@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.ids import SECRET_BYTES
-from tdserve.transport.proving import Bond
+from tdserve.transport.proving import ChannelCredential
 
 SECRET = b"s" * SECRET_BYTES
-BOND = Bond(SECRET, "a test")
+CREDENTIAL = ChannelCredential(SECRET, "a test")

@@ -1,8 +1,8 @@
 """Client processes that start within milliseconds: one process imports torch, and forks a child for every client.
 
-``Nursery`` is the test's end. The program, ``python -m tests.integration.nursery MODULE...``, reads orders, and runs
-each role, a function of one of the modules, in a child of its own; what a child says is a line with its number in
-front.
+``ForkedClients`` is the test's end. The program, ``python -m tests.integration.forked_clients MODULE...``, reads
+orders, and runs each role, a function of one of the modules, in a child of its own; what a child prints is a line with
+its number in front.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Child:
         has_ended: Whether its end was reported; a process that it left behind may still print lines.
     """
 
-    def __init__(self, nursery: Nursery, number: int) -> None:
-        self.nursery = nursery
+    def __init__(self, forked_clients: ForkedClients, number: int) -> None:
+        self.forked_clients = forked_clients
         self.number = number
         self.has_ended = False
         self.pid = int(self.line().split()[1])
@@ -83,7 +83,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Nursery:
+class ForkedClients:
     """Starts client processes. As a context manager it ends them all.
 
     Args:
@@ -91,7 +91,7 @@ class Nursery:
     """
 
     def __init__(self, *roles: str) -> None:
-        program = ("tests.lent.program", "tests.integration.nursery")
+        program = ("tests.lent.program", "tests.integration.forked_clients")
         command = [sys.executable, "-m", *program, *(roles or ROLES)]
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -117,12 +117,12 @@ class Nursery:
         with alarm(timeout_s, f"a line of children {numbers}"):
             while not (speakers := [number for number in numbers if self._said[number]]):
                 line = self._process.stdout.readline()
-                assert line, "the nursery has ended"
+                assert line, "the process that forks clients has ended"
                 speaker, _, words = line.rstrip("\n").partition(" ")
                 self._said[int(speaker)].append(words)
         return speakers[0], self._said[speakers[0]].popleft()
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkedClients:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,9 +134,9 @@ class Nursery:
 
 
 def next_line(children: Sequence[Child], *, timeout_s: float) -> tuple[int, str]:
-    """Returns the next line that one of a nursery's children prints, with the child's position; the end of a child is
-    no failure."""
-    number, line = children[0].nursery.line_of([child.number for child in children], timeout_s=timeout_s)
+    """Returns the next line that one of these children prints, with the child's position; the end of a child is no
+    failure."""
+    number, line = children[0].forked_clients.line_of([child.number for child in children], timeout_s=timeout_s)
     assert not line.startswith("failed"), line.replace(" | ", "\n")
     place = next(place for place, child in enumerate(children) if child.number == number)
     children[place].has_ended |= line.startswith("ended")
@@ -144,9 +144,9 @@ def next_line(children: Sequence[Child], *, timeout_s: float) -> tuple[int, str]
 
 
 @cache
-def shared() -> Nursery:
-    """Returns the nursery of this test process, with all of ``ROLES``; it ends with the process."""
-    started = Nursery()
+def shared() -> ForkedClients:
+    """Returns the process that forks clients for this test process, with all of ``ROLES``; it ends with the process."""
+    started = ForkedClients()
     atexit.register(started.__exit__)
     return started
 

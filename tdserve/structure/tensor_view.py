@@ -34,11 +34,11 @@ get_shape: Column = attrgetter("shape")
 needs_grad: Column = attrgetter("requires_grad")
 
 
-class Looks(ABC):
+class TensorView(ABC):
     """A quick view of a tensordict or module, to compare it with.
 
     Attributes:
-        purpose: Purpose of the result.
+        purpose: What the capture is for; part of the key under which it is kept.
         kind: Class of the whole.
         leaves: Its tensors, in order.
     """
@@ -49,8 +49,8 @@ class Looks(ABC):
         self.leaves = leaves
 
     @property
-    def number(self) -> int:
-        """Hash: equal for the same tensors, and sometimes for others."""
+    def identity_hash(self) -> int:
+        """Equal for the same tensors, and sometimes for others."""
         return hash((id(self.leaves[0]), len(self.leaves), self.purpose))
 
     @property
@@ -95,7 +95,7 @@ class Looks(ABC):
         return [leaf.detach() for leaf in leaves]
 
 
-class _TensorDictLooks(Looks):
+class _TensorDictView(TensorView):
     def __init__(self, purpose: object, kind: type, root: TensorDict, leaves: list[torch.Tensor]) -> None:
         super().__init__(purpose, kind, leaves)
         self._root = root
@@ -112,7 +112,7 @@ class _TensorDictLooks(Looks):
         return all(map(eq, chain(nodes, _END), chain(_iter_nodes(self._root), _END)))
 
 
-class _ModuleLooks(Looks):
+class _ModuleView(TensorView):
     """The view of a module, whose tensors are those of ``TensorDict.from_module``, in its order.
 
     That call makes three objects of each module inside.
@@ -137,12 +137,12 @@ class _ModuleLooks(Looks):
         if isinstance(child, TensorDictBase):
             raise TypeError(name)
         num_leaves, num_names = len(self.leaves), len(self._names)
-        self._names += _DOWN, name
+        self._names += _BEGIN_MODULE, name
         self._walk(child)
         if len(self.leaves) == num_leaves:
             del self._names[num_names:]
         else:
-            self._names.append(_UP)
+            self._names.append(_END_MODULE)
 
     @property
     def first_key(self) -> str:
@@ -156,36 +156,36 @@ class _ModuleLooks(Looks):
         return self._names == nodes
 
 
-_DOWN, _UP = 1, 0
-"""Marks between names: the next one is that of a module; it ends."""
+_BEGIN_MODULE, _END_MODULE = 1, 0
+"""Marks between names: the next name is that of a module; the tensors of a module end here."""
 
 
-def look_at_module(module: torch.nn.Module, purpose: object) -> Looks | None:
+def view_module(module: torch.nn.Module, purpose: object) -> TensorView | None:
     """Returns the view of a module of many plain tensors; None for any other."""
     try:
-        looks = _ModuleLooks(purpose, module)
+        view = _ModuleView(purpose, module)
     except TypeError:  # it holds a tensordict, which has an order of its own
         return None
-    if len(looks.leaves) < MIN_LEAVES or not _PLAIN_CLASSES.issuperset(map(type, looks.leaves)):
+    if len(view.leaves) < MIN_LEAVES or not _PLAIN_CLASSES.issuperset(map(type, view.leaves)):
         return None
-    return looks
+    return view
 
 
-def look(td: Any, purpose: object) -> Looks | None:
+def view_tensordict(td: Any, purpose: object) -> TensorView | None:
     """Returns the view of a large tensordict that consists of plain tensordicts and tensors; None for any other."""
     root = params_content(td) if type(td) is TensorDictParams else td
     if type(root) is not TensorDict:
         return None
     leaves: list[torch.Tensor] = []
-    if _num_entries(root) < MIN_LEAVES or not _collect(root, leaves) or len(leaves) < MIN_LEAVES:
+    if _count_entries(root) < MIN_LEAVES or not _collect(root, leaves) or len(leaves) < MIN_LEAVES:
         return None
-    return _TensorDictLooks(purpose, type(td), root, leaves)
+    return _TensorDictView(purpose, type(td), root, leaves)
 
 
-def _num_entries(td: TensorDict) -> int:
+def _count_entries(td: TensorDict) -> int:
     """Counts the leaves of a tensordict without reading them."""
     items = entries_of(td).values()
-    return len(items) + sum(_num_entries(item) - 1 for item in items if type(item) is TensorDict)
+    return len(items) + sum(_count_entries(item) - 1 for item in items if type(item) is TensorDict)
 
 
 def _collect(td: TensorDict, leaves: list[torch.Tensor]) -> bool:
