@@ -255,6 +255,7 @@ class Client(TensorDictClient):
                 also ``"all"``, and the others have no effect.
             exists_ok: True returns an existing replay of the same structure and settings. One that came from a
                 checkpoint takes the sampler and the limiter of the first such call, and is ordinary from then on.
+            existsok: Tensordict's spelling of ``exists_ok``; either of them suffices.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, NotSupportedError, CapacityError: Nothing was
@@ -299,6 +300,7 @@ class Client(TensorDictClient):
             ragged: As in ``create_replay``.
             max_object_bytes, durability, checksum, shards, shard_by, on_shard_loss: As in ``create_replay``.
             exists_ok: True returns an existing queue of the same structure and settings.
+            existsok: Tensordict's spelling of ``exists_ok``; either of them suffices.
 
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
@@ -357,6 +359,7 @@ class Client(TensorDictClient):
             ttl_s: Seconds after which an entry is gone; None: never.
             shards: As in ``create_replay``.
             exists_ok: True returns an existing keyed store of the same structure and settings.
+            existsok: Tensordict's spelling of ``exists_ok``; either of them suffices.
 
         Raises:
             StoreExistsError, InvalidRequestError, InvalidSpecError, NotSupportedError, CapacityError: Nothing was

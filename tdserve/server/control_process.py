@@ -245,7 +245,7 @@ class ControlProcess:
         if self._services.requests.traces is not None:
             await asyncio.to_thread(self._services.requests.traces.close)
         if is_synced:
-            await asyncio.to_thread(self._root.note_orderly_end)
+            await asyncio.to_thread(self._root.run.note_orderly_end)
 
     async def serve_session(
         self, connection: SessionConnection, messages: AsyncIterator[control_pb2.ClientMessage]

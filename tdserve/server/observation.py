@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence, Set as AbstractSet
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from tdserve.base.call_times import CallTimes
 from tdserve.base.machine import get_descriptor_limit, read_process_use
@@ -81,37 +80,39 @@ class Observation:
 
     async def get_stats(self, grant: Grant = FULL_GRANT) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server; without a grant of them, only of the sessions with the same token."""
-        if not grant.is_server_wide:
-            sessions = self._list_sessions(grant)
-            return control_pb2.GetStatsResponse(
-                server_id=self._root.server_id,
-                uptime_s=time.monotonic() - self._started_s,
-                num_stores=sum((await self._count_kinds(grant)).values()),
-                num_sessions=len(sessions),
-                sessions=map(_describe_session, sessions),
-                version=read_package_version(),
-                observer=self._observer.address if self._observer is not None else "",
-            )
-        await self._services.traffic.collect_counts(self._workers)
-        self._services.claiming.catch_up()
-        return control_pb2.GetStatsResponse(
-            server_id=self._root.server_id,
-            uptime_s=time.monotonic() - self._started_s,
-            num_stores=len(self._services.stores.catalog),
-            num_sessions=len(self._sessions),
-            workers=map(_describe_worker, self._workers),
-            transports=self._services.traffic.list_stats(),
-            sessions=map(_describe_session, self._sessions),
-            root=str(self._root.path),
-            root_free_bytes=self._root.free_bytes(),
-            version=read_package_version(),
+        services = self._services
+        if grant.is_server_wide:
+            await services.traffic.collect_counts(self._workers)
+            services.claiming.catch_up()
+            num_stores = len(services.stores.catalog)
+        else:
+            num_stores = sum((await self._count_kinds(grant)).values())
+        sessions = self._list_sessions(grant)
+        response = control_pb2.GetStatsResponse(
+            num_stores=num_stores,
+            sessions=map(_describe_session, sessions),
             observer=self._observer.address if self._observer is not None else "",
-            **self._describe_checkpoint(),
         )
+        self._add_identity(response, len(sessions))
+        if grant.is_server_wide:
+            response.root = str(self._root.path)
+            self._add_parts(response)
+        return response
 
-    def _describe_checkpoint(self) -> dict[str, Any]:
-        last = self._services.requests.moves.checkpoints.last
-        return {} if last is None else {"checkpoint": last.id, "checkpoint_age_s": last.age_s}
+    def _add_identity(
+        self, response: control_pb2.GetStatsResponse | control_pb2.ObserveResponse, num_sessions: int
+    ) -> None:
+        """Adds what both answers have for every caller."""
+        response.server_id, response.version = self._root.server_id, read_package_version()
+        response.uptime_s, response.num_sessions = time.monotonic() - self._started_s, num_sessions
+
+    def _add_parts(self, response: control_pb2.GetStatsResponse | control_pb2.ObserveResponse) -> None:
+        """Adds what both answers have of the parts of the server, for callers with a grant of all of it."""
+        response.workers.extend(map(_describe_worker, self._workers))
+        response.transports.extend(self._services.traffic.list_stats())
+        response.root_free_bytes = self._root.free_bytes()
+        if (last := self._services.requests.moves.checkpoints.last) is not None:
+            response.checkpoint, response.checkpoint_age_s = last.id, last.age_s
 
     async def observe(
         self, asked: control_pb2.ObserveRequest, grant: Grant = FULL_GRANT
@@ -130,14 +131,11 @@ class Observation:
         response = control_pb2.ObserveResponse(
             time_s=time.time(),
             start_time_s=self._start_time_s,
-            uptime_s=time.monotonic() - self._started_s,
-            server_id=self._root.server_id,
-            version=read_package_version(),
-            num_sessions=len(sessions),
             sessions_by_transport=Counter(session.transport for session in sessions),
             kinds=(count_kind(kind, num) for kind, num in kinds.items()),
             sessions=(_observe_session(session, self._started_s) for session in shown),
         )
+        self._add_identity(response, len(sessions))
         if grant.is_server_wide:
             self._add_server(response)
         await self._add_stores(asked, response, grant)
@@ -146,18 +144,15 @@ class Observation:
     def _add_server(self, response: control_pb2.ObserveResponse) -> None:
         """Adds the figures of the whole server."""
         services = self._services
-        response.root_free_bytes, response.root_size_bytes = self._root.free_bytes(), self._root.size_bytes()
+        self._add_parts(response)
+        response.root_size_bytes = self._root.size_bytes()
         response.held_bytes, response.held_limit_bytes = services.held.nbytes, services.held.limit_bytes
-        response.workers.extend(map(_describe_worker, self._workers))
-        response.transports.extend(services.traffic.list_stats())
         response.processes.extend(self._list_processes())
         response.calls.extend(_list_calls("control", services.requests.call_times))
         response.calls.extend(_list_calls("worker", services.traffic.work_times))
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
         response.checkpoint_interval_s = self._checkpoint_interval_s
-        if (last := self._services.requests.moves.checkpoints.last) is not None:
-            response.checkpoint, response.checkpoint_age_s = last.id, last.age_s
 
     def _list_sessions(self, grant: Grant) -> list[ClientSession]:
         if grant.is_server_wide:

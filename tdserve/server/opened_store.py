@@ -236,7 +236,7 @@ class OpenedStore:
     def get_table_state(self) -> dict[str, Any]:
         """Returns what the rules of a replay table need after a restart."""
         known = [path for path in self.group_keys if path in self.known_groups]
-        return {**self.get_table().state(), **({"group_keys": known} if known else {})}
+        return {**self.get_table().get_state(), **({"group_keys": known} if known else {})}
 
     @property
     def content_version(self) -> int:

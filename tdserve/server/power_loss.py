@@ -35,7 +35,7 @@ def recover(root: Root) -> None:
     Raises:
         TDServeError: It cannot be repaired now, for example because the disk is full. The next call starts anew.
     """
-    if not root.has_lost_power():
+    if not root.run.has_lost_power():
         return
     _log.warning(
         "the machine was started anew before %s was synced: what was written since the last sync is gone, or is "

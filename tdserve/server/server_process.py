@@ -77,7 +77,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     root = Root.acquire(config.root)
     try:
         recover(root)
-        root.note_run(is_synced=False)
+        root.run.note(is_synced=False)
         observer = None if config.metrics_port is None else ObserverProcess(config)
         checkpoints = None if config.checkpoint_every_s is None else ClientProcess("checkpoint", CHECKPOINT_MODULE)
         process = ControlProcess(config, root, observer, tokens, checkpoints)

@@ -1,4 +1,4 @@
-"""Syncs files to the disk."""
+"""Syncs and replaces files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,33 @@ def sync_file(path: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None:
+    """Writes a file anew, by a new one and a rename: a concurrent reader sees the old content or the new one.
+
+    Args:
+        path: The file.
+        content: All of it. On a full disk it can be replaced only by content of the same length.
+        must_sync: Whether the content is on the disk before it is at its path; the folder is not synced.
+
+    Raises:
+        OSError: There is no room. The file is as before.
+    """
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.write_bytes(content)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        if not path.exists() or path.stat().st_size != len(content):
+            raise
+        with path.open("r+b") as file:  # a full disk has room for content of the same length
+            file.write(content)
+        fresh = path
+    if must_sync:
+        sync_file(fresh)
+    if fresh != path:
+        os.replace(fresh, path)
 
 
 def is_in_memory(path: Path) -> bool:

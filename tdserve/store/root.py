@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError, TDServeError
+from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
 from tdserve.base.ids import check_store_name, make_uid
-from tdserve.base.machine import read_boot_id
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, free_bytes
-from tdserve.store.file_sums import record_sums
-from tdserve.store.files import sync_file
+from tdserve.store.files import replace_file, sync_file
+from tdserve.store.run_record import RunRecord
 
 FORMAT_VERSION = 6
 """Version of the whole folder layout. Any other version is refused."""
@@ -37,9 +36,6 @@ _NONCE_FILE = "nonce"
 _NONCE_BYTES = 16
 _HOLDER_BYTES = 512
 """Size of the lock file. It never changes, so a start on a full disk has room for its text."""
-_RUN_FILE = "run.json"
-_RUN_BYTES = 128
-"""Size of the run file, for the same reason as ``_HOLDER_BYTES``."""
 _MAX_SHOWN_NAME = 60
 _SUBFOLDERS = ("arriving", "catalog", "requests", "sessions", "stores")
 
@@ -54,6 +50,7 @@ class Root:
     Attributes:
         path: The folder, absolute.
         server_id: 32 hexadecimal digits, the same over all runs of this root.
+        run: Whether the last server here has ended in order.
         nonce: New with every :meth:`acquire`; a client that can read it in :attr:`nonce_path` sees the same files.
     """
 
@@ -61,6 +58,7 @@ class Root:
         self.path = path
         self.server_id = server_id
         self.nonce = nonce
+        self.run = RunRecord(path)
         self._lock_fd = lock_fd
         self._holder = holder
 
@@ -86,15 +84,15 @@ class Root:
             _refuse_checkpoints(root)
             _refuse_unfinished_restore(root)
             _make_folder(root)
-            lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            lock_fd = _open_lock(root)
         try:
             with convert_os_errors(root):
                 _lock_or_refuse(lock_fd, root)
-                server_id = _check_format(root)
+                server_id = _read_or_create_server_id(root)
                 for name in _SUBFOLDERS:
                     (root / name).mkdir(exist_ok=True)
                 nonce = secrets.token_hex(_NONCE_BYTES)
-                _replace(root / _NONCE_FILE, nonce.encode())
+                replace_file(root / _NONCE_FILE, nonce.encode())
                 holder: dict[str, str | int] = {"pid": pid or os.getpid(), "host": socket.gethostname()}
                 acquired = cls(root, lock_fd=lock_fd, server_id=server_id, nonce=nonce, holder=holder)
                 acquired.set_address(address)
@@ -118,7 +116,7 @@ class Root:
                 argument="root", reason=f"{root} is no root of a server: it has no {_FORMAT_FILE}"
             )
         with convert_os_errors(root):
-            lock_fd = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            lock_fd = _open_lock(root)
         try:
             _lock_or_refuse(lock_fd, root)
             version, server_id = _read_format(root / _FORMAT_FILE)
@@ -131,7 +129,7 @@ class Root:
 
     def check_format(self) -> None:
         """Raises CorruptDataError if the file of the format is missing or damaged."""
-        _check_format(self.path, creates=False)
+        _read_server_id(self.path / _FORMAT_FILE)
 
     def repair_format(self) -> None:
         """Writes the file of the format again, with the id of the server if it can still be read."""
@@ -150,57 +148,6 @@ class Root:
         text = json.dumps({**self._holder, "address": address}).encode()
         with convert_os_errors(self.path, asked=len(text)):
             os.pwrite(self._get_fd(), text.ljust(_HOLDER_BYTES), 0)
-
-    def has_lost_power(self) -> bool:
-        """Returns whether the machine was restarted since a server ran here that did not end in an orderly way: any
-        part of what it had written may be missing."""
-        try:
-            last = self._read_run()
-            return not last["is_synced"] and last["boot_id"] != read_boot_id()
-        except FileNotFoundError:
-            return False
-        except (CorruptDataError, KeyError):  # an incomplete file is one of these parts
-            return True
-
-    def has_ended_in_order(self) -> bool:
-        """Returns whether the last server here has synced everything at its end."""
-        try:
-            return bool(self._read_run()["is_synced"])
-        except (FileNotFoundError, CorruptDataError, KeyError):
-            return False
-
-    def check_run(self) -> None:
-        """Raises CorruptDataError if the record of the last run is there and damaged."""
-        with contextlib.suppress(FileNotFoundError):
-            self._read_run()
-
-    def _read_run(self) -> dict[str, Any]:
-        path = self.path / _RUN_FILE
-        return decode_checked(path.read_bytes(), str(path))
-
-    def note_run(self, *, is_synced: bool) -> None:
-        """Records on the disk in which boot of the machine a server runs.
-
-        Args:
-            is_synced: Whether everything that it has written is on the disk, and nothing more will be written.
-        """
-        self._write_run({"boot_id": read_boot_id(), "is_synced": is_synced})
-
-    def note_orderly_end(self) -> None:
-        """Records that all is on the disk and that nothing more will be written, with the checksums of files."""
-        with contextlib.suppress(TDServeError):  # `tdserve check` then has none to compare
-            record_sums(self.path)
-        self.note_run(is_synced=True)
-
-    def note_lost_power(self) -> None:
-        """Makes the next recovery take the state of the last sync, as after a loss of power."""
-        self._write_run({"boot_id": "", "is_synced": False})
-
-    def _write_run(self, fields: dict[str, Any]) -> None:
-        content = encode_checked(fields)
-        with convert_os_errors(self.path):
-            _replace(self.path / _RUN_FILE, content.ljust(_RUN_BYTES), must_sync=True)
-            sync_file(self.path)
 
     def set_aside(self, name: str) -> str:
         """Moves a folder that belongs to no store away from a store's name; returns its new place."""
@@ -358,6 +305,10 @@ class Root:
         return self._lock_fd
 
 
+def _open_lock(root: Path) -> int:
+    return os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+
 def _lock_or_refuse(lock_fd: int, root: Path) -> None:
     deadline = time.monotonic() + ORPHANS_TIMEOUT_S
     while True:
@@ -435,16 +386,22 @@ def _make_folder(root: Path) -> None:
         raise InvalidRequestError(argument="root", reason=reason) from fault
 
 
-def _check_format(root: Path, *, creates: bool = True) -> str:
-    """Returns the server id; writes it if the root is new."""
+def _read_or_create_server_id(root: Path) -> str:
+    """Returns the server id of a root; writes a new one if the root is new."""
     path = root / _FORMAT_FILE
+    # a root without this file may have any format: opening it as new would hide its stores
+    if path.exists() or (root / "catalog").exists():
+        return _read_server_id(path)
+    server_id = make_uid()
+    _write_format(path, server_id)
+    return server_id
+
+
+def _read_server_id(path: Path) -> str:
+    """Returns the server id in the file of the format; raises CorruptDataError if that is missing or damaged."""
     if not path.exists():
-        # a root without this file may have any format: opening it as new would hide its stores
-        if (root / "catalog").exists() or not creates:
-            raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual="none")
-        server_id = make_uid()
-        _write_format(path, server_id)
-        return server_id
+        actual = "none; put it back from a backup, or run tdserve check --repair"
+        raise CorruptDataError(path=str(path), expected="a file, since there is a catalog", actual=actual)
     version, server_id = _read_format(path)
     if version is None:
         actual = repr(path.read_bytes()[:80])
@@ -471,22 +428,4 @@ def _check_version(path: Path, version: Any) -> None:
 
 
 def _write_format(path: Path, server_id: str) -> None:
-    _replace(path, encode_checked({"format_version": FORMAT_VERSION, "server_id": server_id}))
-
-
-def _replace(path: Path, content: bytes, *, must_sync: bool = False) -> None:
-    # a new file and a rename: a concurrent reader sees the old content or the new one
-    fresh = path.with_name(path.name + ".new")
-    try:
-        fresh.write_bytes(content)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        if not path.exists() or path.stat().st_size != len(content):
-            raise
-        with path.open("r+b") as file:  # a full disk has room for content of the same length
-            file.write(content)
-        fresh = path
-    if must_sync:
-        sync_file(fresh)
-    if fresh != path:
-        os.replace(fresh, path)
+    replace_file(path, encode_checked({"format_version": FORMAT_VERSION, "server_id": server_id}))

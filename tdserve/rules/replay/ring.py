@@ -108,7 +108,7 @@ class Ring:
         Args:
             capacity: That at creation.
             generations: The stored ones. Even ones above 0 are live, odd ones become holes.
-            state: From :meth:`state`; it may be some commits old.
+            state: From :meth:`get_state`; it may be some commits old.
             now_reserved: Rows of writers not yet proved gone, one array per writer; the odd ones of each are
                 quarantined, in this order in :attr:`quarantined`.
             held: Rows of a partial write that will be completed, see :meth:`hide`; even ones stay live.
@@ -234,7 +234,7 @@ class Ring:
         written."""
         return self._generations[rows] & ~self._is_held[rows].astype(np.int64)
 
-    def state(self) -> dict[str, int]:
+    def get_state(self) -> dict[str, int]:
         """Returns the state that generations do not have and a restart needs."""
         return {"cursor": self.cursor, "inserts": self.inserts}
 

@@ -87,7 +87,7 @@ class Staleness:
 
     @classmethod
     def restore(cls, columns: RowColumns, state: Mapping[str, Any]) -> Staleness:
-        """Restores it from what :meth:`state` returned; from nothing for a new table."""
+        """Restores it from what :meth:`get_state` returned; from nothing for a new table."""
         return cls(
             columns,
             uid=str(state.get("policy_uid", "")),
@@ -97,7 +97,7 @@ class Staleness:
             remote_since_s=state.get("policy_elsewhere_since_s"),
         )
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Returns the state that the columns do not have and a restart needs."""
         return {
             "policy_uid": self.uid,

@@ -368,15 +368,15 @@ class TableState:
             "settings": self.settings.to_json(),
         }
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Returns the state that generations and columns do not have and that :meth:`restore` needs."""
         inserts, samples = self._cleared
         changed: dict[str, Any] = {"settings": self._changed_settings} if self._changed_settings else {}
         staleness = self.selectors.staleness
         if staleness is not None:
-            changed |= staleness.state()
+            changed |= staleness.get_state()
         return {
-            **self.ring.state(),
+            **self.ring.get_state(),
             **changed,
             "inserts": self.ring.inserts + self.num_coming,
             "last_sequence": self._last_sequence,

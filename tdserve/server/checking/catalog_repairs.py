@@ -38,11 +38,11 @@ def put_back_catalog(root: Root) -> Outcome:
     if not (root.synced_folder / COPY_FILE).exists():
         expected = "a copy of the catalog, as each sync makes one"
         raise CorruptDataError(path=str(root.synced_folder / COPY_FILE), expected=expected, actual="none")
-    is_orderly = root.has_ended_in_order()
+    is_orderly = root.run.has_ended_in_order()
     kept = _sync_live_entries(root)
-    root.note_lost_power()  # after a crash in between, the next start completes this
+    root.run.note_lost_power()  # after a crash in between, the next start completes this
     losses = return_to_last_sync(root)
-    root.note_run(is_synced=is_orderly)  # else the checksums of files are of an earlier run
+    root.run.note(is_synced=is_orderly)  # else the checksums of files are of an earlier run
     if is_orderly and not losses:
         return Outcome("as of the last sync, with which the server ended in order: nothing is lost")
     stay = f", except entries of {', '.join(map(repr, kept))}" if kept else ""

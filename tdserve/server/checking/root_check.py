@@ -66,7 +66,7 @@ def check_root(
     root = Root.acquire_for_check(path)
     try:
         done: list[Finding] = []
-        if root.has_lost_power() and not _is_run_damaged(root):
+        if root.run.has_lost_power() and not _is_run_damaged(root):
             if not repairs:
                 state = f"{root.path} was not recovered since the machine lost its power, or a repair was interrupted"
                 raise WrongStateError(state=state, event="checking it; start a server there once, or add --repair")
@@ -88,7 +88,7 @@ def check_root(
 def _recover(root: Root) -> Finding:
     """Does what the next start of a server would do first."""
     losses = return_to_last_sync(root)
-    root.note_run(is_synced=False)
+    root.run.note(is_synced=False)
     reason = "the machine lost its power, or a repair was interrupted, before all was synced"
     return Finding("run.json", reason, repaired="all is as of the last sync", losses=losses)
 
@@ -109,7 +109,7 @@ def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> Non
 
 def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], None]) -> RootReport:
     """Checks a root once; changes nothing."""
-    is_orderly, is_run_damaged = root.has_ended_in_order(), _is_run_damaged(root)
+    is_orderly, is_run_damaged = root.run.has_ended_in_order(), _is_run_damaged(root)
     progress, changed, whole = Progress(), dict[str, str](), set[str]()
     findings = list[Finding]()
     if is_orderly or is_run_damaged:
@@ -153,7 +153,7 @@ def _check_own_files(root: Root, whole: set[str], scanner: EnvironmentScanner) -
 
 def _is_run_damaged(root: Root) -> bool:
     try:
-        root.check_run()
+        root.run.check()
     except TDServeError:
         return True
     return False
@@ -166,7 +166,7 @@ def _describe_run(root: Root, *, is_orderly: bool) -> Finding:
         return Finding("run.json", reason, remedy="the next server goes back to the last sync, and writes it anew")
 
     def repair() -> str:
-        root.note_run(is_synced=True)
+        root.run.note(is_synced=True)
         return "the last server ended in order: no file was written since"
 
     return Finding("run.json", reason, repair=repair)

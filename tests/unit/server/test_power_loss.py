@@ -71,7 +71,7 @@ def test_recover_when_the_end_was_orderly_or_the_machine_runs_on_then_changes_no
     if run is None:
         (root.path / "run.json").unlink()
     elif "boot_id" in run:
-        root.note_run(is_synced=False)
+        root.run.note(is_synced=False)
     else:
         (root.path / "run.json").write_bytes(encode_checked({**KILLED, **run}))
     recover(root)
@@ -91,7 +91,7 @@ def test_recover_when_rows_were_written_since_then_they_are_lost_and_all_generat
     assert sorted(_scan(root)) == [Overwrite(UID, POWER_LOSS, 0, RowSet.from_rows(np.array([1])), ()).key, b"s"]
     recover(root)  # a crash came before this run was noted
     assert [number & 1 for number in _generations(root)] == [0, 1, 0, 1]
-    root.note_run(is_synced=False)
+    root.run.note(is_synced=False)
     found = _generations(root)
     recover(root)
     assert _generations(root) == found

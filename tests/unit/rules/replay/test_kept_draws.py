@@ -266,7 +266,7 @@ def restarted(table: Table, draws: list[KeptDraw]) -> Table:
         "replay",
         generations,
         Settings(max_times_sampled=table.settings.max_times_sampled),
-        table.state(),
+        table.get_state(),
         make_column=lambda name, dtype, shape: columns.get(name, np.zeros(shape, dtype)),
     )
     for draw in draws:

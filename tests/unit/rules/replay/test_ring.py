@@ -128,7 +128,7 @@ def test_restore_when_writers_may_live_then_their_rows_are_held_and_the_rest_are
 def test_restore_when_rows_were_reserved_after_the_state_was_stored_then_filling_them_evicts_none() -> None:
     ring, generations = make_ring(8)
     ring.commit(reserve(ring, 2))
-    stored = ring.state()
+    stored = ring.get_state()
     reserve(ring, 2)
     ring = Ring.restore(8, generations, stored)
     assert [reserve(ring, 2).rows.tolist() for _ in range(3)] == [[2, 3], [4, 5], [6, 7]]

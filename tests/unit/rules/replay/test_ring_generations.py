@@ -17,4 +17,4 @@ def test_commit_when_a_row_is_filled_first_or_again_then_it_counts_from_the_firs
     given_up = ring.reserve(2)
     assert given_up is not None
     ring.abort(given_up)
-    assert Ring.restore(2, generations, ring.state(), first_generation=1000).num_holes == 2
+    assert Ring.restore(2, generations, ring.get_state(), first_generation=1000).num_holes == 2

@@ -216,7 +216,7 @@ class _AgainstALoop(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         held = np.array(sorted(self.held), np.int64)
-        self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.state(), held=held)
+        self.ring = Ring.restore(_CAPACITY, self.generations, self.ring.get_state(), held=held)
         self.holes = sorted([*self.holes, *self.owner, *self.left])
         self.left.clear()
         self.promised.clear()

@@ -162,7 +162,7 @@ def test_restore_when_the_server_restarts_then_rows_and_counts_are_back() -> Non
     table.commit(reserve(table, 5))
     table.draw_sample(3, rng=rng())
     reserve(table, 2)
-    again = Table.restore("replay", generations, table.settings, table.state())
+    again = Table.restore("replay", generations, table.settings, table.get_state())
     assert again.list_live_rows().tolist() == [0, 1, 2, 3, 4]
     assert again.info() == {**table.info(), "num_reserved": 0, "num_holes": 2}
     assert reserve(again, 3).rows.tolist() == [5, 6, 7]

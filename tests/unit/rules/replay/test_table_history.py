@@ -354,7 +354,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         held = np.array([number for number, row in self.rows.items() if row.is_held], np.int64)
-        state = self.table.state()
+        state = self.table.get_state()
         self.table = Table.restore(
             "r",
             self.generations,
@@ -364,7 +364,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             make_column=self._column,
             num_keys=len(_KEYS),
         )
-        assert self.table.state() == {**state, "cursor": self.table.ring.cursor}
+        assert self.table.get_state() == {**state, "cursor": self.table.ring.cursor}
         self.open.clear()
         self.left.clear()
         self.under_way.clear()

@@ -56,7 +56,7 @@ class _Files:
         return None if plan is None else [int(row) for row in plan.rows]
 
     def restart(self, held: Any = None) -> Table:
-        state = self.table.state()
+        state = self.table.get_state()
         self.table = Table.restore(
             "r", self.generations, self.settings, state, held=held, make_column=self.make, num_keys=self.num_keys
         )
@@ -240,9 +240,9 @@ def test_restore_when_the_table_was_closed_or_its_limiter_changed_then_still() -
     files = _Files(4)
     files.table.set_limiter(MinSize(2))
     files.table.close()
-    assert files.table.state()["settings"] == Settings(limiter=MinSize(2)).to_json()
+    assert files.table.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
     assert files.restart().is_closed
-    assert files.table.state()["settings"] == Settings(limiter=MinSize(2)).to_json()
+    assert files.table.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
 
 
 def test_counts_when_cleared_then_begin_anew_and_survive_a_restart() -> None:

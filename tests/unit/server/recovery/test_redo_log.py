@@ -67,7 +67,7 @@ def test_restore_when_killed_between_record_and_generations_then_rows_are_live(w
     assert reservation is not None
     with world.db.begin_transaction() as txn:
         RedoEntry(store.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)
-        world.stores.save_state(store, txn, {**table.state(), "inserts": 3})
+        world.stores.save_state(store, txn, {**table.get_state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").get_table()
     assert (len(restored), restored.list_live_rows().tolist()) == (3, [0, 1, 2])

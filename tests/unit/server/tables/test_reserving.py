@@ -273,8 +273,8 @@ def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_lists_them(
 
     async def scenario() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
-        assert table.state()["arriving"] == [(0, PIECE_ROWS)]
+        assert table.get_state()["arriving"] == [(0, PIECE_ROWS)]
         await task
 
     run(scenario())
-    assert "arriving" not in table.state()
+    assert "arriving" not in table.get_state()
