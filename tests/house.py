@@ -59,13 +59,10 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
 """Foreign name -> who may touch it. One module unpickles, where a user asks for it, and nobody imports by a name that
 could come from the wire."""
 
-PARTICIPLES = ("brought", "built", "given", "gone", "kept", "known", "made", "said", "shown", "taken", "told")
-"""What a function does begins with a verb; these, and all that end in -ed, name what somebody else has done."""
+NO_VERBS = ("brought", "built", "given", "gone", "kept", "known", "made", "num", "said", "shown", "taken", "told")
+"""The name of a function begins with a verb in the imperative: with none of these, and no word in -ed or -ing."""
 
-VERBS_IN_ED = ("feed", "need", "seed", "shed")
-NOUNS_IN_ING = ("arriving", "lasting")
-"""First words of names that are no verbs in mid-air: the folder of what is arriving, the mark of lasting commands."""
-
+OTHERS_IN_ED_OR_ING = ("feed", "need", "seed", "shed", "bring", "arriving", "lasting")  # a folder's, and a mark's
 THEIR_NAMES = ("masked_fill_", "masked_select")
 """Names of tensordict's, which ours have too."""
 
@@ -291,10 +288,9 @@ def participle_faults(modules: Sequence[Module]) -> list[str]:
             if not isinstance(node, Function) or node.name in THEIR_NAMES:
                 continue
             word = node.name.lstrip("_").partition("_")[0]
-            is_property = any("property" in ast.unparse(each) for each in node.decorator_list)
-            is_participle = word in PARTICIPLES or (word.endswith("ed") and word not in VERBS_IN_ED)
-            is_gerund = word.endswith("ing") and word not in (*NOUNS_IN_ING, "bring")
-            if (is_participle or is_gerund or word == "num") and not is_property:
+            is_property = any(w in ast.unparse(each) for each in node.decorator_list for w in ("property", ".setter"))
+            is_participle = word.endswith(("ed", "ing")) and word not in OTHERS_IN_ED_OR_ING
+            if (is_participle or word in NO_VERBS) and not is_property:
                 faults.append(f"{module.name}:{node.lineno}: begin the name of {node.name} with a verb")
     return faults
 

@@ -32,7 +32,7 @@ def lasting(command: Callable[..., int]) -> Callable[..., int]:
     """Makes a command exit with 0 on SIGTERM, from its first line on.
 
     On an error the command prints one line at once, and exits with ``FAILED`` after ``TDSERVE_FAIL_DELAY_S``. The pause
-    slows down an engine that restarts every failed command at once.
+    slows down an engine that restarts every failed command at once. It is the innermost decorator of a command.
     """
 
     @wraps(command)

@@ -1,5 +1,5 @@
 """The metrics: name, kind, labels and meaning of each. What reads them from the server's figures is ``exposition``; the
-guide's page prints this table."""
+guide's page prints this table (``python -m tdserve.observer.metric_guide``), and a test compares them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from tdserve.base.machine import count_oom_kills
-from tdserve.server.worker_deaths import explain_death
+from tdserve.server.exit_reasons import explain_exit
 from tdserve.server.workers import MAX_RESTART_BACKOFF_S, RESTART_BACKOFF_S, compute_backoff_s
 
 EXIT_GRACE_S = 2.0
@@ -83,7 +83,7 @@ class ClientProcess:
             self._process = None
             lived_s = time.monotonic() - started_s
             backoff_s = compute_backoff_s(backoff_s, lived_s)
-            why = explain_death(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
+            why = explain_exit(exit_code, num_oom_kills=count_oom_kills() - num_oom_kills)
             _log.warning("the %s process died after %.1f s (%s), starting it again", self._name, lived_s, why)
             self.num_restarts += 1
             await asyncio.sleep(backoff_s)

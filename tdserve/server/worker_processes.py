@@ -23,7 +23,7 @@ from tdserve.base.config import ServerConfig, build_single_threaded_environment
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_oom_kills
 from tdserve.control.framing import HANDED_SOCKET
-from tdserve.server.worker_deaths import explain_death
+from tdserve.server.exit_reasons import explain_exit
 
 NUM_LOOKS = 10
 """Looks without a sign of life before a process is killed. They are counted, and no clock is read: a control process
@@ -219,7 +219,7 @@ class ForkServerProcess:
         await self.end()
         if not was_lost:
             num_oom_kills = count_oom_kills() - self._num_oom_kills
-            why = explain_death(self._process.returncode, num_oom_kills=num_oom_kills, was_killed=is_alive)
+            why = explain_exit(self._process.returncode, num_oom_kills=num_oom_kills, was_killed=is_alive)
             _log.warning("the process that forks data workers (%d) died (%s), and they with it", self.pid, why)
 
     async def end(self) -> None:

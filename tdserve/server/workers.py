@@ -17,9 +17,9 @@ from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import WorkerWriter
+from tdserve.server.exit_reasons import explain_exit
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception, wait_any
-from tdserve.server.worker_deaths import explain_death
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.v1 import worker_pb2
@@ -225,7 +225,7 @@ class DataWorker:
             self.num_restarts += 1
             was_killed = self._process is not None and self._process.was_killed
             num_oom_kills = count_oom_kills() - num_oom_kills
-            why = explain_death(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
+            why = explain_exit(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
             _log.warning("data worker %d died after %.1f s (%s), starting it again", self.number, lived_s, why)
             await asyncio.sleep(backoff_s)
 

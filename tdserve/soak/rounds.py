@@ -83,7 +83,7 @@ class SoakOptions:
         return min(self.kill_every_s, 30 * self.minutes / len(KINDS))
 
 
-class Point(NamedTuple):
+class SeriesPoint(NamedTuple):
     """A figure after one round.
 
     Attributes:
@@ -112,7 +112,7 @@ class SoakResult:
 
     findings: Findings = field(default_factory=Findings)
     kills: Counter[str] = field(default_factory=Counter)
-    series: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
+    series: dict[tuple[str, str], list[SeriesPoint]] = field(default_factory=dict)
     back_s: list[float] = field(default_factory=list)
     num_rounds: int = 0
 
@@ -309,7 +309,7 @@ class Soak:
         at_s = time.monotonic() - self._begin_s
 
         def note(role: str, figure: str, value: float) -> None:
-            self._result.series.setdefault((role, figure), []).append(Point(is_calm, at_s, value))
+            self._result.series.setdefault((role, figure), []).append(SeriesPoint(is_calm, at_s, value))
 
         roles = {f"client, {each.transport}": [each.pid] for each in self._residents}
         roles |= self._server.find_processes()

@@ -1,8 +1,8 @@
 """Opens the channel of a session; there is one entry for each transport whose content moves over a channel.
 
-A new transport is a function here with its entry in ``OPENERS``, an entry in
-:data:`tdserve.rules.channel_transports.CHANNEL_TRANSPORTS`, and its name in ``TransportName`` of
-:mod:`tdserve.base.config`.
+A new transport is a class that implements :class:`tdserve.transport.channel.Channel`, a function here with its entry in
+``OPENERS``, an entry in :data:`tdserve.rules.channel_transports.CHANNEL_TRANSPORTS`, whose order is the preference of
+"auto", and its name in ``TransportName`` of :mod:`tdserve.base.config`.
 """
 
 from __future__ import annotations

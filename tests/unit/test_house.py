@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -166,19 +165,6 @@ def run_fresh(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_readme_when_it_leads_to_a_file_or_a_method_then_that_exists(package: list[house.Module]) -> None:
-    text = (ROOT / "README.md").read_text().partition("## Develop")[2]
-    paths = {path for path in re.findall(r"`([\w./]+)`", text) if path.endswith(("/", ".py", ".pyi"))}
-    assert len(paths) > 30
-    bases = ROOT / "tdserve", ROOT
-    assert [path for path in sorted(paths) if not any((base / path).exists() for base in bases)] == []
-    classes = [node for module in package for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
-    methods = {f"{each.name}.{part.name}" for each in classes for part in each.body if isinstance(part, house.Function)}
-    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", text))
-    assert len(named) > 8
-    assert named <= methods
 
 
 def test_names_when_type_checkers_read_them_then_are_those_that_are_loaded() -> None:

@@ -15,7 +15,7 @@ from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClient
 from tdserve.client.groups.agreement import Known, meet
 from tdserve.client.groups.losses import Losses
 from tdserve.client.session.session import Session
-from tdserve.transport.channel_opener import Forming
+from tdserve.transport.channel_forming import Forming
 from tdserve.transport.group_content import CALL_TAG, CallChannel
 from tdserve.transport.group_gloo import GroupChannel
 from tdserve.transport.group_nccl import NcclGroupChannel

@@ -13,8 +13,8 @@ from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Repl
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import may_expect
-from tdserve.client.transfers.download import post, post_announced, receive_answer
-from tdserve.client.transfers.read import finish_posted, finish_read
+from tdserve.client.transfers.download import post_announced, post_known_size, receive_answer
+from tdserve.client.transfers.read import finish_known_size, finish_read
 from tdserve.client.transfers.upload import SentContent
 from tdserve.data.stored_entries import decode_entries
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
@@ -107,8 +107,8 @@ class ChannelMover(ClientMover):
         asked = wanted.request(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
         pending = session.send(request, content_channel=session.content_channel, read=asked)
-        posted = post(layout, session, pending, make_tag(request), self._client.pool, device=wanted.device)
-        content = finish_posted(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
+        posted = post_known_size(layout, session, pending, make_tag(request), self._client.pool, device=wanted.device)
+        content = finish_known_size(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
         return None if content is None else content.with_spec(stored)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:

@@ -16,7 +16,7 @@ from tdserve.base.errors import PeerLostError, TDServeError
 from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.channel_opener import Forming
+from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.proving import make_link_credential
 from tdserve.transport.rendezvous import KVStore

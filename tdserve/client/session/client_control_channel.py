@@ -11,7 +11,7 @@ from tdserve.base.config import MAIL_BYTES, MAIL_READ, MAIL_WRITE
 from tdserve.base.errors import ClosedError, TDServeError
 from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
-from tdserve.transport.channel_opener import Forming
+from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.proving import ChannelCredential

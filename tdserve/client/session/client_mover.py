@@ -32,7 +32,7 @@ class WantedRows:
         stored: Its structure.
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
-        device: Where the content will be moved, as of ``receive``.
+        device: Where the content will be moved, as of ``receive_content``.
     """
 
     name: str

@@ -14,7 +14,7 @@ from threading import Lock, RLock, Thread
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.transport.channel import Channel, Work
-from tdserve.transport.channel_opener import JOIN_TIMEOUT_S, Forming
+from tdserve.transport.channel_forming import JOIN_TIMEOUT_S, Forming
 from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 

@@ -395,19 +395,11 @@ class Session:
         return find_content_address(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
-        host, timeout_s = self.find_interface(), CONNECT_TIMEOUT_S if number else self.connect_timeout_s
+        timeout_s = CONNECT_TIMEOUT_S if number else self.connect_timeout_s
         credential = make_session_credential(self.welcome.secret, self.welcome.session, channel_number=number)
         stream = partial(self._open_content, self.welcome.session, number, self.welcome.secret)
-        end = ChannelEnd(
-            kv_store,
-            CLIENT_RANK,
-            host,
-            credential,
-            self._peer,
-            device=self.device,
-            timeout_s=timeout_s,
-            open_stream=stream,
-        )
+        rank = kv_store, CLIENT_RANK, self.find_interface(), credential, self._peer
+        end = ChannelEnd(*rank, device=self.device, timeout_s=timeout_s, open_stream=stream)
         return open_channel(self.channel_transport, end)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:

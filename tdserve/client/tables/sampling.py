@@ -24,8 +24,8 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
 from tdserve.client.tables.row_annotations import add_policy_news
 from tdserve.client.tables.share import Share
-from tdserve.client.transfers.download import Posted, post
-from tdserve.client.transfers.read import finish_posted
+from tdserve.client.transfers.download import Posted, post_known_size
+from tdserve.client.transfers.read import finish_known_size
 from tdserve.messages.content import (
     ADDED_DTYPES,
     COLUMN_BITS,
@@ -319,7 +319,9 @@ def ask(
     pending = session.send(request, content_channel=session.content_channel, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.make_layout(num_rows * num_batches)
-    return Asked(message, pending, post(layout, session, pending, make_tag(request), client.pool, device=query.device))
+    return Asked(
+        message, pending, post_known_size(layout, session, pending, make_tag(request), client.pool, device=query.device)
+    )
 
 
 def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, ...]:
@@ -356,7 +358,7 @@ def receive_sample(
         content = _draw_here(session.mover, query, total)
     elif posted is not None:
         spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
-        content = finish_posted(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
+        content = finish_known_size(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
     if content is not None:
         return Sampled(content, query)
     if pending is None or posted is not None:

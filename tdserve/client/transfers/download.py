@@ -56,10 +56,10 @@ class Posted(NamedTuple):
         return Received(layout, _show_columns(layout, self.columns))
 
 
-def post(
+def post_known_size(
     layout: Layout, session: Session, pending: Pending, tag: int, pool: BufferPool, *, device: Any = None
 ) -> Posted:
-    """Starts to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive`` does.
+    """Starts to receive the whole layout into a pooled buffer, or onto a GPU, as ``receive_content`` does.
 
     Args:
         pending: The request, which has named the channel.
@@ -116,7 +116,7 @@ def post_announced(
     return None
 
 
-def receive(
+def receive_content(
     layout: Layout,
     session: Session,
     tag: int,
@@ -179,7 +179,7 @@ def receive_answer(
     values: torch.Tensor | None = None,
     device: Any = None,
 ) -> Received:
-    """Receives the content that an answer announces or contains, as ``receive`` does.
+    """Receives the content that an answer announces or contains, as ``receive_content`` does.
 
     Raises:
         TDServeError: Why it did not arrive; the server's own reason if it has sent one. The channel was replaced.
@@ -195,7 +195,7 @@ def receive_answer(
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
     content_channel = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
     try:
-        received = receive(
+        received = receive_content(
             layout,
             session,
             make_tag(reply.request),

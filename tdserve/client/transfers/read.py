@@ -44,7 +44,7 @@ def finish_read(
 
     Args:
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
-        device: Where the content will be moved, as of ``receive``.
+        device: Where the content will be moved, as of ``receive_content``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     accepted, announced = reply.accepted, reply.pending.announced
@@ -93,7 +93,7 @@ def _allocate_values(client: SessionClient, accepted: control_pb2.Accepted) -> t
     return client.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
 
 
-def finish_posted(
+def finish_known_size(
     session: Session, pending: Pending, posted: Posted, *, spec: Spec, layout: Layout, deadline: Deadline
 ) -> Content | None:
     """Waits for content whose receives began with the request; None if the server has nothing to grant now."""

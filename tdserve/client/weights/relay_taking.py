@@ -111,7 +111,7 @@ def receive_kept(
     Args:
         link: Its number at control.
         layout, spec: Layout and structure of what is sent.
-        channel, tag, pool, timeout_s, into: As of ``download.receive``.
+        channel, tag, pool, timeout_s, into: As of ``download.receive_content``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is unchanged.

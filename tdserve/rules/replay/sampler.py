@@ -1,7 +1,14 @@
 """Samplers: how a sample's rows are chosen. A sampler is a setting; its selector does the work.
 
-A new sampler is a class in a module of its own and an entry in ``RULES`` of :mod:`tdserve.rules.replay.settings`. To
-export it, add a line to ``tdserve/__init__.py`` and one to its stub, ``__init__.pyi``.
+Steps for a new sampler (a remover or limiter has the same but the third):
+
+1. a class in a module of its own,
+2. an entry in ``RULES`` of :mod:`tdserve.rules.replay.settings`,
+3. if it adds a column to samples: append that to ``ADDED_COLUMNS`` of :mod:`tdserve.messages.content`, and describe it
+   in §5.3 of the protocol book,
+4. to export it, a line in ``tdserve/__init__.py`` and one in its stub, ``__init__.pyi``.
+
+``tests/unit/rules/replay/test_toy_sampler.py`` adds one.
 """
 
 from __future__ import annotations
@@ -28,9 +35,7 @@ class Sampler(ABC):
         kind: Its name in JSON.
         uses_priority: Whether its selector reads priorities: then the table keeps them, and callers may change them.
         counts_samples: Whether the table counts how often each row was sampled.
-        adds: Keys that a sample has beside its rows, see :class:`Drawn`. A new one gets its dtype in ``ADDED_DTYPES``,
-            stands in ``RESERVED_KEYS`` if readers see it (both in :mod:`tdserve.messages.content`), and is described in
-            §5.3 of the protocol book.
+        adds: Keys of the columns that a sample has beside its rows, see :class:`Drawn`.
         is_independent: Whether one draw may serve several samples: each row is drawn on its own. A batch of a sampler
             that is neither this, nor ordered, nor keeps an epoch is one unit, see :meth:`compute_unit`.
         draws_any_row: Whether every live row has the same probability, whatever was drawn before. Then a reader may

@@ -28,8 +28,8 @@ RULES: dict[str, dict[str, type[Any]]] = {
     "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
-"""The classes of each part of the settings, by their names in JSON. A new sampler, remover or limiter is registered
-here, and exported by tdserve/__init__.py and its stub, __init__.pyi; nothing else has to name it."""
+"""The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps
+for a new one."""
 
 _DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
 

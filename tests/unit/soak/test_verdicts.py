@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tdserve.soak.rounds import Point, SoakResult
+from tdserve.soak.rounds import SeriesPoint, SoakResult
 from tdserve.soak.verdicts import find_verdict, judge_figures, make_document
 
 MIB = 1 << 20
@@ -17,8 +17,8 @@ def make_result(**per_round: float) -> SoakResult:
         is_calm, at_s = number >= 20, 90.0 * number
         memory = 100 * MIB + number * per_round.get("memory", 0.0)
         disk = 4 * MIB + number * per_round.get("disk", 0.0)
-        result.series.setdefault(("control", "memory"), []).append(Point(is_calm, at_s, memory))
-        result.series.setdefault(("root", "disk"), []).append(Point(is_calm, at_s, disk))
+        result.series.setdefault(("control", "memory"), []).append(SeriesPoint(is_calm, at_s, memory))
+        result.series.setdefault(("root", "disk"), []).append(SeriesPoint(is_calm, at_s, disk))
     return result
 
 

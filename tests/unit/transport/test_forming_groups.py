@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
-from tdserve.transport import channel_opener
-from tdserve.transport.channel_opener import Forming
+from tdserve.transport import channel_forming
+from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.proven import leave_all_devices
 from tdserve.transport.rendezvous import KVStore
@@ -21,7 +21,7 @@ def count_threads():
     print(sum(thread.name == "test-forming" for thread in threading.enumerate()), "threads", flush=True)
 
 atexit.register(count_threads)  # called after the end of what is registered later
-channel_opener.EXIT_TIMEOUT_S = 40.0
+channel_forming.EXIT_TIMEOUT_S = 40.0
 first, timeout_s = int(sys.argv[1]), float(sys.argv[2])
 sent = []
 begun = []

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.datasets.worker_pool import WorkerPool
-from tdserve.client.transfers.download import receive
+from tdserve.client.transfers.download import receive_content
 from tdserve.messages.content import read_layout
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
@@ -32,7 +32,7 @@ def places() -> Leaves:
 def test_receive_when_inline_then_the_columns(into: Leaves | None) -> None:
     inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
     session: Any = None  # inline content needs none
-    found = receive(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=inline, into=into)
+    found = receive_content(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=inline, into=into)
     assert torch.equal(found.get_leaves()[("a",)], TD["a"])
     assert torch.equal(found.get_leaves()[("b",)], TD["b"])
     assert found.version == 9
@@ -43,7 +43,7 @@ def test_receive_when_inline_of_another_length_then_error_and_nothing_written() 
     into = places()
     session: Any = None
     with pytest.raises(RemoteProtocolError):
-        receive(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=b"short", into=into)
+        receive_content(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=b"short", into=into)
     assert not into.tensors[0].any()
 
 
@@ -51,6 +51,6 @@ def test_receive_when_the_pool_is_shared_then_small_content_lies_in_its_memory_t
     pool = WorkerPool()
     session: Any = None
     inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
-    found = receive(LAYOUT, session, 0, pool=pool, timeout_s=1.0, inline=inline)
+    found = receive_content(LAYOUT, session, 0, pool=pool, timeout_s=1.0, inline=inline)
     assert all(torch.equal(got, sent) for got, sent in zip(found.columns, COLUMNS, strict=True))
     assert pool.send(found.columns[0].untyped_storage()) is not None

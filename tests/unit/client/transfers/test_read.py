@@ -8,8 +8,8 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidSpecError, NotSupportedError, SpecMismatchError
 from tdserve.client.content.read_content import Destination, drop_extra, on_cpu
-from tdserve.client.transfers.download import post
-from tdserve.client.transfers.read import finish_posted
+from tdserve.client.transfers.download import post_known_size
+from tdserve.client.transfers.read import finish_known_size
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
@@ -75,8 +75,8 @@ def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
         store=name, num_rows=100, fingerprint=stored.fingerprint, message_nbytes=layout.message_nbytes
     )
     pending = session.send(request, content_channel=session.content_channel, sample=asked)
-    posted = post(layout, session, pending, make_tag(request), client.pool)
-    content = finish_posted(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
+    posted = post_known_size(layout, session, pending, make_tag(request), client.pool)
+    content = finish_known_size(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
     assert (content is None) == (num_live == 0)
     assert content is None or torch.equal(content.columns.get_leaves()[("a",)], rows["a"])
 

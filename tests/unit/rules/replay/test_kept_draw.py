@@ -31,7 +31,7 @@ def test_record_when_read_then_the_same_draw() -> None:
         draw.deal(numbers(1, 2, 3, 4))
         found = KeptDraw.from_bytes(draw.to_bytes())
         assert (found.step, found.terms) == (draw.step, draw.terms)
-        for name in ("rows", "names", "spent", "spent_names", "shares"):
+        for name in ("rows", "row_ids", "spent", "spent_ids", "shares"):
             assert getattr(found, name).tolist() == getattr(draw, name).tolist(), name
         assert {name: (str(column.dtype), column.tolist()) for name, column in found.columns.items()} == {
             name: (str(column.dtype), column.tolist()) for name, column in draw.columns.items()

@@ -1,4 +1,4 @@
-"""A sampler that nobody but this test knows: a class and an entry in the registry are all that a new one needs."""
+"""A sampler of this test's own, added by the first two steps of ``tdserve/rules/replay/sampler.py``."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tdserve.base.machine import EXIT_NO_DESCRIPTORS
-from tdserve.server.worker_deaths import explain_death
+from tdserve.server.exit_reasons import explain_exit
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ from tdserve.server.worker_deaths import explain_death
 def test_explain_death_when_a_worker_ended_then_names_how_and_the_likely_cause(
     exit_code: int | None, num_oom_kills: int, expected: str
 ) -> None:
-    assert explain_death(exit_code, num_oom_kills=num_oom_kills).startswith(expected)
+    assert explain_exit(exit_code, num_oom_kills=num_oom_kills).startswith(expected)
 
 
 def test_explain_death_when_this_server_killed_it_then_only_that_reason() -> None:
-    why = explain_death(-signal.SIGKILL, num_oom_kills=1, was_killed=True)
+    why = explain_exit(-signal.SIGKILL, num_oom_kills=1, was_killed=True)
     assert why == "SIGKILL: this server killed it, since it was silent or did not leave in time"
-    assert explain_death(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a page of a mapped file is missing")
+    assert explain_exit(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a page of a mapped file is missing")

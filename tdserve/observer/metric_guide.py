@@ -1,4 +1,4 @@
-"""The table of metrics as the guide's page ``observe`` prints it: ``python -m tdserve.observer.metric_rows``."""
+"""The table of metrics as the guide's page ``observe`` prints it: ``python -m tdserve.observer.metric_guide``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _CAUSES: dict[int, str] = {
 """The likely cause, by signal; all of them were observed."""
 
 
-def explain_death(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
+def explain_exit(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
     """Returns how a worker ended and the likely cause, for the log.
 
     Args:

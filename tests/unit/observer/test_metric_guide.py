@@ -1,11 +1,11 @@
-"""tdserve/observer/metric_rows.py: the guide's page has the table of metrics, and all alerts."""
+"""tdserve/observer/metric_guide.py: the guide's page has the table of metrics, and all alerts."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tdserve.observer.metric_rows import make_metric_rows
+from tdserve.observer.metric_guide import make_metric_rows
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "tdserve/guide/observe.md").read_text()

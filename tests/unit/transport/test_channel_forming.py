@@ -12,7 +12,7 @@ import torch
 
 from tdserve.base.errors import ClosedError, ConnectError, PeerLostError
 from tdserve.transport.channel import Channel
-from tdserve.transport.channel_opener import Forming
+from tdserve.transport.channel_forming import Forming
 from tdserve.transport.loopback import LoopbackChannel
 
 TIMEOUT_S = 20.0
@@ -145,13 +145,13 @@ def test_cancel_when_repeated_then_the_first_reason_stays(handshake: Handshake) 
 
 AT_EXIT = """
 import time
-from tdserve.transport import channel_opener
+from tdserve.transport import channel_forming
 def make():
     time.sleep(DURATION)
     print("given up", flush=True)
-    raise channel_opener.ConnectError(address="here", reason="nobody is there")
-channel_opener.EXIT_TIMEOUT_S = LIMIT
-channel_opener.Forming(make, peer="the other end", name="test-forming")
+    raise channel_forming.ConnectError(address="here", reason="nobody is there")
+channel_forming.EXIT_TIMEOUT_S = LIMIT
+channel_forming.Forming(make, peer="the other end", name="test-forming")
 """
 
 

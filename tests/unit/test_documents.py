@@ -1,0 +1,49 @@
+"""The documents for developers name files, classes and functions that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import house
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def package() -> list[house.Module]:
+    """All of tdserve; parsed for these tests, and forgotten after them."""
+    return house.load(ROOT / "tdserve")
+
+
+def test_readme_when_it_leads_to_a_file_or_a_method_then_that_exists(package: list[house.Module]) -> None:
+    text = (ROOT / "README.md").read_text().partition("## Develop")[2]
+    paths = {path for path in re.findall(r"`([\w./]+)`", text) if path.endswith(("/", ".py", ".pyi"))}
+    assert len(paths) > 30
+    bases = ROOT / "tdserve", ROOT
+    assert [path for path in sorted(paths) if not any((base / path).exists() for base in bases)] == []
+    classes = [node for module in package for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    methods = {f"{each.name}.{part.name}" for each in classes for part in each.body if isinstance(part, house.Function)}
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", text))
+    assert len(named) > 8
+    assert named <= methods
+
+
+def test_ways_of_a_row_when_they_name_a_function_then_its_file_has_it(package: list[house.Module]) -> None:
+    text = (ROOT / "tdserve/server/README.md").read_text()
+    named = re.findall(r"^([a-z_/]+\.py) +([\w.]+)", text, re.MULTILINE)
+    assert len(named) > 40
+    found = set()
+    for module in package:
+        for node in module.tree.body:
+            if isinstance(node, (ast.ClassDef, *house.Function)):
+                found.add((module.name, node.name))
+            if isinstance(node, ast.ClassDef):
+                found |= {
+                    (module.name, f"{node.name}.{part.name}") for part in node.body if isinstance(part, house.Function)
+                }
+    places = [(f"tdserve.{path.removesuffix('.py').replace('/', '.')}", name) for path, name in named]
+    assert [place for place in places if place not in found] == []
