@@ -5,7 +5,7 @@ from __future__ import annotations
 from tdserve.client.content.leaves import make_leaves
 from tdserve.messages.content import write_layout
 from tdserve.structure.capture import Captured
-from tdserve.transport.sources_sinks import LeafEnd
+from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 
@@ -15,7 +15,7 @@ def content_of(captured: Captured, *, fingerprint: bytes, is_inline: bool = True
     layout = write_layout(captured.spec)
     content = control_pb2.Content(fingerprint=fingerprint, nbytes=sum(layout.message_nbytes))
     if is_inline:
-        content.inline = pack(layout.messages, LeafEnd(make_leaves(captured, layout).tensors))
+        content.inline = pack(layout.messages, LeafBuffers(make_leaves(captured, layout).tensors))
     else:
         content.message_nbytes.extend(layout.message_nbytes)
     return content

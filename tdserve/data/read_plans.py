@@ -18,7 +18,7 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.structure.torch_types import to_indexable
 from tdserve.structure.tree import Path, Spec
-from tdserve.transport.sources_sinks import IndexedEnd, RowEnd, Trailer
+from tdserve.transport.sources_sinks import IndexedSource, RowBuffers, Trailer
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 Asked = control_pb2.ReadRequest | worker_pb2.SendSelection
@@ -63,16 +63,16 @@ class ReadPlan:
         is_list = isinstance(only, torch.Tensor) and only.dtype is torch.int64 and only.ndim == 1
         return only.numpy() if is_list and only is not None else None
 
-    def make_source(self, store: MappedStore, trailer: Trailer) -> IndexedEnd | RowEnd:
+    def make_source(self, store: MappedStore, trailer: Trailer) -> IndexedSource | RowBuffers:
         """Returns the selected content of the store's leaves."""
         if self.rows is not None:
-            return RowEnd(self.layout, store.get_tables(self.layout), self.rows, trailer)
+            return RowBuffers(self.layout, store.get_tables(self.layout), self.rows, trailer)
 
         def get_leaf(slot: int) -> Any:
             leaf = store.leaves[self.layout.slots[slot].path]
             return to_indexable(leaf)[self.index] if self.index else leaf
 
-        return IndexedEnd(self.layout, get_leaf, trailer)
+        return IndexedSource(self.layout, get_leaf, trailer)
 
     def compare_rows(self, store: MappedStore) -> None:
         """Compares the selected rows as ``MappedStore.compare_rows`` does. Raises DamagedRowError."""

@@ -12,7 +12,7 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import ReadStatus, make_status_column, mark_torn
 from tdserve.messages.layout import Layout
 from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.transport.sources_sinks import RowEnd
+from tdserve.transport.sources_sinks import RowBuffers
 
 
 def make_rows_source(
@@ -20,7 +20,7 @@ def make_rows_source(
     layout: Layout,
     found: FoundRows,
     added: Mapping[str, bytes],
-) -> RowEnd:
+) -> RowBuffers:
     """Returns a source of rows with their numbers and generations, and the columns of a table; torn rows are
     marked: those that were overwritten during the copy.
 
@@ -40,4 +40,4 @@ def make_rows_source(
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
         return [found.rows, generations, *columns, make_status_column(ReadStatus.WHOLE, num_torn=num_torn)]
 
-    return RowEnd(layout, store.get_tables(layout), found.rows, trail)
+    return RowBuffers(layout, store.get_tables(layout), found.rows, trail)

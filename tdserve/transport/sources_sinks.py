@@ -70,7 +70,13 @@ def copy_together(pieces: Iterator[NDArray[np.uint8]], target: NDArray[np.uint8]
         at = end
 
 
-class FlatEnd:
+def clear_gaps(message: Message, target: NDArray[np.uint8]) -> None:
+    """Writes zeros between the parts of a message."""
+    for start, stop in message.gaps:
+        target[start:stop] = 0
+
+
+class FlatBuffer:
     """A source and sink: the flat buffer of a layout itself."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
@@ -112,7 +118,7 @@ _MAX_PIECES = 32
 _PADDING: NDArray[np.uint8] = np.zeros(ALIGNMENT_BYTES, np.uint8)
 
 
-class LeafEnd:
+class LeafBuffers:
     """A source and sink: one contiguous tensor per slot, used in place if a message lies inside one of them.
 
     Bytes are NumPy views: for two thousand small leaves, slicing tensors costs more than copying them.
@@ -122,7 +128,7 @@ class LeafEnd:
     Args:
         tensors: One per leaf (and, for a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
             dtype and shape.
-        trailing: As in ``IndexedEnd``; for a source only.
+        trailing: As in ``IndexedSource``; for a source only.
         contents: The bytes of the first tensors, if they are already known, or made when they are needed.
         targets: Those of the first tensors as memory views, if they already exist; for a sink only.
     """
@@ -195,7 +201,7 @@ class LeafEnd:
             target[:] = content[offset : offset + stop - start]
 
 
-class JoinedEnd:
+class JoinedSource:
     """A source: the rows of several tensordicts of one structure, concatenated.
 
     Args:
@@ -232,13 +238,13 @@ class JoinedEnd:
         return found
 
 
-class IndexedEnd:
+class IndexedSource:
     """A source: every leaf under an index expression, made one leaf at a time and then released.
 
     Args:
         layout: Layout of the result.
         take: Returns the tensor of a slot, of the slot's shape; a view if the index is basic.
-        trailing: As in ``RowEnd``.
+        trailing: As in ``RowBuffers``.
     """
 
     def __init__(self, layout: Layout, take: Callable[[int], torch.Tensor], trailing: Trailer | None = None) -> None:
@@ -261,8 +267,7 @@ class IndexedEnd:
             target[offset : offset + stop - start] = (
                 self._get_leaf(slot)[start:stop].numpy() if is_leaf else self._trailing.get_column(slot)
             )
-        for start, stop in message.gaps:
-            target[start:stop] = 0
+        clear_gaps(message, target)
 
     def _get_leaf(self, slot: int) -> torch.Tensor:
         if slot != self._slot:
@@ -271,7 +276,7 @@ class IndexedEnd:
         return self._content
 
 
-class RowEnd:
+class RowBuffers:
     """A source and sink: selected rows of larger leaves, such as a ring's mapped files.
 
     NumPy copies the rows: torch's ``index_select`` takes four times as long for 256 rows of 700 bytes (measured).
@@ -329,8 +334,7 @@ class RowEnd:
                 piece[:] = self._trailing.get_column(part.slot)
             else:
                 self.gather(part, piece)
-        for start, stop in message.gaps:
-            target[start:stop] = 0
+        clear_gaps(message, target)
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         content = staging.numpy()

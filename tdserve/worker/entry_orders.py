@@ -6,7 +6,7 @@ from tdserve.data import stored_entries
 from tdserve.data.stored_entries import encode_entries, find_entries
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
 from tdserve.rules.kv.entry_changes import make_missing_error
-from tdserve.transport.sources_sinks import LeafEnd, TrailingColumns
+from tdserve.transport.sources_sinks import LeafBuffers, TrailingColumns
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import send_read
@@ -43,7 +43,7 @@ def send_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             return worker_pb2.Worked()
         values = encode_entries(found, asks_versions=wanted.asks_versions)
         layout = read_layout(store.spec)
-        source = LeafEnd([], TrailingColumns(layout, lambda: [make_status_column(ReadStatus.WHOLE)]))
+        source = LeafBuffers([], TrailingColumns(layout, lambda: [make_status_column(ReadStatus.WHOLE)]))
         return send_read(lane, order, layout, source, values=values, inline=True, sends_values=wanted.sends_values)
 
 

@@ -41,7 +41,15 @@ from tdserve.structure.dtypes import NAMES
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path
 from tdserve.structure.version_subset import convert_floats, decode_numbers, select_leaves
-from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, TrailingColumns
+from tdserve.transport.sources_sinks import (
+    FlatBuffer,
+    IndexedSource,
+    LeafBuffers,
+    RowBuffers,
+    Sink,
+    Source,
+    TrailingColumns,
+)
 from tdserve.transport.stream import unpack
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.worker.entry_orders import change_entries, is_small_change, list_entries, send_entries
@@ -80,7 +88,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
         values = file.read_values() or b"" if spec.values else b""
         source: Source
         if is_converted:
-            source = IndexedEnd(
+            source = IndexedSource(
                 layout, lambda slot: file.leaves[slots[slot].path].to(to_torch(slots[slot].dtype)), _select_all
             )
         else:
@@ -134,7 +142,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     keys = decode_paths(wanted.keys)
     spec = store.spec.with_rows(len(rows))
     layout = write_layout(spec.select(keys) if keys else spec)
-    sink = RowEnd(layout, store.get_tables(layout), rows)
+    sink = RowBuffers(layout, store.get_tables(layout), rows)
     if wanted.HasField("put_values"):
         worked = _take_and_store(lane, order, store, layout, sink)
     else:
@@ -156,7 +164,7 @@ def _take_and_store(
     wanted, context = order.receive_rows, lane.context
     write_messages(layout, wanted.content.values_nbytes, wanted.content.message_nbytes)  # before memory is allocated
     buffer = context.pool.take(wanted.content.values_nbytes)
-    worked = receive_write(lane, order, wanted.content, layout, sink, values=FlatEnd(buffer))
+    worked = receive_write(lane, order, wanted.content, layout, sink, values=FlatBuffer(buffer))
     order.is_accepted = False  # the channel is in step again: the values may fail on their own
     with context.values_lock:
         stored_values.put_values(store, wanted.put_values, before=buffer.numpy().tobytes())
@@ -212,10 +220,10 @@ def receive_selection(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     wanted = order.receive_selection
     store = lane.context.stores.get(wanted.store)
     layout = _make_layout(store, wanted.selection, decode_paths(wanted.keys))
-    staged = FlatEnd(_map_staging(wanted.staging, layout)) if wanted.staging else None
+    staged = FlatBuffer(_map_staging(wanted.staging, layout)) if wanted.staging else None
     with spool_values(wanted.content, wanted.spool) as values:
         return receive_write(
-            lane, order, wanted.content, layout, staged or LeafEnd(store.get_leaves(layout)), values=values
+            lane, order, wanted.content, layout, staged or LeafBuffers(store.get_leaves(layout)), values=values
         )
 
 
@@ -228,7 +236,7 @@ def apply_staged(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     if wanted.content.HasField("inline"):
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         check_inline(wanted.content, layout)
-        unpack(wanted.content.inline, layout.messages, FlatEnd(buffer))
+        unpack(wanted.content.inline, layout.messages, FlatBuffer(buffer))
     else:
         buffer = _map_staging(wanted.staging, layout)
     selection = from_message(wanted.selection)

@@ -21,7 +21,7 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import Rows
 from tdserve.store.claim_file import FOLDER, ClaimedRows
-from tdserve.transport.sources_sinks import RowEnd
+from tdserve.transport.sources_sinks import RowBuffers
 from tdserve.transport.stream import drain_joined
 from tdserve.v1 import control_pb2, worker_pb2
 
@@ -66,7 +66,7 @@ class WorkerClaim:
         return self.rows.extend(extend, partial(self._fill, self.get_layout(extend.num_rows), content))
 
     def _fill(self, layout: Layout, content: torch.Tensor, rows: Rows, _: Places) -> None:
-        drain_joined(content, layout.messages, RowEnd(layout, self.store.get_tables(layout), rows))
+        drain_joined(content, layout.messages, RowBuffers(layout, self.store.get_tables(layout), rows))
 
     def _notify(self, claimed: control_pb2.Claimed) -> None:
         self._report(worker_pb2.Report(claimed=claimed))

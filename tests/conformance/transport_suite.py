@@ -23,7 +23,16 @@ from tdserve.messages.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout,
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd, RowEnd, Sink, Source, view_bytes, view_rows
+from tdserve.transport.sources_sinks import (
+    FlatBuffer,
+    IndexedSource,
+    LeafBuffers,
+    RowBuffers,
+    Sink,
+    Source,
+    view_bytes,
+    view_rows,
+)
 from tdserve.transport.stream import recv_messages, send_messages, start_send
 from tests.channel_pairs import Ends
 from tests.processes import wait_for
@@ -341,7 +350,7 @@ def _flat_source(layout: Layout) -> Source:
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for slot, column in zip(layout.slots, columns(layout), strict=True):
         buffer[slot.offset : slot.offset + slot.nbytes] = view_bytes(column)
-    return FlatEnd(buffer)
+    return FlatBuffer(buffer)
 
 
 def _row_source(rows: NDArray[np.int64]) -> Callable[[Layout], Source]:
@@ -349,7 +358,7 @@ def _row_source(rows: NDArray[np.int64]) -> Callable[[Layout], Source]:
         larger = [leaf.new_zeros(CAPACITY, *leaf.shape[1:]) for leaf in _leaves(layout)]
         for ring, leaf in zip(larger, _leaves(layout), strict=True):
             ring[rows] = leaf
-        return RowEnd(layout, list(map(view_rows, larger)), rows, lambda: _trailing(layout))
+        return RowBuffers(layout, list(map(view_rows, larger)), rows, lambda: _trailing(layout))
 
     return make
 
@@ -363,12 +372,12 @@ def _flat_sink(layout: Layout) -> Taker:
             for slot in layout.slots
         ]
 
-    return Taker(FlatEnd(buffer), read)
+    return Taker(FlatBuffer(buffer), read)
 
 
 def _leaf_sink(layout: Layout) -> Taker:
     leaves = [torch.zeros_like(column) for column in columns(layout)]
-    return Taker(LeafEnd(leaves), lambda: leaves)
+    return Taker(LeafBuffers(leaves), lambda: leaves)
 
 
 def _row_sink(rows: NDArray[np.int64]) -> Callable[[Layout], Taker]:
@@ -380,15 +389,15 @@ def _row_sink(rows: NDArray[np.int64]) -> Callable[[Layout], Taker]:
             assert not any(ring[others].any() for ring in larger)
             return [ring[rows] for ring in larger]
 
-        return Taker(RowEnd(layout, list(map(view_rows, larger)), rows), read)
+        return Taker(RowBuffers(layout, list(map(view_rows, larger)), rows), read)
 
     return make
 
 
 SOURCES: dict[str, Callable[[Layout], Source]] = {
     "flat": _flat_source,
-    "leaves": lambda layout: LeafEnd(columns(layout)),
-    "indexed": lambda layout: IndexedEnd(layout, _leaves(layout).__getitem__, lambda: _trailing(layout)),
+    "leaves": lambda layout: LeafBuffers(columns(layout)),
+    "indexed": lambda layout: IndexedSource(layout, _leaves(layout).__getitem__, lambda: _trailing(layout)),
     "run": _row_source(RUN),
     "scattered": _row_source(SCATTERED),
 }

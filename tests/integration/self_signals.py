@@ -154,5 +154,5 @@ def strike_in_copy(number: int) -> None:
 
         return copies
 
-    for owner, name in ((local_reads, "copy_tensor"), (sources_sinks.RowEnd, "gather")):
+    for owner, name in ((local_reads, "copy_tensor"), (sources_sinks.RowBuffers, "gather")):
         setattr(owner, name, striking(getattr(owner, name)))

@@ -18,7 +18,7 @@ from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import FileTensor, read_strided_piece
 from tdserve.structure.tensor_view import MIN_LEAVES
 from tdserve.structure.tree import Path
-from tdserve.transport.sources_sinks import LeafEnd, Source, view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers, Source, view_bytes
 
 _OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
 
@@ -94,10 +94,10 @@ def make_source(captured: Captured, layout: Layout) -> Source:
     while it is sent."""
     leaves = make_leaves(captured, layout)
     if leaves.contents is not None:
-        return LeafEnd(leaves.tensors, contents=leaves.contents)
+        return LeafBuffers(leaves.tensors, contents=leaves.contents)
     reads = [_read_of(tensor) for tensor in leaves.tensors]
     if not any(reads):
-        return LeafEnd([tensor.cpu().contiguous() for tensor in leaves.tensors])
+        return LeafBuffers([tensor.cpu().contiguous() for tensor in leaves.tensors])
     return ReadEnd(
         [read or _view_bytes(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
     )

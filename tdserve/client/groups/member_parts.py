@@ -20,7 +20,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec, check_matches, show
 from tdserve.transport.appended import BytesEnd, SinkBehind, SourceBehind
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink, Source
+from tdserve.transport.sources_sinks import FlatBuffer, LeafBuffers, Sink, Source
 
 
 def divide_messages(spec: Spec, values_nbytes: int) -> tuple[Message, ...]:
@@ -148,11 +148,11 @@ class TakenPart:
         if places is None:
             buffer = pool.take(layout.nbytes)
             self._columns = make_views(layout, buffer)
-            sink = FlatEnd(buffer)
+            sink = FlatBuffer(buffer)
         else:
             self._columns = places.tensors
-            sink = LeafEnd(places.tensors, contents=places.contents or ())
-        return SinkBehind(sink, FlatEnd(self._values))
+            sink = LeafBuffers(places.tensors, contents=places.contents or ())
+        return SinkBehind(sink, FlatBuffer(self._values))
 
     def make_tensors(self, device: torch.device, spec: Spec) -> list[torch.Tensor]:
         """Returns tensors on a device for content of a structure, in the order in which they are sent."""
@@ -168,7 +168,7 @@ class TakenPart:
     def make_values_sink(self, values_nbytes: int, pool: BufferPool) -> Sink:
         """Returns a sink for values alone."""
         self._values = pool.take(values_nbytes)
-        return FlatEnd(self._values)
+        return FlatBuffer(self._values)
 
     def finish(self, spec: Spec) -> Any:
         """Returns the tensordict, once everything has been received.

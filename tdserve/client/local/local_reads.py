@@ -27,7 +27,7 @@ from tdserve.store.generations import sum_generations
 from tdserve.structure.torch_types import to_indexable, to_torch
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import RowEnd, Source, view_bytes
+from tdserve.transport.sources_sinks import RowBuffers, Source, view_bytes
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024
@@ -92,7 +92,7 @@ def copy_rows(
     return Copied(Received(layout, columns), block)
 
 
-def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
+def _read_columns(source: RowBuffers, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
     """Returns all columns of the rows, in one buffer whose pages were touched before."""
     if layout.num_leaves or pool.is_shared:
         return make_views(layout, _fill_buffer(source, layout, pool), shares_storage=pool.is_shared)
@@ -103,7 +103,7 @@ def _read_columns(source: RowEnd, layout: Layout, pool: BufferPool) -> Sequence[
 
 def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tensor:
     buffer = pool.take(layout.nbytes)
-    if isinstance(source, RowEnd) and layout.nbytes >= MIN_SHARED_BYTES and (threads := count_threads()) > 1:
+    if isinstance(source, RowBuffers) and layout.nbytes >= MIN_SHARED_BYTES and (threads := count_threads()) > 1:
         target = buffer.numpy()
         share(source.make_copies(target, PIECE_BYTES), threads)
         for number, slot in enumerate(layout.slots[layout.num_leaves :], layout.num_leaves):

@@ -20,7 +20,7 @@ from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import GlooChannel
 from tdserve.transport.proving import make_link_credential
 from tdserve.transport.rendezvous import KVStore
-from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
 
 RELAY_RANK = 0
@@ -122,7 +122,7 @@ def pass_on(channel: Channel, kept: KeptVersion) -> None:
     """
     thanks = torch.zeros(1, dtype=torch.uint8)
     thanked = channel.recv(thanks, THANKS_TAG)
-    flat = FlatEnd(kept.buffer)
+    flat = FlatBuffer(kept.buffer)
     under_way: deque[Work] = deque()
     for number, message in enumerate(kept.layout.messages):
         kept.wait(number, STALL_S)
@@ -143,7 +143,7 @@ def receive(channel: Channel, layout: Layout, buffer: torch.Tensor, *, on_arrive
     Raises:
         PeerLostError, DeadlineExceededError: The other end is gone, stopped or too slow; a part has arrived.
     """
-    flat = FlatEnd(buffer)
+    flat = FlatBuffer(buffer)
     under_way: deque[Work] = deque()
 
     def finish_oldest() -> None:

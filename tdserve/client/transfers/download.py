@@ -29,7 +29,7 @@ from tdserve.structure.torch_types import to_torch
 from tdserve.transport.appended import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, LeafEnd, Sink
+from tdserve.transport.sources_sinks import FlatBuffer, LeafBuffers, Sink
 from tdserve.transport.stream import MAX_POSTED, recv_messages, unpack
 from tdserve.v1 import control_pb2
 
@@ -75,7 +75,7 @@ def post_known_size(
 
 
 def _post(layout: Layout, channel: Channel, tag: int, buffer: torch.Tensor, pool: BufferPool) -> Posted:
-    end = FlatEnd(buffer)
+    end = FlatBuffer(buffer)
     works = [channel.recv(end.find_memory(message), tag) for message in layout.messages]
     columns = make_views(layout, buffer, shares_storage=pool.is_shared)
     return Posted(columns, works, channel)  # made while the server works
@@ -111,7 +111,7 @@ def post_announced(
             layout, session.get_channel(content_channel), tag, pool.take(layout.nbytes), pool
         )
         if values is not None:
-            works += [channel.recv(FlatEnd(values).find_memory(message), tag) for message in of_values]
+            works += [channel.recv(FlatBuffer(values).find_memory(message), tag) for message in of_values]
         return Announced(columns, values, works, channel)
     return None
 
@@ -153,17 +153,17 @@ def receive_content(
     if into is None:
         buffer = _allocate(layout, pool, None if inline is not None else find_landing_device(session.device, device))
         columns = make_views(layout, buffer, shares_storage=pool.is_shared)
-        sink = FlatEnd(buffer)
+        sink = FlatBuffer(buffer)
     else:
         trailing = (_make_empty(layout, number) for number in range(layout.num_leaves, len(layout.slots)))
         columns = [*into.tensors, *trailing]
-        sink = LeafEnd(columns, contents=into.contents or (), targets=into.targets)
+        sink = LeafBuffers(columns, contents=into.contents or (), targets=into.targets)
     if inline is not None:
         unpack(inline, layout.messages, sink)
     else:
         messages: Sequence[Message] = layout.messages
         if values is not None:
-            messages, sink = (*messages, *cut_values(len(values))), SinkBehind(sink, FlatEnd(values))
+            messages, sink = (*messages, *cut_values(len(values))), SinkBehind(sink, FlatBuffer(values))
         channel = session.get_channel(content_channel or session.content_channel, timeout_s)
         recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _show_columns(layout, columns))

@@ -15,7 +15,7 @@ from tdserve.structure.capture import Captured
 from tdserve.transport.appended import BytesEnd, SourceBehind
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import JoinedEnd, Source
+from tdserve.transport.sources_sinks import JoinedSource, Source
 from tdserve.transport.stream import pack, send_messages, start_send
 
 MAX_POSTED_BYTES = 32 * 1024 * 1024
@@ -101,4 +101,4 @@ def _make_source(captured: Sequence[Captured], layout: Layout) -> Source:
     if len(captured) == 1:
         return make_source(captured[0], layout)
     found = [copy_contents(each) for each in captured]  # larger leaves may be elsewhere in the common layout
-    return JoinedEnd([[each[slot.path] for each in found] for slot in layout.slots])
+    return JoinedSource([[each[slot.path] for each in found] for slot in layout.slots])

@@ -23,7 +23,7 @@ from tdserve.rules.tags import make_tag
 from tdserve.structure.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, copy_bytes
+from tdserve.transport.sources_sinks import FlatBuffer, copy_bytes
 from tdserve.transport.stream import recv_messages
 from tdserve.v1 import control_pb2
 
@@ -118,7 +118,7 @@ def receive_kept(
     """
     kept = relays.keep(link, layout, pool)
     try:
-        sink = FlatEnd(kept.buffer)
+        sink = FlatBuffer(kept.buffer)
         recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.add_arrived)
     except BaseException:
         relays.forget(link)

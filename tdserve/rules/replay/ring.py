@@ -1,14 +1,27 @@
 """Decides which rows a writer may fill: the ring's cursor, its holes and its reservations. The only writer of
 generations, except for rows that a writer claims.
 
-The state of a row follows from its generation: 0: never written; even: live; odd: one of four states, which only this
-module distinguishes. An odd row is reserved by a writer, or *quarantined* from a silent one, or *held* while a part of
-it is written, or a *hole*: given up incomplete, invisible, and first in line for the next writer. A row is held for a
-little longer than it is odd: no writer gets it before and after. Rows that are live or were never used may be
-*promised*: the cursor has passed them, and only one writer may claim them. Once the promise has ended they are
-*overdue*: the next writer gets them behind the holes. Live rows may be *pinned*: no writer gets them. The lower 44 bits
-count commits and identify a row: partial writes change only the bits above. They begin at another number in each table,
-so that rows of a deleted table are not taken for those of the next of its name.
+===========  ==========  ========================================================================
+state        generation  which writer gets the row next
+===========  ==========  ========================================================================
+never used   0           the one for which the cursor reaches it
+live         even        the one for which the cursor reaches it again: the oldest row goes first
+reserved     odd         none, until its writer commits it or gives it up
+quarantined  odd         none, until its silent writer is proved gone; then it is a hole
+held         both        none, until the write of a part of it has ended
+hole         odd         the next one: it was given up incomplete, and comes before the cursor
+promised     0 or even   the one to which it is promised, by a claim; the cursor has passed it
+overdue      0 or even   the next one behind the holes: its promise has ended
+pinned       even        none, until it is unpinned
+===========  ==========  ========================================================================
+
+Readers see only the generation: a row is readable while that is even and not 0. A held row is odd only while bytes of
+it are written (``hide`` to ``show``); it stays held until its generation is even again, so that no writer takes it in
+between.
+
+The lower 44 bits of a generation count commits and are the id of a row: the write of a part changes only the bits
+above. They begin at another number in each table, so that rows of a deleted table are not taken for those of the next
+of its name.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.read_plans import MAX_KEPT_BYTES, MAX_KEPT_PLANS, plan_read
 from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.selection.selection import parse
-from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.worker.peer import StoredTensorDict
@@ -40,7 +40,7 @@ def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[i
     """The small leaf, flat, and the status."""
     layout = read_layout(select_spec(store.spec, parse(index), [("small",)]))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    unpack(content, layout.messages, FlatEnd(buffer))
+    unpack(content, layout.messages, FlatBuffer(buffer))
     small, status = (buffer[slot.offset : slot.offset + slot.nbytes].view(torch.int64) for slot in layout.slots)
     return small.tolist(), status.tolist()
 

@@ -14,7 +14,7 @@ from tdserve.data.rows_source import make_rows_source
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, make_rows_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.transport.sources_sinks import RowEnd
+from tdserve.transport.sources_sinks import RowBuffers
 from tests.unit.worker.peer import StoredTensorDict
 
 
@@ -28,14 +28,14 @@ def opened(plain: StoredTensorDict) -> MappedStore:
 
 def source_of(
     store: MappedStore, rows: list[int], expected: list[int], added: Mapping[str, bytes] | None = None
-) -> tuple[Layout, RowEnd]:
+) -> tuple[Layout, RowBuffers]:
     """Returns a source of rows that control chose when they had these generations."""
     layout = make_rows_layout(store.spec, len(rows), tuple(added or {}))
     numbers, generations = np.array(rows, np.int64), np.array(expected, np.int64)
     return layout, make_rows_source(store, layout, FoundRows(numbers, generations), added or {})
 
 
-def receive(layout: Layout, source: RowEnd) -> Received:
+def receive(layout: Layout, source: RowBuffers) -> Received:
     """Returns what a receiver gets from a source."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     for message in layout.messages:

@@ -32,7 +32,7 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
-from tdserve.transport.sources_sinks import FlatEnd, JoinedEnd
+from tdserve.transport.sources_sinks import FlatBuffer, JoinedSource
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import control_pb2
 
@@ -210,7 +210,7 @@ def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = F
     layout, contents = write_layout(captured.spec, is_packed=is_packed), copy_contents(captured)
     return control_pb2.Content(
         fingerprint=captured.spec.fingerprint if fingerprint is None else fingerprint,
-        inline=pack(layout.messages, JoinedEnd([[contents[slot.path]] for slot in layout.slots])),
+        inline=pack(layout.messages, JoinedSource([[contents[slot.path]] for slot in layout.slots])),
         nbytes=sum(layout.message_nbytes),
         values=encode_values(captured.spec, captured.values, store=""),
     )
@@ -219,5 +219,5 @@ def content_of(td: Any, fingerprint: bytes | None = None, *, is_packed: bool = F
 def columns_of(layout: Layout, inline: bytes) -> dict[str, torch.Tensor]:
     """Decodes inline content into its columns, by the last key of each."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    unpack(inline, layout.messages, FlatEnd(buffer))
+    unpack(inline, layout.messages, FlatBuffer(buffer))
     return {slot.path[-1]: column for slot, column in zip(layout.slots, make_views(layout, buffer), strict=True)}

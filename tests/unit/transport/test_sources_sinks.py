@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, LeafPart, Message, Trailing as Column
 from tdserve.structure.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import (
-    FlatEnd,
-    IndexedEnd,
-    JoinedEnd,
-    LeafEnd,
-    RowEnd,
+    FlatBuffer,
+    IndexedSource,
+    JoinedSource,
+    LeafBuffers,
+    RowBuffers,
     Source,
     TrailingColumns,
     view_bytes,
@@ -46,11 +46,11 @@ def test_ends_when_filled_then_what_memory_held_between_the_parts_is_gone(kind: 
     columns = [np.array([5]), np.array([6])]
     tables, contents = [view_rows(leaf) for leaf in leaves], [view_bytes(leaf).numpy() for leaf in leaves]
     ends: dict[str, Source] = {
-        "leaves": LeafEnd(leaves, TrailingColumns(layout, lambda: columns)),
-        "joined": JoinedEnd([[each] for each in (*contents, *(column.view(np.uint8) for column in columns))]),
-        "indexed": IndexedEnd(layout, lambda slot: leaves[slot], lambda: columns),
-        "rows": RowEnd(layout, tables, np.array([2, 0, 1]), lambda: columns),
-        "run of rows": RowEnd(layout, tables, np.array([0, 1, 2]), lambda: columns),
+        "leaves": LeafBuffers(leaves, TrailingColumns(layout, lambda: columns)),
+        "joined": JoinedSource([[each] for each in (*contents, *(column.view(np.uint8) for column in columns))]),
+        "indexed": IndexedSource(layout, lambda slot: leaves[slot], lambda: columns),
+        "rows": RowBuffers(layout, tables, np.array([2, 0, 1]), lambda: columns),
+        "run of rows": RowBuffers(layout, tables, np.array([0, 1, 2]), lambda: columns),
     }
     (message,) = layout.messages
     staging = torch.full((message.nbytes,), 0xAB, dtype=torch.uint8)
@@ -64,9 +64,9 @@ def test_leaf_end_when_something_lies_between_its_leaves_then_neither_sent_nor_r
     storage = torch.arange(100, dtype=torch.float32)
     leaves = [storage[:6].view(3, 2), storage[16:22].view(3, 2)]  # 64 bytes apart, just as in the layout
     (message,) = layout_of(SMALL, SMALL).messages
-    assert LeafEnd(leaves).find_memory(message) is None
-    content = filled(LeafEnd([torch.zeros(3, 2), torch.zeros(3, 2)]), message)
-    LeafEnd(leaves).drain(message, content)
+    assert LeafBuffers(leaves).find_memory(message) is None
+    content = filled(LeafBuffers([torch.zeros(3, 2), torch.zeros(3, 2)]), message)
+    LeafBuffers(leaves).drain(message, content)
     assert torch.equal(storage[6:16], torch.arange(6.0, 16.0))
 
 
@@ -81,7 +81,7 @@ def test_as_bytes_when_viewed_then_shares_memory(dtype: torch.dtype) -> None:
 def test_leaf_end_when_a_message_is_one_leaf_then_its_own_memory() -> None:
     layout = layout_of(LARGE)
     leaf = torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)
-    place = LeafEnd([leaf]).find_memory(layout.messages[0])
+    place = LeafBuffers([leaf]).find_memory(layout.messages[0])
     assert place is not None
     place.fill_(9)
     assert bool((leaf == 9).all())
@@ -91,9 +91,9 @@ def test_leaf_end_when_a_message_has_several_leaves_then_copied_together() -> No
     layout = layout_of(SMALL, SMALL)
     leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
     (message,) = layout.messages
-    assert LeafEnd(leaves).find_memory(message) is None
+    assert LeafBuffers(leaves).find_memory(message) is None
     targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
-    LeafEnd(targets).drain(message, filled(LeafEnd(leaves), message))
+    LeafBuffers(targets).drain(message, filled(LeafBuffers(leaves), message))
     assert all(map(torch.equal, leaves, targets))
 
 
@@ -101,9 +101,9 @@ def test_leaf_end_when_bytes_are_known_then_takes_those_and_views_the_rest() -> 
     layout = layout_of(SMALL, SMALL)
     leaves = [torch.arange(6.0).view(3, 2), -torch.ones(3, 2)]
     known = [view_bytes(torch.full((3, 2), 7.0)).numpy()]
-    content = filled(LeafEnd(leaves, contents=known), layout.messages[0])
+    content = filled(LeafBuffers(leaves, contents=known), layout.messages[0])
     targets = [torch.zeros(3, 2), torch.zeros(3, 2)]
-    LeafEnd(targets).drain(layout.messages[0], content)
+    LeafBuffers(targets).drain(layout.messages[0], content)
     assert [target[0, 0].item() for target in targets] == [7.0, -1.0]
 
 
@@ -111,9 +111,9 @@ def test_leaf_end_when_targets_are_known_then_copied_to_and_the_rest_all_the_sam
     layout = layout_of(SMALL, TensorLeaf("bool", (3, 0)), SMALL)
     leaves = [torch.arange(6.0).view(3, 2), torch.zeros(3, 0, dtype=torch.bool), -torch.ones(3, 2)]
     (message,) = layout.messages
-    content = filled(LeafEnd(leaves), message)
+    content = filled(LeafBuffers(leaves), message)
     targets, other = [torch.zeros_like(leaf) for leaf in leaves], torch.zeros(3, 2)
-    end = LeafEnd(targets, targets=[view_bytes(other).numpy().data])
+    end = LeafBuffers(targets, targets=[view_bytes(other).numpy().data])
     for _ in range(2):
         end.drain(message, content)
     assert torch.equal(other, leaves[0])
@@ -125,8 +125,8 @@ def test_flat_end_when_filled_and_drained_then_the_buffer_itself() -> None:
     first = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
     second = first.clone()
     for message in layout.messages:
-        assert FlatEnd(first).find_memory(message).data_ptr() == first[message.offset :].data_ptr()
-        FlatEnd(second).drain(message, filled(FlatEnd(first), message))
+        assert FlatBuffer(first).find_memory(message).data_ptr() == first[message.offset :].data_ptr()
+        FlatBuffer(second).drain(message, filled(FlatBuffer(first), message))
     assert torch.equal(first, second)
 
 
@@ -138,7 +138,7 @@ def test_indexed_end_when_walked_then_each_leaf_is_taken_once() -> None:
         taken.append(slot)
         return torch.zeros(layout.slots[slot].shape[::-1], dtype=torch.uint8 if slot else torch.float32).T
 
-    end = IndexedEnd(layout, take)
+    end = IndexedSource(layout, take)
     pieces = [end.find_memory(message) for message in layout.messages]
     assert taken == [0, 1]
     assert [len(piece) for piece in pieces if piece is not None] == list(layout.message_nbytes)
@@ -156,7 +156,7 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
         calls.append("trailer")
         return [np.array([5]), np.array([6])]
 
-    end = IndexedEnd(layout, take, trail)
+    end = IndexedSource(layout, take, trail)
     assert end.find_memory(layout.messages[-1]) is None
     staging = filled(end, layout.messages[-1])
     assert calls == ["leaf", "trailer"]
@@ -177,7 +177,7 @@ def test_row_table_when_made_then_rows_of_bytes_in_the_same_memory(shape: Any, t
 def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
     layout = layout_of(LARGE)
     ring = torch.zeros(10, LARGE_LEAF_BYTES, dtype=torch.uint8)
-    place = RowEnd(layout, [view_rows(ring)], np.array([4, 5, 6])).find_memory(layout.messages[0])
+    place = RowBuffers(layout, [view_rows(ring)], np.array([4, 5, 6])).find_memory(layout.messages[0])
     assert place is not None
     place.fill_(1)
     assert ring.sum(1).nonzero().flatten().tolist() == [4, 5, 6]
@@ -187,11 +187,11 @@ def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
 def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
     layout = layout_of(SMALL, LARGE)
     rings = [torch.rand(10, 2), torch.randint(0, 256, (10, LARGE_LEAF_BYTES), dtype=torch.uint8)]
-    end = RowEnd(layout, [view_rows(ring) for ring in rings], np.array(rows))
+    end = RowBuffers(layout, [view_rows(ring) for ring in rings], np.array(rows))
     taken = [torch.zeros(3, 2), torch.zeros(3, LARGE_LEAF_BYTES, dtype=torch.uint8)]
     for message in layout.messages:
         assert len(message.parts) > 1 or end.find_memory(message) is None
-        LeafEnd(taken).drain(message, filled(end, message))
+        LeafBuffers(taken).drain(message, filled(end, message))
     assert all(torch.equal(ring[rows], leaf) for ring, leaf in zip(rings, taken, strict=True))
 
 
@@ -200,14 +200,14 @@ def test_row_end_when_rows_wrap_around_then_scattered_to_both_ends() -> None:
     ring = torch.zeros(10, 2)
     content = torch.arange(1.0, 7.0).view(3, 2)
     message = layout.messages[0]
-    RowEnd(layout, [view_rows(ring)], np.array([8, 9, 0])).drain(message, view_bytes(content))
+    RowBuffers(layout, [view_rows(ring)], np.array([8, 9, 0])).drain(message, view_bytes(content))
     assert torch.equal(ring[[8, 9, 0]], content)
     assert not ring[1:8].any()
 
 
 def test_row_end_when_there_is_no_row_then_nothing_to_do() -> None:
     spec = Spec(Node((0,), None, None, None, (("a", TensorLeaf("float32", (0, 2))),)))
-    RowEnd(Layout.from_spec(spec), [view_rows(torch.zeros(10, 2))], np.empty(0, np.int64))
+    RowBuffers(Layout.from_spec(spec), [view_rows(torch.zeros(10, 2))], np.empty(0, np.int64))
     assert Layout.from_spec(spec).messages == ()
 
 
@@ -216,7 +216,7 @@ def test_joined_when_pieces_fill_a_message_then_one_after_the_other() -> None:
     layout = Layout.from_spec(spec)
     whole = {"a": np.arange(15, dtype=np.uint8), "b": np.arange(100, 105, dtype=np.uint8)}
     pieces = [(whole["a"][:6], whole["a"][6:]), (whole["b"][:2], whole["b"][2:])]
-    end = JoinedEnd(pieces)
+    end = JoinedSource(pieces)
     (message,) = layout.messages
     assert end.find_memory(message) is None
     staging = torch.zeros(message.nbytes, dtype=torch.uint8)
@@ -229,7 +229,7 @@ def test_joined_when_a_message_lies_inside_one_piece_then_sent_from_its_place() 
     pieces = [(np.arange(10, dtype=np.uint8), np.arange(10, 30, dtype=np.uint8))]
     inside = Message(0, 5, (LeafPart(0, 12, 17, 0),))
     across = Message(0, 5, (LeafPart(0, 8, 13, 0),))
-    end = JoinedEnd(pieces)
+    end = JoinedSource(pieces)
     direct = end.find_memory(inside)
     assert direct is not None
     assert direct.data_ptr() == pieces[0][1].ctypes.data + 2

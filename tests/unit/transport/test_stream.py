@@ -18,7 +18,7 @@ from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.copy_ahead import MIN_APART_BYTES
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import FlatEnd, IndexedEnd, LeafEnd
+from tdserve.transport.sources_sinks import FlatBuffer, IndexedSource, LeafBuffers
 from tdserve.transport.stream import (
     FILLED_UNDER_WAY,
     MESSAGES_AT_ONCE,
@@ -66,9 +66,9 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
         return [np.array([77])]
 
     with ThreadPoolExecutor(1) as thread:
-        source = IndexedEnd(layout, leaves.__getitem__, trail)
+        source = IndexedSource(layout, leaves.__getitem__, trail)
         sending = thread.submit(send_messages, ours, 0, layout.messages, source, pool=BufferPool(), timeout_s=5.0)
-        recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
+        recv_messages(theirs, 0, layout.messages, FlatBuffer(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)
     assert has_arrived == [True] * 4
     assert received[layout.slots[-1].offset :][:8].view(torch.int64).item() == 77
@@ -92,19 +92,19 @@ def test_move_when_memory_is_direct_and_nothing_else_is_announced_then_all_is_po
             ours,
             0,
             layout.messages,
-            FlatEnd(content),
+            FlatBuffer(content),
             pool=BufferPool(),
             timeout_s=5.0,
             fills_last_after_sends=False,
         )
         wait_for_posted(ours.state.sends, 20)
-        recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=5.0)
+        recv_messages(theirs, 0, layout.messages, FlatBuffer(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)
         assert torch.equal(content, received)
-        sink = FlatEnd(torch.zeros_like(content))
+        sink = FlatBuffer(torch.zeros_like(content))
         receiving = thread.submit(recv_messages, theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=5.0)
         wait_for_posted(ours.state.recvs, 20)
-        ours.wait_all(start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool()), 5.0)
+        ours.wait_all(start_send(ours, 0, layout.messages, FlatBuffer(content), BufferPool()), 5.0)
         receiving.result(5.0)
 
 
@@ -114,13 +114,13 @@ def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_fo
     received = [torch.zeros_like(leaf) for leaf in leaves]
     ours, theirs = LoopbackChannel.make_pair()
     with ThreadPoolExecutor(1) as thread:
-        arguments = layout.messages, LeafEnd(leaves)
+        arguments = layout.messages, LeafBuffers(leaves)
         sending = thread.submit(
             send_messages, ours, 0, *arguments, pool=BufferPool(), timeout_s=5.0, fills_last_after_sends=False
         )
         for messages in (layout.messages[:1], layout.messages[1:]):
             wait_for_posted(ours.state.sends, FILLED_UNDER_WAY)
-            recv_messages(theirs, 0, messages, LeafEnd(received), pool=BufferPool(), timeout_s=5.0)
+            recv_messages(theirs, 0, messages, LeafBuffers(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)
     assert all(map(torch.equal, leaves, received))
 
@@ -131,13 +131,13 @@ def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_
     received = [torch.zeros_like(leaf) for leaf in leaves]
     ours, theirs = LoopbackChannel.make_pair()
     with ThreadPoolExecutor(1) as thread:
-        arguments = layout.messages, LeafEnd(received)
+        arguments = layout.messages, LeafBuffers(received)
         receiving = thread.submit(recv_messages, theirs, 0, *arguments, pool=BufferPool(), timeout_s=5.0)
         wait_for_posted(ours.state.recvs, RECEIVES_UNDER_WAY)
-        ours.wait_all(start_send(ours, 0, layout.messages[:1], LeafEnd(leaves), BufferPool()), 5.0)
+        ours.wait_all(start_send(ours, 0, layout.messages[:1], LeafBuffers(leaves), BufferPool()), 5.0)
         wait_for_posted(ours.state.recvs, RECEIVES_UNDER_WAY)  # one more
         assert torch.equal(received[0], leaves[0])
-        ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafEnd(leaves), BufferPool()), 5.0)
+        ours.wait_all(start_send(ours, 0, layout.messages[1:], LeafBuffers(leaves), BufferPool()), 5.0)
         receiving.result(5.0)
     assert all(map(torch.equal, leaves, received))
 
@@ -189,10 +189,10 @@ def test_start_send_when_no_peer_receives_then_returns_and_all_is_posted() -> No
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(5, num_small=3)
     content = random_bytes(layout.nbytes)
-    works = start_send(ours, 0, layout.messages, FlatEnd(content), BufferPool())
+    works = start_send(ours, 0, layout.messages, FlatBuffer(content), BufferPool())
     assert len(works) == len(layout.messages) == 6
     received = torch.zeros_like(content)
-    recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=1.0)
+    recv_messages(theirs, 0, layout.messages, FlatBuffer(received), pool=BufferPool(), timeout_s=1.0)
     ours.wait_all(works, 0.0)
     for slot in layout.slots:
         assert torch.equal(received[slot.offset :][: slot.nbytes], content[slot.offset :][: slot.nbytes])
@@ -204,7 +204,7 @@ def test_send_messages_when_time_is_over_then_deadline_names_the_whole_time_and_
 ) -> None:
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(num_messages)
-    source = FlatEnd(random_bytes(layout.nbytes))
+    source = FlatBuffer(random_bytes(layout.nbytes))
     with pytest.raises(DeadlineExceededError, match=r"a transfer did not happen within 0\.01 s"):
         send_messages(ours, 0, layout.messages, source, pool=BufferPool(), timeout_s=0.01)
     with pytest.raises(PeerLostError):
@@ -215,7 +215,7 @@ def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_
     # Otherwise the receives that were posted would take what is sent to the next one.
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(2)
-    sink = FlatEnd(random_bytes(layout.nbytes))
+    sink = FlatBuffer(random_bytes(layout.nbytes))
     with pytest.raises(DeadlineExceededError):
         recv_messages(theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=0.0)
     with pytest.raises(PeerLostError):
@@ -225,25 +225,25 @@ def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_
 def test_recv_messages_when_all_is_there_then_needs_no_time() -> None:
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(7)
-    works = start_send(ours, 0, layout.messages, FlatEnd(random_bytes(layout.nbytes)), BufferPool())
+    works = start_send(ours, 0, layout.messages, FlatBuffer(random_bytes(layout.nbytes)), BufferPool())
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    recv_messages(theirs, 0, layout.messages, FlatEnd(received), pool=BufferPool(), timeout_s=0.0)
+    recv_messages(theirs, 0, layout.messages, FlatBuffer(received), pool=BufferPool(), timeout_s=0.0)
     ours.wait_all(works, 0.0)
 
 
 def test_unpack_when_packed_then_equal() -> None:
     layout = layout_of(1, num_small=2)
     leaves = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 1.0]), random_bytes(LARGE_LEAF_BYTES)]
-    packed = pack(layout.messages, LeafEnd(leaves))
+    packed = pack(layout.messages, LeafBuffers(leaves))
     assert len(packed) == sum(layout.message_nbytes)
     received = [torch.zeros_like(leaf) for leaf in leaves]
-    unpack(packed, layout.messages, LeafEnd(received))
+    unpack(packed, layout.messages, LeafBuffers(received))
     assert all(map(torch.equal, leaves, received))
 
 
 def test_pack_when_there_is_nothing_then_empty() -> None:
-    assert pack((), LeafEnd([])) == b""
-    unpack(b"", (), LeafEnd([]))
+    assert pack((), LeafBuffers([])) == b""
+    unpack(b"", (), LeafBuffers([]))
 
 
 SLOW_S = 0.1
@@ -262,7 +262,7 @@ def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -
 
     with ThreadPoolExecutor(1) as thread:
         receiving = thread.submit(receive)
-        send_messages(ours, 0, layout.messages, FlatEnd(buffer), pool=BufferPool(), timeout_s=PerMessage(6 * SLOW_S))
+        send_messages(ours, 0, layout.messages, FlatBuffer(buffer), pool=BufferPool(), timeout_s=PerMessage(6 * SLOW_S))
         receiving.result(5.0)
 
 
@@ -279,6 +279,6 @@ def test_recv_messages_when_slow_but_moving_then_not_given_up() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         sending = thread.submit(send)
-        sink = FlatEnd(buffer.clone())
+        sink = FlatBuffer(buffer.clone())
         recv_messages(theirs, 0, layout.messages, sink, pool=BufferPool(), timeout_s=timeout_s)
         sending.result(5.0)

@@ -15,7 +15,7 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, read_layout, 
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.transport.sources_sinks import FlatEnd, view_bytes
+from tdserve.transport.sources_sinks import FlatBuffer, view_bytes
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
@@ -31,7 +31,7 @@ EVERYTHING = 1 << 30
 def columns(layout: Layout, content: bytes) -> dict[str, torch.Tensor]:
     """Concatenates messages, as uint8 by the last key."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    unpack(content, layout.messages, FlatEnd(buffer))
+    unpack(content, layout.messages, FlatBuffer(buffer))
     return {slot.path[-1]: buffer[slot.offset : slot.offset + slot.nbytes] for slot in layout.slots}
 
 
@@ -143,9 +143,11 @@ def test_receive_rows_when_sent_then_in_their_places_and_nowhere_else(peer: Peer
     content = control_pb2.Content(message_nbytes=layout.message_nbytes)
     order = worker_pb2.ReceiveRows(store=store.ref, rows=rows(5, 0), content=content)
     peer.put(worker_pb2.Order(tag=9, receive_rows=order))
-    peer.channel.wait_all(start_send(peer.channel, 9, layout.messages, FlatEnd(buffer), peer.context.pool), TIMEOUT_S)
+    peer.channel.wait_all(
+        start_send(peer.channel, 9, layout.messages, FlatBuffer(buffer), peer.context.pool), TIMEOUT_S
+    )
     assert peer.next_report().HasField("done")
-    sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
+    sent = columns(layout, pack(layout.messages, FlatBuffer(buffer)))["large"]
     assert torch.equal(view_bytes(store.leaves[("large",)][[5, 0]]), sent)
     assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
 
@@ -292,12 +294,14 @@ def test_staged_write_when_applied_twice_then_as_once(peer: Peer, store: StoredT
     staged = worker_pb2.ReceiveSelection(**common, staging=str(tmp_path / "staging" / "0"))
     peer.put(worker_pb2.Order(tag=3, receive_selection=staged))
     before = store.leaves[("large",)].clone()
-    peer.channel.wait_all(start_send(peer.channel, 3, layout.messages, FlatEnd(buffer), peer.context.pool), TIMEOUT_S)
+    peer.channel.wait_all(
+        start_send(peer.channel, 3, layout.messages, FlatBuffer(buffer), peer.context.pool), TIMEOUT_S
+    )
     assert peer.next_report().HasField("done")
     assert torch.equal(store.leaves[("large",)], before)
     for _ in range(2):
         peer.done(apply_staged=worker_pb2.ApplyStaged(**common, staging=staged.staging))
-        sent = columns(layout, pack(layout.messages, FlatEnd(buffer)))["large"]
+        sent = columns(layout, pack(layout.messages, FlatBuffer(buffer)))["large"]
         assert torch.equal(view_bytes(store.leaves[("large",)][[5, 0]]), sent)
     assert torch.equal(store.leaves[("large",)][1:5], before[1:5])
 

@@ -12,7 +12,7 @@ from tdserve.messages.content import ReadStatus, read_layout, select_spec
 from tdserve.messages.layout import Layout, Message
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.tags import make_tag
-from tdserve.transport.sources_sinks import FlatEnd, Source
+from tdserve.transport.sources_sinks import FlatBuffer, Source
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import content_pb2, control_pb2
 from tdserve.worker.small_reads import SENT, ReadCounts, SmallReads
@@ -53,7 +53,7 @@ def columns(store: StoredTensorDict, index: Any, content: bytes) -> tuple[list[i
     """The small leaf, flat, and the status."""
     layout = read_layout(select_spec(store.spec, parse(index), [("small",)]))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    unpack(content, layout.messages, FlatEnd(buffer))
+    unpack(content, layout.messages, FlatBuffer(buffer))
     small, status = (buffer[slot.offset : slot.offset + slot.nbytes].view(torch.int64) for slot in layout.slots)
     return small.tolist(), status.tolist()
 

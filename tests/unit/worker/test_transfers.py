@@ -11,7 +11,7 @@ from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.store.spools import read_spooled
 from tdserve.structure.capture import capture
-from tdserve.transport.sources_sinks import LeafEnd, view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.transfers import MAX_UNAWAITED_BYTES, receive_write, send_read, spool_values
@@ -23,7 +23,7 @@ ORDER = worker_pb2.Order(tag=6, is_accepted=True)
 
 
 def test_answer_when_inline_then_in_the_report(peer: Peer) -> None:
-    worked = send_read(peer.session.lane, ORDER, LAYOUT, LeafEnd([LEAF]), values=b"v", inline=True)
+    worked = send_read(peer.session.lane, ORDER, LAYOUT, LeafBuffers([LEAF]), values=b"v", inline=True)
     assert (worked.inline, worked.values, worked.nbytes_moved) == (LEAF.numpy().tobytes(), b"v", 0)
 
 
@@ -31,7 +31,7 @@ def test_answer_when_not_inline_then_over_the_channel_under_its_tag(peer: Peer) 
     peer.open_channel()
     received = torch.zeros(40, dtype=torch.uint8)
     receiving = peer.channel.recv(received, 6)
-    worked = send_read(peer.session.lane, ORDER, LAYOUT, LeafEnd([LEAF]), values=b"", inline=False)
+    worked = send_read(peer.session.lane, ORDER, LAYOUT, LeafBuffers([LEAF]), values=b"", inline=False)
     receiving.wait(TIMEOUT_S)
     assert worked.nbytes_moved == 40
     assert torch.equal(received.view(torch.float32), LEAF)
@@ -44,7 +44,7 @@ def test_answer_when_small_then_does_not_wait_for_the_client(peer: Peer) -> None
             peer.session.lane,
             worker_pb2.Order(tag=tag, is_accepted=True),
             LAYOUT,
-            LeafEnd([LEAF]),
+            LeafBuffers([LEAF]),
             values=b"",
             inline=False,
         )
@@ -59,14 +59,14 @@ def test_answer_when_large_then_waits_for_the_client() -> None:
     leaf = torch.zeros(MAX_UNAWAITED_BYTES // 4 + 1)
     layout = Layout.from_spec(capture(TensorDict({"a": leaf}, [])).spec)
     with pytest.raises(DeadlineExceededError):
-        send_read(peer.session.lane, ORDER, layout, LeafEnd([leaf]), values=b"", inline=False)
+        send_read(peer.session.lane, ORDER, layout, LeafBuffers([leaf]), values=b"", inline=False)
     peer.close()
 
 
 def test_take_when_inline_then_from_the_message(peer: Peer) -> None:
     target = torch.zeros(10)
-    content = control_pb2.Content(inline=pack(LAYOUT.messages, LeafEnd([LEAF])))
-    receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([target]))
+    content = control_pb2.Content(inline=pack(LAYOUT.messages, LeafBuffers([LEAF])))
+    receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafBuffers([target]))
     assert torch.equal(target, LEAF)
 
 
@@ -89,7 +89,7 @@ def test_take_when_the_sizes_are_not_the_layouts_then_refused_before_a_byte(
     # gloo would end this process if more came than it was told to expect.
     target = torch.zeros(10)
     with pytest.raises(RemoteProtocolError, match="bytes"):
-        receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([target]))
+        receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafBuffers([target]))
     assert not target.any()
 
 
@@ -109,7 +109,9 @@ MANY = bytes(range(256)) * (MIN_SENT_VALUES_BYTES // 256)
 def test_answer_when_values_are_many_then_announced_and_behind_the_leaves(peer: Peer, inline: bool) -> None:
     peer.open_channel()
     order = worker_pb2.Order(order=3, tag=6)
-    worked = send_read(peer.session.lane, order, LAYOUT, LeafEnd([LEAF]), values=MANY, inline=inline, sends_values=True)
+    worked = send_read(
+        peer.session.lane, order, LAYOUT, LeafBuffers([LEAF]), values=MANY, inline=inline, sends_values=True
+    )
     prepared = peer.next_report().prepared
     assert (prepared.values, prepared.values_nbytes) == (b"", len(MANY))
     leaf, values = receive(peer, (40, len(MANY)), 6)
@@ -124,7 +126,7 @@ def test_answer_when_values_are_few_or_the_client_takes_none_then_in_the_report(
     peer: Peer, values: bytes, sends_values: bool
 ) -> None:
     worked = send_read(
-        peer.session.lane, ORDER, LAYOUT, LeafEnd([LEAF]), values=values, inline=True, sends_values=sends_values
+        peer.session.lane, ORDER, LAYOUT, LeafBuffers([LEAF]), values=values, inline=True, sends_values=sends_values
     )
     assert (worked.values, worked.nbytes_moved) == (values, 0)
     assert worked.HasField("inline")
@@ -140,7 +142,7 @@ def test_take_when_values_follow_then_in_the_spool_and_the_leaves_in_their_place
     sent = torch.split(torch.cat([view_bytes(LEAF), values]), list(sizes))
     works = [peer.channel.send(buffer, 6) for buffer in sent]
     with spool_values(content, spool) as end:
-        worked = receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([target]), values=end)
+        worked = receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafBuffers([target]), values=end)
     peer.channel.wait_all(works, TIMEOUT_S)
     assert torch.equal(target, LEAF)
     assert read_spooled(spool, 0, nbytes) == values.numpy().tobytes()
@@ -150,4 +152,4 @@ def test_take_when_values_follow_then_in_the_spool_and_the_leaves_in_their_place
 def test_take_when_values_follow_and_nothing_takes_them_then_refused_before_a_byte(peer: Peer) -> None:
     content = control_pb2.Content(message_nbytes=[40, 70_000], values_nbytes=70_000)
     with spool_values(control_pb2.Content(), "") as nothing, pytest.raises(RemoteProtocolError, match="70000"):
-        receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafEnd([torch.zeros(10)]), values=nothing)
+        receive_write(peer.session.lane, ORDER, content, LAYOUT, LeafBuffers([torch.zeros(10)]), values=nothing)

@@ -14,7 +14,7 @@ from tdserve.structure.capture import capture
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
-from tdserve.transport.sources_sinks import LeafEnd
+from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.worker.peer import TIMEOUT_S, Peer, receive
@@ -23,7 +23,7 @@ TD = TensorDict({"w": torch.rand(300, 1000), "b": torch.arange(5)}, [])
 CAPTURED = capture(TD)
 LAYOUT = write_layout(CAPTURED.spec)
 LEAVES = [CAPTURED.tensors[slot.path] for slot in LAYOUT.slots]
-INLINE = control_pb2.Content(inline=pack(LAYOUT.messages, LeafEnd(LEAVES)))
+INLINE = control_pb2.Content(inline=pack(LAYOUT.messages, LeafBuffers(LEAVES)))
 
 
 def ref(path: Path) -> worker_pb2.VersionRef:
@@ -45,13 +45,15 @@ def test_receive_when_over_the_channel_then_straight_into_the_file_and_out_again
     content = control_pb2.Content(message_nbytes=LAYOUT.message_nbytes)
     order = worker_pb2.ReceiveVersion(version=ref(path), content=content)
     peer.put(worker_pb2.Order(tag=1, receive_version=order))
-    peer.channel.wait_all(start_send(peer.channel, 1, LAYOUT.messages, LeafEnd(LEAVES), peer.context.pool), TIMEOUT_S)
+    peer.channel.wait_all(
+        start_send(peer.channel, 1, LAYOUT.messages, LeafBuffers(LEAVES), peer.context.pool), TIMEOUT_S
+    )
     assert peer.next_report().HasField("done")
     peer.put(worker_pb2.Order(tag=2, is_accepted=True, send_version=worker_pb2.SendVersion(version=ref(path))))
     layout = read_layout(CAPTURED.spec)
     messages = receive(peer, layout.message_nbytes, 2)
     found = [*map(torch.zeros_like, LEAVES), torch.zeros(8, dtype=torch.int64)]
-    unpack(b"".join(message.numpy().tobytes() for message in messages), layout.messages, LeafEnd(found))
+    unpack(b"".join(message.numpy().tobytes() for message in messages), layout.messages, LeafBuffers(found))
     assert all(map(torch.equal, found, LEAVES))
     assert peer.next_report().HasField("done")
 
@@ -84,7 +86,7 @@ def test_send_when_only_some_leaves_are_wanted_or_in_another_dtype_then_these(
     worked = peer.done(send_version=wanted)
     layout = read_layout(select_leaves(convert_floats(CAPTURED.spec, dtype), numbers), is_packed=True)
     found = [torch.zeros(slot.shape, dtype=to_torch(slot.dtype)) for slot in layout.slots]
-    unpack(worked.inline, layout.messages, LeafEnd(found))
+    unpack(worked.inline, layout.messages, LeafBuffers(found))
     for slot, leaf in zip(layout.slots[: layout.num_leaves], found, strict=False):
         assert torch.equal(leaf, CAPTURED.tensors[slot.path].to(to_torch(slot.dtype)))
     assert len(found) == len(numbers) + 1

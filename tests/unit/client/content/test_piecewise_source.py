@@ -9,7 +9,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.leaves import ReadEnd
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
 from tdserve.structure.tree import Node, Spec, TensorLeaf
-from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.sources_sinks import FlatBuffer
 
 
 def layout() -> Layout:
@@ -29,7 +29,7 @@ def test_read_end_when_leaves_are_read_then_sends_what_memory_would() -> None:
     plan = layout()
     source = ReadEnd([read if slot.path == ("b",) else small[slot.path[0]] for slot in plan.slots])
     buffer = torch.zeros(plan.nbytes, dtype=torch.uint8)
-    sink = FlatEnd(buffer)
+    sink = FlatBuffer(buffer)
     for message in plan.messages:
         content = source.find_memory(message)
         if content is None:

@@ -12,7 +12,7 @@ from tdserve.client.session.session import Session
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import MAX_MESSAGE_BYTES
 from tdserve.structure.capture import capture
-from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import unpack
 from tdserve.v1 import control_pb2
 
@@ -32,7 +32,7 @@ def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
     assert found.on_permit is None
     assert (found.message.fingerprint, list(found.message.message_nbytes)) == (b"f", [])
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    unpack(found.message.inline, layout.messages, FlatEnd(buffer))
+    unpack(found.message.inline, layout.messages, FlatBuffer(buffer))
     columns = {slot.path: column for slot, column in zip(layout.slots, make_views(layout, buffer), strict=True)}
     assert torch.equal(columns[("a",)], TD["a"])  # it was not contiguous
     assert torch.equal(columns[("b",)], TD["b"].resolve_conj())

@@ -13,7 +13,7 @@ from tdserve.client.transfers.download import receive_content
 from tdserve.messages.content import read_layout
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import LeafEnd, view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
 from tdserve.transport.stream import pack
 from tests.unit.client.flat_content import status
 
@@ -30,7 +30,7 @@ def places() -> Leaves:
 
 @pytest.mark.parametrize("into", [None, places()])
 def test_receive_when_inline_then_the_columns(into: Leaves | None) -> None:
-    inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
+    inline = pack(LAYOUT.messages, LeafBuffers(COLUMNS))
     session: Any = None  # inline content needs none
     found = receive_content(LAYOUT, session, 0, pool=BufferPool(), timeout_s=1.0, inline=inline, into=into)
     assert torch.equal(found.get_leaves()[("a",)], TD["a"])
@@ -50,7 +50,7 @@ def test_receive_when_inline_of_another_length_then_error_and_nothing_written() 
 def test_receive_when_the_pool_is_shared_then_small_content_lies_in_its_memory_too() -> None:
     pool = WorkerPool()
     session: Any = None
-    inline = pack(LAYOUT.messages, LeafEnd(COLUMNS))
+    inline = pack(LAYOUT.messages, LeafBuffers(COLUMNS))
     found = receive_content(LAYOUT, session, 0, pool=pool, timeout_s=1.0, inline=inline)
     assert all(torch.equal(got, sent) for got, sent in zip(found.columns, COLUMNS, strict=True))
     assert pool.send(found.columns[0].untyped_storage()) is not None

@@ -14,7 +14,7 @@ from tdserve.client.relays.kept_version import compute_checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
 from tdserve.structure.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
-from tdserve.transport.sources_sinks import FlatEnd
+from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import start_send
 from tdserve.v1 import control_pb2
 from tests.gloo_secret import SECRET
@@ -132,7 +132,7 @@ def test_take_when_the_time_is_up_then_the_link_has_failed_though_it_still_comes
 def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_of_it(is_filled: bool) -> None:
     server, channel = LoopbackChannel.make_pair()
     with office() as between:
-        works = start_send(server, 7, LAYOUT.messages, FlatEnd(content()), POOL)
+        works = start_send(server, 7, LAYOUT.messages, FlatBuffer(content()), POOL)
         td, into = out()
         given = into if is_filled else None
         received = receive_kept(
