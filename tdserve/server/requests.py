@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tdserve.base.call_times import CallTimes
@@ -49,23 +51,37 @@ from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
 
-_WITH_CONTENT = ("write", "extend", "publish", "alter", "put")
-"""Kinds of requests whose content is sent before they are answered."""
-
-_EXPECTING = ("sample", "read")
-"""Kinds of requests whose client may already wait for content that the server has not announced."""
-
 ANSWER_PAGES = 8
 """A page of keys counts as the memory limit divided by this, at most."""
 
 _REFUSED = ServerBusyError.code
 """Code of a request that is refused before it has begun, or whose attempt was cancelled."""
 
-_NAMING = ("create_store", "delete_store", "adopt")
-"""Kinds of requests that have the name of a store in ``name``."""
 
-_ONCE = (*_WITH_CONTENT, "change", "adopt", "remove", "create_store", "delete_store", "end_filling")
-"""Kinds of requests whose retry must change nothing twice."""
+@dataclass(frozen=True)
+class RequestTraits:
+    """What the router does with a kind of requests.
+
+    Attributes:
+        handler: Carries out a request; returns its answer, None if that was sent.
+        has_content: Whether content is sent before the request is answered.
+        may_expect: Whether the client may already wait for content that the server has not announced.
+        is_once: Whether a retry must change nothing twice: then it is answered from the record of the first attempt.
+        store_field: The field that has the name of a store.
+        uses_store: Whether a store is used. Requests that move one are served while it is sealed.
+    """
+
+    handler: _Handler
+    has_content: bool = False
+    may_expect: bool = False
+    is_once: bool = False
+    store_field: str = "store"
+    uses_store: bool = True
+
+
+_make_once = partial(RequestTraits, is_once=True)
+_make_write = partial(RequestTraits, is_once=True, has_content=True)
+_make_read = partial(RequestTraits, may_expect=True)
 
 
 class Requests:
@@ -126,27 +142,27 @@ class Requests:
         self._samples = samples
         self._reads = reads
         self._writes = writes
-        self._handlers: dict[str, _Handler] = {
-            "extend": extends.extend,
-            "sample": samples.sample,
-            "change": changes.change,
-            "alter": alterations.alter,
-            "publish": publishing.publish,
-            "latest": publishing.send_latest,
-            "taken": relays.check_taken,
-            "join_group": groups.join,
-            "adopt": adoption.adopt,
-            "put": entries.put,
-            "get": entries.get,
-            "remove": entries.remove,
-            "list": entries.list,
-            "create_store": store_requests.create,
-            "delete_store": store_requests.delete,
-            "end_filling": store_requests.end_filling,
-            "catalog": catalog.serve,
-            **moves.handlers,
-            "read": self._read,
-            "write": self._write,
+        self._traits = {
+            "extend": _make_write(extends.extend),
+            "publish": _make_write(publishing.publish),
+            "alter": _make_write(alterations.alter),
+            "put": _make_write(entries.put),
+            "write": _make_write(self._write),
+            "sample": _make_read(samples.sample),
+            "read": _make_read(self._read),
+            "change": _make_once(changes.change),
+            "remove": _make_once(entries.remove),
+            "end_filling": _make_once(store_requests.end_filling),
+            "adopt": _make_once(adoption.adopt, store_field="name"),
+            "create_store": _make_once(store_requests.create, store_field="name"),
+            "delete_store": _make_once(store_requests.delete, store_field="name"),
+            "latest": RequestTraits(publishing.send_latest),
+            "taken": RequestTraits(relays.check_taken),
+            "join_group": RequestTraits(groups.join),
+            "get": RequestTraits(entries.get),
+            "list": RequestTraits(entries.list),
+            "catalog": RequestTraits(catalog.serve),
+            **{kind: RequestTraits(handler, uses_store=False) for kind, handler in moves.handlers.items()},
         }
 
     async def serve(
@@ -164,7 +180,7 @@ class Requests:
             if await self._wait_for_earlier_attempt(session, kind, message):
                 code = await self._answer(session, kind, message, ahead)
         finally:
-            self.call_times.count(kind if kind in self._handlers else "unknown", time.perf_counter() - begun_s, code)
+            self.call_times.count(kind if kind in self._traits else "unknown", time.perf_counter() - begun_s, code)
             session.num_requests += 1
             session.num_errors += bool(code)
             if self.traces is not None and span is not None:
@@ -179,7 +195,7 @@ class Requests:
         error, "" for success."""
         request = message.request
         failure: TDServeError
-        if _has_messages(kind, message):
+        if _has_messages(self._traits.get(kind), kind, message):
             session.bind(request, message.channel)
         try:
             await self._carry_out(session, kind, message, ahead)
@@ -227,7 +243,7 @@ class Requests:
             refusal = error
         except asyncio.CancelledError:
             refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
-        if kind in _WITH_CONTENT:
+        if (traits := self._traits.get(kind)) is not None and traits.has_content:
             session.discard(request, getattr(message, kind).content, channel_number=message.channel)
         await self._refuse(session, request, refusal)
         if request not in session.requests:  # else it belongs to the one under way
@@ -241,54 +257,59 @@ class Requests:
     async def _carry_out(
         self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
     ) -> None:
-        """Has a request handled and its result sent; one that was committed before is answered from its record."""
-        handler, request = self._handlers.get(kind), message.request
-        if handler is None:
+        """Has a request handled and its result sent; content that nothing has taken is discarded."""
+        traits, request = self._traits.get(kind), message.request
+        if traits is None:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
         try:
             with session.admit(kind, asked):
-                if kind in _WITH_CONTENT:
+                if traits.has_content:
                     self._held.check_values(asked.content)
                 place_lists(message, ahead)
-                await self._carry_out_once(session, handler, kind, message)
+                await self._carry_out_once(session, kind, message)
         except BaseException:
-            if kind in _WITH_CONTENT and request not in session.accepted_requests:
+            if traits.has_content and request not in session.accepted_requests:
                 session.discard(request, asked.content)
-            elif kind in _EXPECTING and asked.message_nbytes and request not in session.accepted_requests:
+            elif traits.may_expect and asked.message_nbytes and request not in session.accepted_requests:
                 session.send_void(request, asked.message_nbytes)
             raise
 
-    async def _carry_out_once(
-        self, session: ClientSession, handler: _Handler, kind: str, message: control_pb2.ClientMessage
-    ) -> None:
-        request, asked = message.request, getattr(message, kind)
-        if kind in self.moves.handlers:  # no use of a store
-            await self._handle(session, handler, kind, message)
+    async def _carry_out_once(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
+        """Runs the handler, with its store kept from being sealed, unless an earlier attempt was committed."""
+        traits, asked = self._traits[kind], getattr(message, kind)
+        if not traits.uses_store:
+            await self._run_handler(session, kind, message)
             return
-        name = getattr(asked, "store", "")
-        if (store := self._stores.find_used(name)) is not None:
+        if (store := self._stores.find_used(getattr(asked, "store", ""))) is not None:
             # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
             store.catch_up(session.client_id if kind == "extend" else b"")
-        if kind in _ONCE:
-            if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                if kind in _WITH_CONTENT:
-                    session.discard(request, asked.content)
-                await self._sync(kind, asked, is_deleted=kind == "delete_store")
-                await session.send_done(request, control_pb2.Done.FromString(answered))
+        if traits.is_once:
+            if await self._answer_from_record(session, kind, message):
                 return
             self._answers.check_room(session.client_id)
-        name = _get_store_name(kind, asked)
+        name = self._get_store_name(kind, asked)
         self._stores.seals.begin(name)
         try:
-            await self._handle(session, handler, kind, message)
+            await self._run_handler(session, kind, message)
         finally:
             self._stores.seals.end(name)
 
-    async def _handle(
-        self, session: ClientSession, handler: _Handler, kind: str, message: control_pb2.ClientMessage
-    ) -> None:
-        asked = getattr(message, kind)
+    async def _answer_from_record(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
+        """Answers a request whose earlier attempt was committed; returns whether it was."""
+        request, asked = message.request, getattr(message, kind)
+        answered = self._answers.find_earlier(session.client_id, request)
+        if answered is None:
+            return False
+        if self._traits[kind].has_content:
+            session.discard(request, asked.content)
+        await self._sync(kind, asked, is_deleted=kind == "delete_store")
+        await session.send_done(request, control_pb2.Done.FromString(answered))
+        return True
+
+    async def _run_handler(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
+        """Runs the handler of a request as soon as its store is open and memory admits it; sends the answer."""
+        traits, asked = self._traits[kind], getattr(message, kind)
         name = getattr(asked, "store", "")
         if self._stores.is_long_to_open(name):
             with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
@@ -298,16 +319,20 @@ class Requests:
             kind, asked, max_answer_nbytes=self._held.limit_bytes // ANSWER_PAGES
         )
         with self._held.admit(session, f"a request of kind {kind!r}", nbytes):
-            done = await handler(session, message.request, asked)
-            if kind in _ONCE:
+            done = await traits.handler(session, message.request, asked)
+            if traits.is_once:
                 await self._sync(kind, asked)
             if done is not None:  # a client that does not read leaves its answers in memory
                 with self._held.count_during(session, done.ByteSize()):
                     await session.send_done(message.request, done)
 
+    def _get_store_name(self, kind: str, asked: Any) -> str:
+        """Returns the name of the store that a request is about; "" if it is about none."""
+        return str(getattr(asked, self._traits[kind].store_field, ""))
+
     async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:
         """Waits until a write has reached the disk, if its store requires that before the answer, or may have."""
-        record = self._stores.catalog.find(_get_store_name(kind, asked))
+        record = self._stores.catalog.find(self._get_store_name(kind, asked))
         if is_deleted or (record is not None and record.durability == "disk"):
             await inline_tasks.ensure_task()
             await self._syncing.wait_synced("" if record is None else record.uid)
@@ -353,14 +378,10 @@ class Requests:
         return await self._writes.write(session, request, asked)
 
 
-def _get_store_name(kind: str, asked: Any) -> str:
-    """Returns the name of the store that a request is about; "" if it is about none."""
-    name: str = asked.name if kind in _NAMING else getattr(asked, "store", "")
-    return name
-
-
-def _has_messages(kind: str, message: control_pb2.ClientMessage) -> bool:
+def _has_messages(traits: RequestTraits | None, kind: str, message: control_pb2.ClientMessage) -> bool:
     """Returns whether data messages of a request are sent, or awaited, before it is answered."""
-    if kind in _WITH_CONTENT:
+    if traits is None:
+        return False
+    if traits.has_content:
         return bool(getattr(message, kind).content.message_nbytes)
-    return kind in _EXPECTING and bool(getattr(message, kind).message_nbytes)
+    return traits.may_expect and bool(getattr(message, kind).message_nbytes)
