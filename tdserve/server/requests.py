@@ -194,29 +194,25 @@ class Requests:
         """Carries out a request that has begun, and ends it; whatever fails becomes its answer. Returns the code of the
         error, "" for success."""
         request = message.request
-        failure: TDServeError
         if _has_messages(self._traits.get(kind), kind, message):
             session.bind(request, message.channel)
         try:
             await self._carry_out(session, kind, message, ahead)
             return ""
+        # No error stays in a variable of this call, which is in its traceback: only the collector would free both.
         except ServerBusyError as error:
-            failure = error
             await self._refuse(session, request, error)
+            return error.code
         except TDServeError as error:
-            failure = await self._find_reason(error, kind, message)
-            await session.fail(request, failure)
+            return await _report(session, request, await self._find_reason(error, kind, message))
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
-            failure = TransferAbortedError(transfer=request, reason="it was cancelled")
-            await session.fail(request, failure)
+            return await _report(session, request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-            failure = to_error(fault, session.make_request_id(request))
-            await session.fail(request, failure)
+            return await _report(session, request, to_error(fault, session.make_request_id(request)))
         finally:
             if kind == "sample" and request in session.cancelled_requests:
                 await self._samples.give_back(session.number, request)
             session.end(request)
-        return failure.code
 
     def cancel(self, session: ClientSession, request: int) -> None:
         """Cancels a request that its client has abandoned; rows that were leased for it are given back."""
@@ -376,6 +372,12 @@ class Requests:
         if asked.HasField("new_store"):
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
+
+
+async def _report(session: ClientSession, request: int, failure: TDServeError) -> str:
+    """Answers a request with an error, and returns its code."""
+    await session.fail(request, failure)
+    return failure.code
 
 
 def _has_messages(traits: RequestTraits | None, kind: str, message: control_pb2.ClientMessage) -> bool:

@@ -134,7 +134,7 @@ class Stores:
             is_open = opening is not None and opening.record.uid == record.uid
             store = opening.get_store() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)
             self.opened.put(store)
-            self._garbage.note_store()
+            self._garbage.note_store(len(self.catalog))
         return None if store is None or store.record.loading else store
 
     def _unpack(self, record: StoreRecord) -> StoreRecord:
@@ -282,7 +282,7 @@ class Stores:
             self.catalog.remove(name)  # last: the next store of this name uses the same folder
             self._wake(name)
             raise
-        self._garbage.note_store()
+        self._garbage.note_store(len(self.catalog))
         store.owner_session = owner_session
         if not record.loading:
             self._show(store)
@@ -362,6 +362,7 @@ class Stores:
         reach("deletion.moved")
         store.waiters.delete(store.name)
         self._wake(store.name)
+        self._garbage.note_deletion()
         freeing = asyncio.create_task(self.free(store.record.uid))
         self._freeing.add(freeing)
         freeing.add_done_callback(self._freeing.discard)
@@ -417,7 +418,7 @@ class Stores:
 
     def announce(self, name: str) -> None:
         """Counts a store that has become visible, and wakes those that wait for it."""
-        self._garbage.note_store()
+        self._garbage.note_store(len(self.catalog))
         self._wake(name)
 
     def _wake(self, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.server.garbage import STORES_AT_A_TIME, Garbage
+from tdserve.server.garbage import MIN_GONE, STORES_AT_A_TIME, Garbage
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import rows
 from tests.unit.server.world import Loop, World
@@ -32,11 +32,33 @@ def _thaw() -> Iterator[None]:
 def test_note_when_stores_are_many_then_they_are_left_out_now_and_then() -> None:
     garbage, before = Garbage(), gc.get_freeze_count()
     for _ in range(STORES_AT_A_TIME - 1):
-        garbage.note_store()
+        garbage.note_store(10)
     assert gc.get_freeze_count() <= before  # what was left out before may go at any time
     kept: list[list[int]] = [[] for _ in range(10_000)]
-    garbage.note_store()
+    garbage.note_store(10)
     assert gc.get_freeze_count() >= before + len(kept) // 2
+
+
+class Circular:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize(("num_deleted", "is_freed"), [(MIN_GONE - 1, False), (MIN_GONE, True)])
+def test_note_when_enough_stores_were_deleted_then_what_was_left_out_is_looked_at_again(
+    num_deleted: int, *, is_freed: bool
+) -> None:
+    garbage, circular = Garbage(), Circular()
+    garbage.settle()
+    left = weakref.ref(circular)
+    del circular
+    for _ in range(num_deleted):
+        garbage.note_deletion()
+    for _ in range(STORES_AT_A_TIME):
+        garbage.note_store(10)
+    assert (left() is None) == is_freed
 
 
 def test_create_when_stores_are_many_then_the_collector_looks_at_the_last_of_them_alone(
