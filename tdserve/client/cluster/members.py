@@ -144,6 +144,11 @@ class Members:
 
     def _probe(self, server: int) -> None:
         if self._answers(server):
+            self.note_answer(server)
+
+    def note_answer(self, server: int) -> None:
+        """Takes note that a server has answered: what was just written there is read by the next call."""
+        if server in self._lost:
             with self._lock:
                 self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)
@@ -252,6 +257,7 @@ class Members:
             failure = future.exception()
             if failure is None:
                 found[server] = future.result()
+                self.note_answer(server)
             elif isinstance(failure, TransportError) and failure.retryable:
                 self.note_unreached(server, failure)
                 lost[server] = failure

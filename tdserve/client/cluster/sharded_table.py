@@ -207,6 +207,8 @@ class ShardedTable(ShardedRows):
             try:
                 with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):
                     numbers = self._shift(self.ask_part(number, write, deadline.remaining_s), number)
+                if not isinstance(numbers, AwaitableFuture) and self.placement.servers[number] == server:
+                    members.note_answer(server)
                 if failure is not None:
                     self.note_left_out()
                 return numbers

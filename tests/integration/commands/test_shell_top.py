@@ -124,7 +124,7 @@ def test_sessions_when_clients_are_connected_then_one_line_each(
         assert len(shell.lines("sessions", "--limit", "1")) == 2
 
 
-@pytest.mark.parametrize(("columns", "has_all"), [(80, False), (200, True)])
+@pytest.mark.parametrize(("columns", "has_all"), [(60, False), (200, True)])
 def test_sessions_when_the_terminal_is_narrow_then_each_is_one_line_of_fewer_columns(
     server: tdserve.Server, client: tdserve.Client, columns: int, *, has_all: bool
 ) -> None:
