@@ -29,6 +29,10 @@ MAX_ERROR = 0.5
 
 MAX_CROWDING = 0.5
 
+MAX_PER_CORE = 4
+"""Clients per core beyond which they wait for their turn at a core more than for the server: calls then cost several
+times as much."""
+
 LEAST_S = 1e-6
 """Seconds of CPU below which a part has none in a call."""
 
@@ -66,7 +70,7 @@ class CallModel:
         delay_s: Time of a call in which nothing works on it.
         session_mib: Memory that a session costs, by part.
         shard_mib: Memory of a server, by part.
-        errors: By number of clients and shards: calculated by measured calls/s, less 1.
+        errors: By number of clients and shards, of the fitted points: calculated by measured calls/s, less 1.
     """
 
     call: str
@@ -132,9 +136,12 @@ def read_points(figures: Iterable[Figure]) -> dict[str, list[Point]]:
 def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
     """Fits costs to the points of a kind of call, by least squares of relative errors.
 
+    Points of more than ``MAX_PER_CORE`` clients per core are left out, if there are others.
+
     Args:
         num_cores: Of the machine on which everything ran.
     """
+    points = [point for point in points if point.num_clients <= MAX_PER_CORE * num_cores] or points
     shards = np.array([point.num_shards for point in points], np.float64)
     clients = np.array([point.num_clients for point in points], np.float64)
     session_mib, shard_mib = {}, {}

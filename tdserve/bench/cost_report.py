@@ -11,6 +11,7 @@ from rich.console import Console
 from tdserve.bench.cost_model import (
     CORES_OF_MACHINE,
     MACHINES,
+    MAX_PER_CORE,
     PARTS,
     WIRE_BYTES_PER_S,
     WORKERS_OF_MACHINE,
@@ -25,7 +26,7 @@ NOTE = (
     f"calculated: machines of {CORES_OF_MACHINE} cores with one server of {WORKERS_OF_MACHINE} workers each, a wire of"
     f" {WIRE_BYTES_PER_S * 8 / 1e9:g} Gbit/s, and as many machines for clients; every part works on one call at a time,"
     " switches are no limit, costs grow with shards as in the line that was fitted, and each client has"
-    " a core. More if crowded: for each client per core beyond one.\n"
+    f" a core. More if crowded: for each client per core beyond one, up to {MAX_PER_CORE}; more are not fitted.\n"
     "Memory of a session is the slope over clients, and that of a server over shards; client: of a client's process."
 )
 
