@@ -21,7 +21,15 @@ def publish(client: tdserve.Client, name: str, num_numbers: int = 3) -> int:
 
 
 def count_traffic(client: tdserve.Client) -> Any:
-    return client.stats()["transports"]
+    """Returns the counts once two looks agree: those of what ended just before may come late."""
+    looks = [client.stats()["transports"]]
+
+    def agree() -> bool:
+        looks.append(client.stats()["transports"])
+        return bool(looks[-1] == looks[-2])
+
+    wait_for(agree, "counts that do not change")
+    return looks[-1]
 
 
 def test_wait_newer_when_a_version_is_newer_then_its_number_and_no_content(client: tdserve.Client, name: str) -> None:
