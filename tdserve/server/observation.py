@@ -251,9 +251,11 @@ class Observation:
         waits: dict[str, control_pb2.WaitFigures] = {}
         stores = self._services.stores
         for number, record in enumerate(stores.catalog, start=1):
-            is_open = stores.opened.peek(record.name) is not None
-            figures = self._observe_store(record.name) if is_open else _count_unopened(record)
-            if figures is not None and not record.loading and record.name not in shown:
+            figures = None
+            if not record.loading and record.name not in shown:
+                is_open = stores.opened.peek(record.name) is not None
+                figures = self._observe_store(record.name) if is_open else _count_unopened(record)
+            if figures is not None:
                 for field in _SUMMED:
                     total = getattr(sums.description, field) + getattr(figures.description, field)
                     setattr(sums.description, field, total)
