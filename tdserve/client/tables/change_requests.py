@@ -65,7 +65,8 @@ def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
         InvalidRequestError: They cannot be row numbers.
         SelectionError: One is negative.
     """
-    array = _to_array(rows)
+    given = _get_numbers(rows)
+    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise _make_kind_error(rows, array.dtype, table)
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
@@ -77,19 +78,20 @@ def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
 def flatten_row_dims(value: Any, rows: Any) -> Any:
     """Returns values of rows with one dimension for the rows, where their numbers have several, as those of
     ``extend(flatten=True)``."""
-    shape = _to_array(rows).shape
+    shape = tuple(np.shape(_get_numbers(rows)))  # without a copy from another device
     if len(shape) < 2 or tuple(getattr(value, "shape", ()))[: len(shape)] != shape:
         return value
     return value.reshape(-1, *value.shape[len(shape) :])
 
 
-def _to_array(rows: Any) -> NDArray[Any]:
-    if is_batch(rows):
-        found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
-        if found is None:
-            raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
-        rows = found
-    return np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows)
+def _get_numbers(rows: Any) -> Any:
+    """Returns the numbers in a sampled batch; anything else as it is."""
+    if not is_batch(rows):
+        return rows
+    found = rows.get(INDEX_KEY, None)  # a lazy stack does not list it among its keys
+    if found is None:
+        raise InvalidRequestError(argument="rows", reason=f"a batch without {INDEX_KEY!r} was not sampled")
+    return found
 
 
 def _make_kind_error(rows: Any, dtype: np.dtype[Any], table: str) -> InvalidRequestError:
