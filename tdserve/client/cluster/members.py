@@ -133,10 +133,8 @@ class Members:
         caller that asks then: one that stands still would keep it waiting."""
         if server not in self._lost:
             return False
-        with self._lock:
-            is_due = self._lost.begin_probe(
-                server, time.monotonic()
-            )  # else another thread tries it, or it is too early
+        with self._lock:  # not due: it is too early, or another thread tries it
+            is_due = self._lost.begin_probe(server, time.monotonic())
         if is_due:
             with suppress(FutureTimeoutError):
                 self._start(partial(self._probe, server)).result(PROBE_WAIT_S)

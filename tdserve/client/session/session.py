@@ -398,8 +398,8 @@ class Session:
         timeout_s = CONNECT_TIMEOUT_S if number else self.connect_timeout_s
         credential = make_session_credential(self.welcome.secret, self.welcome.session, channel_number=number)
         stream = partial(self._open_content, self.welcome.session, number, self.welcome.secret)
-        rank = kv_store, CLIENT_RANK, self.find_interface(), credential, self._peer
-        end = ChannelEnd(*rank, device=self.device, timeout_s=timeout_s, open_stream=stream)
+        ours = kv_store, CLIENT_RANK, self.find_interface(), credential, self._peer
+        end = ChannelEnd(*ours, device=self.device, timeout_s=timeout_s, open_stream=stream)
         return open_channel(self.channel_transport, end)
 
     def _send_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
