@@ -19,6 +19,10 @@ ONCE_GRACE_S = 2.0
 """The same for a call that asks once without waiting: all the time that it has, even if the server is busy."""
 
 
+NEAR_SHARE = 0.1
+"""Deadlines that differ by no more than this share of a call's time count as one."""
+
+
 def compute_grace_s(timeout_s: float | None) -> float:
     """Returns how long beyond its deadline a call waits for the answer, given the caller's ``timeout_s``."""
     return ONCE_GRACE_S if timeout_s == 0 else GRACE_S
@@ -75,6 +79,16 @@ class Deadline:
     def expired(self) -> bool:
         """Whether the time is up. A deadline that was 0 s away is expired from the start."""
         return self.at_s is not None and self.clock() >= self.at_s
+
+    def is_long_before(self, other: Deadline) -> bool:
+        """Returns whether it comes before another by more than a tenth of its call's time."""
+        if self.at_s is None:
+            return False
+        return other.at_s is None or other.at_s - self.at_s > NEAR_SHARE * (self.timeout_s or 0.0)
+
+    def is_near(self, other: Deadline) -> bool:
+        """Returns whether the one that comes first may stand for both."""
+        return not self.is_long_before(other) and not other.is_long_before(self)
 
     def raise_if_expired(self, what: str) -> None:
         """Raises when the time is up.

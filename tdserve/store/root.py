@@ -24,8 +24,9 @@ from tdserve.store.run_record import RunRecord
 FORMAT_VERSION = 6
 """Version of the whole folder layout. Any other version is refused."""
 
-ORPHANS_TIMEOUT_S = 10.0
-"""Time for the data workers of a killed server to end: it takes milliseconds, unless one hangs in the kernel."""
+ORPHANS_TIMEOUT_S = 30.0
+"""Time for the data workers of a killed server to end: it takes milliseconds, but on an overloaded machine more than
+ten seconds, and longer if one hangs in the kernel."""
 
 RESTORING_FOLDER = ".restoring"
 """Folder in the place of a new root, in which a restore makes it; a server refuses a root that has it."""

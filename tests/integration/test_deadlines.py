@@ -139,3 +139,36 @@ def handles_of(client: tdserve.Client) -> tuple[Any, Any, Any]:
     store[0]
     replay.sample(256)
     return store, replay, queue
+
+
+@pytest.mark.parametrize("transport", ["gloo", "grpc"])
+def test_writes_when_one_before_them_has_more_time_then_those_that_were_not_sent_end_in_time(
+    crashing: Crashing, transport: Any
+) -> None:
+    name = f"waited-{transport}"
+    with crashing.server.client(transport=transport) as client:
+        table, entries = client.create_replay(name, ROW, 1000), client.create_kv(f"{name}-entries")
+        table.extend(ROWS[:1])
+        crashing.kill()
+        wait_for(lambda: not client.has_session, "the end of the session")
+        try:
+            patient: list[Any] = [
+                table.extend(ROWS[:2], timeout_s=60.0, return_early=True),
+                entries.put("patient", 1, timeout_s=60.0, return_early=True),
+            ]
+            hasty: list[Any] = [
+                table.extend(ROWS[:3], timeout_s=0.2, return_early=True),
+                entries.put("hasty", 2, timeout_s=0.2, return_early=True),
+            ]
+            assert timed(lambda: table.extend(ROWS[:4], timeout_s=0.2)) < LIMIT_S
+            assert timed(lambda: entries.put("hasty", 3, timeout_s=0.2)) < LIMIT_S
+            for future in hasty:
+                with pytest.raises(tdserve.DeadlineExceededError):
+                    future.result(LIMIT_S)
+            assert not any(future.done() for future in patient)
+        finally:
+            crashing.start()
+        for future in patient:
+            future.result(60.0)
+        assert len(table) == 3
+        assert list(entries.keys()) == ["patient"]

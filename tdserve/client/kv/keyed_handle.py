@@ -122,13 +122,13 @@ class KeyedHandle(EntryMapping, ByAddress):
         is_one = isinstance(keys, str)
         if not encoded:
             return AwaitableFuture.make_done([]) if return_early else []
-        part = PutPart(encoded, records, expected, deadline, is_alone=expected is not None)
-        if is_queued:
+        what = f"a put to {self.name!r}"
+        part = PutPart(encoded, records, expected, deadline, what, is_alone=expected is not None)
+        if return_early:
             self._coalescer.submit(part)
-            if return_early:
-                return _convert_future(part.future, is_one, len(encoded))
-            return _count_up(part.future.result(), is_one, len(encoded))
-        return _count_up(self._coalescer.send(part), is_one, len(encoded))
+            return _convert_future(part.future, is_one, len(encoded))
+        first = self._coalescer.submit_and_wait(part) if is_queued else self._coalescer.send(part)
+        return _count_up(first, is_one, len(encoded))
 
     def delete(
         self,

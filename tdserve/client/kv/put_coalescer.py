@@ -44,6 +44,7 @@ class PutPart:
         keys, records: Its entries.
         if_versions: Versions that they must have; None: any.
         deadline: Its own.
+        what: Names it in the error of a timeout.
         is_alone: Whether it must not share a request.
         future: Gets the version of the first entry; those of the others follow.
     """
@@ -52,6 +53,7 @@ class PutPart:
     records: SplitColumn
     if_versions: list[int] | None
     deadline: Deadline
+    what: str
     is_alone: bool = False
     future: AwaitableFuture[int] = field(default_factory=AwaitableFuture.make_running)
 
@@ -74,7 +76,6 @@ class PutCoalescer(Coalescer[PutPart]):
         super().__init__(client)
         self._fingerprint = fingerprint
         self._target = WriteTarget(store, b"")
-        self._what = f"a put to {store!r}"
         self._waiting: deque[PutPart] = deque()
         self._under_way: Future[control_pb2.Done] | None = None
 
@@ -87,14 +88,8 @@ class PutCoalescer(Coalescer[PutPart]):
     def send(self, part: PutPart) -> int:
         """Sends a put by itself and waits for the version of its first entry."""
         make_outgoing, make_body = self._make_recipe([part])
-        done = write(self._client, make_outgoing, make_body, deadline=part.deadline, what=self._what)
+        done = write(self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what)
         return int(done.version)
-
-    def submit(self, part: PutPart) -> None:
-        """Sends a put now, or later together with others."""
-        with self._lock:
-            self._waiting.append(part)
-        self._advance()
 
     def flush(self, deadline: Deadline) -> None:
         """Waits until everything that was submitted is answered, or has failed."""
@@ -103,6 +98,16 @@ class PutCoalescer(Coalescer[PutPart]):
 
     def _list_unfinished(self) -> list[Future[Any]]:
         return [*(part.future for part in self._waiting), *([] if self._under_way is None else [self._under_way])]
+
+    def _append(self, part: PutPart) -> None:
+        self._waiting.append(part)
+
+    def _take_expired(self) -> list[PutPart]:
+        late: list[PutPart] = []
+        waiting, self._waiting = self._waiting, deque()
+        for part in waiting:
+            (late if part.deadline.expired else self._waiting).append(part)
+        return late
 
     def _take_next(self) -> list[PutPart]:
         if self._under_way is not None or not self._waiting:
@@ -113,7 +118,8 @@ class PutCoalescer(Coalescer[PutPart]):
             following = self._waiting[0]
             nbytes += following.nbytes
             num_keys += len(following.keys)
-            if following.is_alone or nbytes > MAX_JOINED_BYTES or num_keys > MAX_JOINED_KEYS:
+            is_full = nbytes > MAX_JOINED_BYTES or num_keys > MAX_JOINED_KEYS
+            if is_full or following.is_alone or not first.deadline.is_near(following.deadline):
                 break
             parts.append(self._waiting.popleft())
         return parts
@@ -130,7 +136,7 @@ class PutCoalescer(Coalescer[PutPart]):
             make_outgoing, make_body = self._make_recipe(parts)
             deadline = find_first_deadline(parts)
             done = write_early(
-                self._client, make_outgoing, make_body, request=request, deadline=deadline, what=self._what
+                self._client, make_outgoing, make_body, request=request, deadline=deadline, what=parts[0].what
             )
         except BaseException as fault:
             self._fail_unsent(parts, request, fault)

@@ -118,16 +118,19 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         return ClientMover.max_joined_bytes if mover is None or first.row_spec.values else mover.max_joined_bytes
 
     def submit(self, part: ExtendPart) -> None:
-        """Sends a part now, or later together with others, when the requests before it leave room."""
         if part.number is not None:
             self._client.later(partial(self._send_in_background, part))
             return
-        with self._lock:
-            self._waiting.append(part)
-        self._advance()
+        super().submit(part)
         if (mover := self._client.mover) is not None:
             for captured in part.captured:
                 mover.take_apart(captured)
+
+    def _append(self, part: ExtendPart) -> None:
+        self._waiting.append(part)
+
+    def _take_expired(self) -> list[ExtendPart]:
+        return self._waiting.take_expired()
 
     def _take_next(self) -> list[ExtendPart]:
         return self._waiting.take(self._find_max_bytes(self._waiting.first)) if self._may_send() else []

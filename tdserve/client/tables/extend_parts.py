@@ -74,7 +74,7 @@ class ExtendPart(NamedTuple):
         return not (self.request.keys or find_columns(self.request))
 
     def fits(self, other: ExtendPart) -> bool:
-        """Returns whether both may share a request."""
+        """Returns whether both may share a request, which has the deadline that comes first."""
         own, its = self.request, other.request
         return (
             not self.is_alone
@@ -84,6 +84,7 @@ class ExtendPart(NamedTuple):
             and own.HasField("priorities") == its.HasField("priorities")
             and own.HasField("policy_versions") == its.HasField("policy_versions")
             and self.row_spec == other.row_spec
+            and self.deadline.is_near(other.deadline)
         )
 
 

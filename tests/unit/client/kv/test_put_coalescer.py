@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def make_part(*keys: str, if_versions: list[int] | None = None, nbytes: int = 1)
     encoded = [key.encode() for key in keys]
     record = b"\0\xc0" if nbytes == 1 else b"\0\xc6" + (nbytes).to_bytes(4, "big") + bytes(nbytes)
     records = SplitColumn.from_values([record] * len(keys))
-    return PutPart(encoded, records, if_versions, Deadline.after(20.0), is_alone=if_versions is not None)
+    return PutPart(encoded, records, if_versions, Deadline.after(20.0), "a put", is_alone=if_versions is not None)
 
 
 def test_submit_when_many_then_they_share_requests_and_each_has_its_versions(client: tdserve.Client, kv: Any) -> None:
@@ -45,6 +46,16 @@ def test_submit_when_many_then_they_share_requests_and_each_has_its_versions(cli
     assert client.requests.newest - newest < 50
     assert versions == sorted(set(versions))
     assert kv.versions(["a", "0", "99"]) == [versions[-1], versions[0] + 1, versions[-1] + 1]
+
+
+def test_submit_when_their_times_differ_then_they_share_no_request(client: tdserve.Client, kv: Any) -> None:
+    coalescer = PutCoalescer(client, kv.name, kv.settings.make_stored_spec(kv.spec.fingerprint).fingerprint)
+    coalescer.send(make_part("a"))
+    newest = client.requests.newest
+    for number in range(20):
+        coalescer.submit(replace(make_part(f"{number}"), deadline=Deadline.after(20.0 if number % 2 else 60.0)))
+    coalescer.flush(Deadline.after(20.0))
+    assert client.requests.newest - newest == 20
 
 
 def test_submit_when_some_are_refused_then_the_others_are_put(client: tdserve.Client, kv: Any) -> None:

@@ -22,6 +22,7 @@ def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
     assert not part(1, policy_versions=column(1)).fits(part(1))
     assert not part(1, writer=3).fits(part(1))
     assert not part(1, keys=[{"parts": ["obs"]}]).fits(part(1))
+    assert not part(1)._replace(deadline=Deadline.after(5.0)).fits(part(1))
 
 
 def test_nbytes_when_a_part_has_values_then_they_count() -> None:
