@@ -66,9 +66,13 @@ class InlineFuture(Generic[_Result]):
             else:
                 self._future = asyncio.get_running_loop().create_future()
                 yield from self._future
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome  # type: ignore[return-value]
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback has this call
+        return outcome  # type: ignore[return-value]
 
     def done(self) -> bool:
         """Returns whether the result or an error is set."""

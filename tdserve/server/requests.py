@@ -204,11 +204,15 @@ class Requests:
             await self._refuse(session, request, error)
             return error.code
         except TDServeError as error:
-            return await _report(session, request, await self._find_reason(error, kind, message))
+            reason = await self._find_reason(error, kind, message)
+            _forget_calls(error)
+            return await _report(session, request, reason)
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
             return await _report(session, request, TransferAbortedError(transfer=request, reason="it was cancelled"))
         except Exception as fault:  # noqa: BLE001 (the boundary of the service)
-            return await _report(session, request, to_error(fault, session.make_request_id(request)))
+            reason = to_error(fault, session.make_request_id(request))
+            _forget_calls(fault)
+            return await _report(session, request, reason)
         finally:
             if kind == "sample" and request in session.cancelled_requests:
                 await self._samples.give_back(session.number, request)
@@ -237,6 +241,7 @@ class Requests:
             return True
         except ServerBusyError as error:
             refusal = error
+            _forget_calls(error)
         except asyncio.CancelledError:
             refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
         if (traits := self._traits.get(kind)) is not None and traits.has_content:
@@ -372,6 +377,14 @@ class Requests:
         if asked.HasField("new_store"):
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
+
+
+def _forget_calls(error: BaseException | None) -> None:
+    """Lets go of the calls that an error has passed, and of their stores: the future that has brought the error is in
+    one of them, so that each keeps the other."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 async def _report(session: ClientSession, request: int, failure: TDServeError) -> str:

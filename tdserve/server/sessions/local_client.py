@@ -59,6 +59,9 @@ class Invitation:
         )
 
 
+_Waiting = asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]
+
+
 class LocalClient:
     """The connection to a local client: sends messages, and waits until the client has written.
 
@@ -85,7 +88,9 @@ class LocalClient:
         self._session = session
         self._connection = connection
         self._is_gone = is_gone
-        self._writing: dict[int, asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written]] = {}
+        # None: nobody waits any more, but the client may be writing still. A future that has failed keeps its error,
+        # which keeps all calls that it has passed, and their stores.
+        self._writing: dict[int, _Waiting | None] = {}
         self._is_lost = False
         self.lacks_values = attach.lacks_values
         self.lock_name = lock_name
@@ -128,7 +133,7 @@ class LocalClient:
         self,
         request: int,
         accepted: control_pb2.Accepted,
-        waiting: asyncio.Future[control_pb2.Written] | InlineFuture[control_pb2.Written],
+        waiting: _Waiting,
         rest: bytes = b"",
     ) -> None:
         if self._is_lost:
@@ -170,8 +175,9 @@ class LocalClient:
     def lose(self) -> None:
         """Ends the connection with its session; all waits for the client fail. Idempotent."""
         self._is_lost = True
-        for future in list(self._writing.values()):
-            if not future.done():
+        waiting, self._writing = self._writing, dict.fromkeys(self._writing)
+        for future in waiting.values():
+            if future is not None and not future.done():
                 future.set_exception(self._make_lost_error())
         self._connection.close()
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import StoreNotFoundError
 from tdserve.server.garbage import MIN_GONE, STORES_AT_A_TIME, Garbage
+from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
+from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.replaying import rows
-from tests.unit.server.world import Loop, World
+from tests.unit.server.world import Loop, World, outbox
 
 KINDS: dict[str, Any] = {
     "tensordict": {"kind": control_pb2.STORE_KIND_TENSORDICT},
@@ -87,3 +90,43 @@ def test_delete_when_what_a_store_had_was_left_out_then_it_is_freed_all_the_same
         await is_freed.wait()
 
     run(delete())
+
+
+def test_delete_when_a_request_has_failed_in_the_middle_then_the_store_is_freed_all_the_same(
+    world: World, run: Loop, requests: Requests
+) -> None:
+    store = run(world.create_replay("s", rows(0)[0], 4))
+    gc.disable()
+    is_freed, session = asyncio.Event(), world.session()
+    weakref.finalize(store, run.loop.call_soon_threadsafe, is_freed.set)
+    asked = control_pb2.ClientMessage(
+        request=1, sample=control_pb2.SampleRequest(store="s", num_rows=5, timeout_s=20.0)
+    )
+    del store
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(requests.serve(session, asked))
+        await asyncio.sleep(0)
+        await world.creation.delete("s")
+        await waiting
+        await asyncio.wait_for(is_freed.wait(), 20.0)
+
+    run(scenario())
+    assert isinstance(outbox(session).error(), StoreNotFoundError)
+
+
+def test_session_when_it_has_ended_then_it_is_freed_at_once(world: World, run: Loop, requests: Requests) -> None:
+    store = run(world.create_replay("s", rows(0)[0], 4))
+    gc.disable()
+    left: list[weakref.ref[Any]] = []
+
+    async def scenario() -> None:
+        async with LocalPeer(world, 50) as peer:
+            asked = control_pb2.SampleRequest(store=store.name, num_rows=5, timeout_s=0.0)
+            await requests.serve(peer.session, control_pb2.ClientMessage(request=1, sample=asked))
+            left.append(weakref.ref(peer.session))
+            left.append(weakref.ref(peer.local))
+
+    run(scenario())
+    run(asyncio.sleep(0))
+    assert [each() for each in left] == [None, None]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,34 @@ def test_spooled_when_values_are_in_a_file_then_the_order_has_file_and_offset(
                 assert (order.spool, order.spool_offset, order.spool_nbytes) == (str(path), 512, nbytes)
 
     run(scenario())
+
+
+def test_written_when_the_session_has_ended_then_the_error_of_its_waiters_keeps_none_of_their_calls(
+    world: World, run: Loop
+) -> None:
+    class Kept:
+        """What a call holds."""
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+
+            async def write() -> None:
+                kept = Kept()
+                left.append(weakref.ref(kept))
+                await peer.local.let_fill(4, ACCEPTED)
+
+            left: list[weakref.ref[Kept]] = []
+            writing = asyncio.create_task(write())
+            await peer.receive()
+            peer.local.lose()
+            await asyncio.gather(writing, return_exceptions=True)
+            del writing
+            await asyncio.sleep(0)
+            assert left[0]() is None
+            assert peer.local.is_writing(4)
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
