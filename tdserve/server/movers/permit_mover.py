@@ -21,12 +21,13 @@ from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import LocalWriter
 from tdserve.server.movers.mover_context import MoverContext
+from tdserve.server.movers.session_mover import SessionMover
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
+from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path, make_unfinished_path
@@ -42,7 +43,7 @@ _PART_ELEMENTS = PIECE_ROWS // 2
 """Elements whose values are read at a time: the report of short texts takes about a millisecond."""
 
 
-class PermitMover(Mover):
+class PermitMover(SessionMover):
     """Moves content by permits. What the client may write is recorded before the client learns of it, and given to no
     other writer until the client is done or proved gone.
 
@@ -57,7 +58,7 @@ class PermitMover(Mover):
     def __init__(self, context: MoverContext, session: ClientSession, client: LocalClient) -> None:
         self.lock_name = client.lock_name
         self._claim_holder = ClaimHolder(LocalWriter(client.lock_name, session.client_id), session.ended.set)
-        self._session = session
+        super().__init__(session)
         self._client = client
         self._stores = context.stores
         self._values = context.values

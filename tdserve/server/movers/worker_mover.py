@@ -10,10 +10,11 @@ from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.movers.mover_context import MoverContext
+from tdserve.server.movers.session_mover import SessionMover
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
+from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.turns import drop_references
@@ -27,7 +28,7 @@ MAX_BUFFERED_VALUES_BYTES = 16 << 20
 another worker receives: each session could have as many arriving."""
 
 
-class WorkerMover(Mover):
+class WorkerMover(SessionMover):
     """Moves content in messages over a channel. After a failed receive the worker writes no more: its channel is
     closed, or the worker was reaped.
 
@@ -40,7 +41,7 @@ class WorkerMover(Mover):
 
     def __init__(self, context: MoverContext, session: ClientSession) -> None:
         self.transport = session.channel_transport
-        self._session = session
+        super().__init__(session)
         self._values = context.values
         self._versions = context.versions
         self._writes = context.writes
