@@ -7,14 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError, wait
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
-from tdserve.base.deadline import Deadline, compute_grace_s
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.client.transfers.expiry import EXPIRY
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""
@@ -54,7 +56,6 @@ class Coalescer(ABC, Generic[_Part]):
         self._lock = Lock()
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
-        self._last_deadline = Deadline.never  # of all parts that are not finished
         self._pid = os.getpid()
         _EXIT_FLUSH.add(self)
 
@@ -90,31 +91,23 @@ class Coalescer(ABC, Generic[_Part]):
     def submit(self, part: _Part) -> None:
         """Sends a part now, or later together with others, when the requests before it leave room. If it still waits
         when its time is over, its future fails, and it is not sent."""
-        is_hasty = self._submit(part)
-        if is_hasty and not part.future.done():
-            timer = Timer(_compute_wait_s(part.deadline) or 0.0, self._expire)
-            timer.name, timer.daemon = "tdserve-expiry", True
-            timer.start()
-            part.future.add_done_callback(lambda _: timer.cancel())
+        self._submit(part)
+        if not part.future.done():
+            EXPIRY.watch(part.future, compute_answer_timeout_s(part.deadline), self._expire)
 
     def submit_and_wait(self, part: _Part) -> Any:
         """Submits a part, and returns its result. Errors as of the future of ``submit``."""
         self._submit(part)
         try:
-            return part.future.result(_compute_wait_s(part.deadline))
+            return part.future.result(compute_answer_timeout_s(part.deadline))
         except FutureTimeoutError:
             self._expire()
         return part.future.result()
 
-    def _submit(self, part: _Part) -> bool:
-        """Submits a part; returns whether parts before it may take longer than it has time."""
+    def _submit(self, part: _Part) -> None:
         with self._lock:
-            last = self._last_deadline if self._list_unfinished() else part.deadline
-            is_hasty = part.deadline.is_long_before(last)
-            self._last_deadline = last if is_hasty else part.deadline
             self._append(part)
         self._advance()
-        return is_hasty
 
     def _expire(self) -> None:
         """Ends the futures of the parts that have waited until their time was over."""
@@ -194,12 +187,6 @@ def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
     """Ends the futures of parts with an error."""
     for part in parts:
         part.future.set_exception(error)
-
-
-def _compute_wait_s(deadline: Deadline) -> float | None:
-    """Returns how long a part may wait to be sent, and be answered; None: without end."""
-    remaining_s = deadline.remaining_s
-    return None if remaining_s is None else remaining_s + compute_grace_s(deadline.timeout_s)
 
 
 def find_first_deadline(parts: Iterable[Part]) -> Deadline:

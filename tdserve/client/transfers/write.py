@@ -26,6 +26,7 @@ from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answ
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
+from tdserve.client.transfers.expiry import EXPIRY
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import Captured
@@ -170,14 +171,15 @@ class _Sent:
             **body,
         )
 
-    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
+    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> Pending:
         """Sends the request, and starts to send the content. Errors as of ``ask``.
 
         A caller that is interrupted meanwhile, for example by Ctrl-C, gets no answer.
         """
         try:
-            self.ask(request, body, on_answer=on_answer)
+            pending = self.ask(request, body, on_answer=on_answer)
             self.post(request, pool)
+            return pending
         except BaseException as error:
             self._session.disown(request, is_sent=not isinstance(error, TDServeError))
             raise
@@ -310,7 +312,9 @@ class _EarlyWrite:
             sent = _Sent(session, outgoing)
             sent.check_formed()
             body = self._make_body(session, outgoing, self._deadline)
-            sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
+            pending = sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
+            timeout_s = compute_answer_timeout_s(self._deadline, outgoing.content_nbytes)
+            EXPIRY.watch(self.future, timeout_s, partial(pending.expire, self._what, self._deadline.timeout_s))
         except TransportError:
             self._retry()
         except BaseException:
@@ -322,7 +326,10 @@ class _EarlyWrite:
         try:
             done = check_answer(answer).done
         except TDServeError as error:
-            sent.mark_refused(requests.newest)
+            if answer is error and isinstance(error, DeadlineExceededError):  # silence: see ``write``
+                sent.give_up(error)
+            else:
+                sent.mark_refused(requests.newest)
             session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
                 if self._traced_call is not None:
