@@ -80,6 +80,11 @@ class Deadline:
         """Whether the time is up. A deadline that was 0 s away is expired from the start."""
         return self.at_s is not None and self.clock() >= self.at_s
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time is up, and the grace of an answer too."""
+        return self.at_s is not None and self.clock() >= self.at_s + compute_grace_s(self.timeout_s)
+
     def is_near(self, other: Deadline) -> bool:
         """Returns whether the first of both may stand for both: they differ by at most a tenth of the shorter time."""
         if self.at_s is None or other.at_s is None:

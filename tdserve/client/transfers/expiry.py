@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from itertools import count
 from threading import Condition, Thread
-from typing import Any
+from typing import Protocol
+
+_log = logging.getLogger("tdserve.client")
 
 CHECK_S = 0.05
 """Time between two looks at what is watched: a write ends that much later than it must."""
@@ -17,44 +17,39 @@ IDLE_S = 5.0
 """Time for which the thread waits for more before it ends."""
 
 
+class Watched(Protocol):
+    """Writes of which some may be late."""
+
+    def end_late(self, now_s: float) -> None:
+        """Ends those whose time is over at this reading of ``time.monotonic``; must not block for long."""
+
+    def is_finished(self) -> bool:
+        """Returns whether all have ended; whoever adds one afterwards calls ``ExpiryWatch.watch`` again."""
+
+
 class ExpiryWatch:
-    """Calls back for each future that is not done in its time. Threads: safe; all callbacks run in one thread, which
-    lives while futures are watched."""
+    """Looks for writes that are late, in a thread of its own that lives while there are writes. Threads: safe."""
 
     def __init__(self) -> None:
-        self._reset()
+        self._begin()
 
-    def _reset(self) -> None:
+    def _begin(self) -> None:
         self._pid = os.getpid()
         self._changed = Condition()
-        self._numbers = count()
-        self._watched: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._watched: dict[int, Watched] = {}
         self._has_thread = False
 
-    def watch(self, future: Future[Any], timeout_s: float | None, expire: Callable[[], None]) -> None:
-        """Calls ``expire`` once, soon after the timeout, unless the future is done by then.
-
-        Args:
-            timeout_s: None: never.
-            expire: Must not block for long: others are watched by the same thread.
-        """
-        if timeout_s is None:
-            return
+    def watch(self, writes: Watched) -> None:
+        """Looks at these writes until all have ended."""
         if self._pid != os.getpid():  # a forked child, which has no thread yet
-            self._reset()
+            self._begin()
         with self._changed:
-            number = next(self._numbers)
-            self._watched[number] = time.monotonic() + timeout_s, expire
-            if not self._has_thread:
-                self._has_thread = True
-                Thread(target=self._run, name="tdserve-expiry", daemon=True).start()
-            elif len(self._watched) == 1:
+            self._watched[id(writes)] = writes
+            if self._has_thread:
                 self._changed.notify()
-        future.add_done_callback(lambda _: self._forget(number))
-
-    def _forget(self, number: int) -> None:
-        with self._changed:
-            self._watched.pop(number, None)
+                return
+            self._has_thread = True
+            Thread(target=self._run, name="tdserve-expiry", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -62,11 +57,14 @@ class ExpiryWatch:
                 if not self._watched and not self._changed.wait(IDLE_S):
                     self._has_thread = False
                     return
-                now_s = time.monotonic()
-                late = [number for number, (end_s, _) in self._watched.items() if end_s <= now_s]
-                expired = [self._watched.pop(number)[1] for number in late]
-            for expire in expired:
-                expire()
+                self._watched = {key: each for key, each in self._watched.items() if not each.is_finished()}
+                watched = list(self._watched.values())
+            for each in watched:
+                try:
+                    each.end_late(time.monotonic())
+                except Exception:  # noqa: BLE001 (outermost frame: the others are still watched)
+                    _log.exception("writes whose time was over could not be ended")
+            del watched
             time.sleep(CHECK_S)
 
 

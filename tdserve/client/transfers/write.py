@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -26,7 +28,6 @@ from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answ
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
-from tdserve.client.transfers.expiry import EXPIRY
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import make_tag
 from tdserve.structure.capture import Captured
@@ -246,10 +247,11 @@ def write_early(
     deadline: Deadline,
     what: str,
     on_later: Callable[[], None] = lambda: None,
-) -> Future[control_pb2.Done]:
+) -> EarlyFuture:
     """Writes as ``write`` does, but returns at once; the content must not change before the future is done.
 
-    A transport failure is retried in the background, under the same number.
+    A transport failure is retried in the background, under the same number. Nobody ends the future if the server is
+    silent: see ``EarlyFuture``.
 
     Args:
         request: Its number, from ``RequestNumbers.try_begin_write``; it ends here.
@@ -260,6 +262,21 @@ def write_early(
     )
     early.begin()
     return early.future
+
+
+class EarlyFuture(Future[control_pb2.Done]):
+    """The future of a write whose caller does not wait for its answer.
+
+    Attributes:
+        end_s: Reading of ``time.monotonic`` by which the answer must have come; infinite if a retry, which ends in its
+            time, or nobody waits for one.
+        expire: Gives up the answer, and ends the future, unless the answer comes first; to be called after that time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end_s = math.inf
+        self.expire: Callable[[], None] = lambda: None
 
 
 class _EarlyWrite:
@@ -280,7 +297,7 @@ class _EarlyWrite:
         what: str,
         on_later: Callable[[], None],
     ) -> None:
-        self.future: Future[control_pb2.Done] = Future()
+        self.future = EarlyFuture()
         self._client = client
         self._make_outgoing = make_outgoing
         self._make_body = make_body
@@ -314,7 +331,9 @@ class _EarlyWrite:
             body = self._make_body(session, outgoing, self._deadline)
             pending = sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
             timeout_s = compute_answer_timeout_s(self._deadline, outgoing.content_nbytes)
-            EXPIRY.watch(self.future, timeout_s, partial(pending.expire, self._what, self._deadline.timeout_s))
+            if timeout_s is not None:
+                self.future.expire = partial(pending.expire, self._what, self._deadline.timeout_s)
+                self.future.end_s = time.monotonic() + timeout_s
         except TransportError:
             self._retry()
         except BaseException:

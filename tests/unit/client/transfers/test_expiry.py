@@ -1,35 +1,55 @@
-"""Futures whose time is over."""
+"""Writes whose time is over."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import time
 from queue import SimpleQueue
-from typing import Any
 
 from tdserve.client.transfers.expiry import ExpiryWatch
 
-
-def test_watch_when_the_time_of_some_is_over_then_they_expire_in_their_order_and_no_others() -> None:
-    watch, expired = ExpiryWatch(), SimpleQueue[str]()
-    futures: dict[str, Future[Any]] = {name: Future() for name in ("last", "done", "first", "never")}
-    times_s = {"last": 0.3, "done": 0.01, "first": 0.1, "never": None}
-    for name, future in futures.items():
-        watch.watch(future, times_s[name], lambda name=name: expired.put(name))  # type: ignore[misc]
-        if name == "done":
-            future.set_result(None)
-    assert [expired.get(timeout=20.0) for _ in range(2)] == ["first", "last"]
-    assert expired.empty()
+WAIT_S = 20.0
 
 
-def test_watch_when_the_future_is_done_already_then_nothing_is_kept() -> None:
-    watch, expired = ExpiryWatch(), SimpleQueue[str]()
-    watch.watch(_make_done(), 0.01, lambda: expired.put("done"))
-    watch.watch(Future(), 0.1, lambda: expired.put("other"))
-    assert expired.get(timeout=20.0) == "other"
-    assert expired.empty()
+class Writes:
+    """Writes that all end when they are late.
+
+    Args:
+        limit_s: Seconds from now until then.
+        fails: Whether ending them raises.
+    """
+
+    def __init__(self, limit_s: float, *, fails: bool = False) -> None:
+        self._end_s = time.monotonic() + limit_s
+        self._fails = fails
+        self._is_finished = False
+        self.looks: SimpleQueue[bool] = SimpleQueue()
+
+    def end_late(self, now_s: float) -> None:
+        self._is_finished = now_s >= self._end_s
+        self.looks.put(self._is_finished)
+        if self._fails:
+            raise ValueError("as told")
+
+    def is_finished(self) -> bool:
+        return self._is_finished
 
 
-def _make_done() -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(None)
-    return future
+def test_watch_when_writes_are_late_then_they_are_ended_whatever_others_do() -> None:
+    watch, writes = ExpiryWatch(), Writes(0.2)
+    watch.watch(Writes(10.0, fails=True))
+    watch.watch(writes)
+    while not writes.looks.get(timeout=WAIT_S):
+        pass
+    assert writes.is_finished()
+
+
+def test_watch_when_writes_have_ended_then_nobody_looks_at_them_until_there_are_more() -> None:
+    watch, first, second = ExpiryWatch(), Writes(0.0), Writes(0.0)
+    for _ in range(2):
+        watch.watch(first)
+        assert first.looks.get(timeout=WAIT_S)
+        watch.watch(second)
+        assert second.looks.get(timeout=WAIT_S)
+        assert first.looks.empty()
+        first.__init__(0.0)  # type: ignore[misc]
+        second.__init__(0.0)  # type: ignore[misc]
