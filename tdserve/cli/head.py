@@ -84,9 +84,9 @@ def read_first_rows(client: Client | ClusterClient, name: str, num_rows: int) ->
         return newest.data
     if described.kind == "keyed":
         return _read_first_entries(client.kv(name), num_rows)
-    if described.capacity or described.batch_size:
-        return client[name][0:num_rows]
-    return client[name][...]
+    if described.capacity:
+        return _read_first_live(client[name], min(num_rows, described.num_rows), described.capacity)
+    return client[name][0:num_rows] if described.batch_size else client[name][...]
 
 
 def compute_row_nbytes(described: StoreDescription) -> int:
@@ -96,6 +96,14 @@ def compute_row_nbytes(described: StoreDescription) -> int:
     has_rows = described.capacity or (described.batch_size and described.kind != "weights")
     num_rows = max(described.capacity or described.num_rows, 1) if has_rows else 1
     return described.nbytes // num_rows
+
+
+def _read_first_live(table: Any, num_rows: int, capacity: int) -> Any:
+    """Returns the first live rows of a table. The first numbers may have none."""
+    end = num_rows
+    while len(rows := table[0:end]) < num_rows and end < capacity:
+        end = min(4 * end, capacity)
+    return rows[:num_rows]
 
 
 def _read_first_entries(kv: KeyedHandle, num_entries: int) -> Any:

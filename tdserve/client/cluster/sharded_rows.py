@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -157,8 +158,8 @@ class ShardedRows(ShardedStore):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask selects among the live rows,
-        those of the first shard first."""
+        """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask stands for the live rows one
+        after the other, those of the first shard first."""
         found = self._read_live(index)
         return to_arrays(found) if self._cluster.numpy else found
 
@@ -241,7 +242,7 @@ class ShardedRows(ShardedStore):
                 else:
                     selected = np.zeros(lengths[shard], np.bool_)
                     selected[local] = True
-                parts.append(self.ask_part(shard, methodcaller("read_rows", selected)))
+                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected)))
                 order.append(where)
             begin += lengths[shard]
         if not parts:
@@ -252,6 +253,15 @@ class ShardedRows(ShardedStore):
         """Yields the live rows of one shard after the other, of those that answer."""
         for shard in self._ask_lengths():
             yield from self.get_part(shard)
+
+
+def _read_places(num_rows: int, selected: Any, part: Any) -> Any:
+    """Reads rows of a part by their places among its live rows, which are their numbers if no row has left it."""
+    last = part.read_numbered(slice(-1, None))[1]
+    if last.tolist() == [num_rows - 1]:
+        return part.read_rows(selected)
+    every, places = part.read_rows(slice(None)), np.arange(num_rows)[selected]
+    return every[torch.from_numpy(places[places < len(every)])]
 
 
 def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> None:

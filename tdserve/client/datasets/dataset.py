@@ -50,26 +50,22 @@ def add_index(td: Any, rows: Any) -> Any:
     return td.unlock_().set(INDEX_KEY, numbers).lock_()
 
 
-def iter_rows(read: Callable[[slice], Any], num_rows: int, nbytes: int) -> Iterator[Any]:
+def iter_rows(read: Callable[[slice], Any], num_rows: int, row_nbytes: int, *, end: int | None = None) -> Iterator[Any]:
     """Yields rows of a store or view one by one, read in blocks.
 
     Args:
-        read: Reads a block.
-        num_rows: How many there are.
-        nbytes: Size of all of them.
+        read: Reads the rows whose numbers are in a slice; some numbers may have none.
+        num_rows: How many there are. If some come meanwhile behind them, these are yielded too.
+        row_nbytes: Size of one.
+        end: Number behind the last one that there may be. None: ``num_rows``, and every number has its row.
     """
-
-    def read_block(start: int, stop: int) -> Any:
-        return read(slice(start, min(stop, num_rows))) if start < num_rows else ()
-
-    return read_in_blocks(read_block, nbytes // max(num_rows, 1))
-
-
-def read_in_blocks(read: Callable[[int, int], Any], row_nbytes: int) -> Iterator[Any]:
-    """Yields rows one by one, read by ``read(start, stop)`` in blocks until one is empty."""
+    end = num_rows if end is None else end
     most = max(1, min(BLOCK_ROWS, BLOCK_NBYTES // max(row_nbytes, 1)))
-    start, num_rows = 0, min(FIRST_BLOCK_ROWS, most)
-    while len(block := read(start, start + num_rows)):
+    start, num_numbers, num_found, num_missing = 0, min(FIRST_BLOCK_ROWS, most), 0, num_rows
+    while start < end and (num_missing > 0 or num_found > 0):
+        block = read(slice(start, min(start + num_numbers, end)))
         yield from block
-        start += len(block)
-        num_rows = min(2 * num_rows, most)
+        num_found = len(block)
+        num_missing -= num_found
+        start += num_numbers
+        num_numbers = min(2 * num_numbers, most)

@@ -12,7 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.read_content import Content
-from tdserve.client.datasets.dataset import read_in_blocks, read_into_shared_memory
+from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Reply
@@ -20,6 +20,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
+from tdserve.client.tables.table_counts import ask_counts
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import parse
@@ -49,8 +50,9 @@ class RowsByNumber(ByAddress):
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number, which does not count as sampling.
 
-        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``; a slice
-        or a mask selects among the live rows.
+        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``. A slice
+        or a mask stands for the numbers from 0 to the last live row, of which it selects those that are live: after
+        rows have left the table, ``table[:5]`` may have fewer than five.
 
         Raises:
             SelectionError: A row is not live, or out of range.
@@ -115,8 +117,9 @@ class RowsByNumber(ByAddress):
         return self.read_rows(list(indices))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the live rows, read in blocks. Rows that are added or deleted meanwhile shift the others."""
-        rows = read_in_blocks(lambda start, stop: self.read_rows(slice(start, stop)), self.spec.nbytes)
+        """Yields the live rows by their numbers, read in blocks. Those that come or leave meanwhile may be left out."""
+        num_rows = ask_counts(self._client, self.name, self._client.deadline(None)).counts.rows
+        rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes, end=self.capacity)
         return map(self._client.hand_over, rows)
 
     def _read_pieces(self, indices: Sequence[Any]) -> _FoundRows:

@@ -35,6 +35,13 @@ def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name
     table.set_at_("wide", torch.zeros(20, 30), sample)
     assert (table[sample["index"]]["wide"] == 0).all()
     assert table.delete(sample) == len(set(sample["number"].tolist()))
+    left = sorted(set(every) - set(sample["number"].tolist()), key=every.index)
+    assert table[:]["number"].tolist() == left
+    assert [int(row["number"]) for row in table] == left
+    assert table[5:40:3]["number"].tolist() == left[5:40:3]
+    assert table[::-2]["number"].tolist() == left[::-2]
+    mask = torch.arange(len(left)) % 3 == 0
+    assert table[mask]["number"].tolist() == torch.tensor(left)[mask].tolist()
     with pytest.raises(SelectionError):
         table[sample["index"]]
     with pytest.raises(SelectionError):
