@@ -164,7 +164,7 @@ def _check_versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
 
 def _encode_flags(ends: Any, num_rows: int) -> bytes:
     flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
-    if flags.dtype != np.bool_ or flags.size not in (1, num_rows):
+    if flags.dtype != np.bool_ or (flags.ndim and flags.size != num_rows):
         raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
     return flags.reshape(-1).tobytes()
 

@@ -111,7 +111,7 @@ class TableHandle(FollowedTable):
                 row-major order. Where the table links rows to trajectories by their order, one ends at the end of each
                 line along the last of these dimensions.
             priority: At least 0; one per row, or one for all; None: the highest so far.
-            ends: Bool, one per row: which rows are the last of their trajectory.
+            ends: Bool, one per row, or one for all: which rows are the last of their trajectory.
             writer: Rows with different numbers are never in one trajectory; 0 is this client's own.
             policy_version: Version of the table's policy that made the rows; one per row, or one for all; None: the
                 newest published one when they are stored, 0 before the first.
