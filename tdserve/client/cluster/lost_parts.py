@@ -28,6 +28,13 @@ class LostParts:
         self._lock = Lock()
         self._lost = LostServers()  # by shard
         self._unreported: set[int] = set()
+        self._left_out: frozenset[int] = frozenset()
+
+    def replace_left_out(self, left_out: frozenset[int]) -> frozenset[int]:
+        """Takes note of the shards without which calls go on now; returns those of the last call."""
+        with self._lock:
+            before, self._left_out = self._left_out, left_out
+        return before
 
     def list_shards(self) -> list[int]:
         """Returns the shards that are lost."""

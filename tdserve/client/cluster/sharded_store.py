@@ -52,7 +52,6 @@ class ShardedStore:
         self._handles: dict[int, tuple[Client, Any]] = {}
         self._uids: dict[int, str] = {}
         self._lost_parts = cluster.get_lost_parts(name)
-        self._left_out: frozenset[int] = frozenset()
         self._is_short = False
         self._first = self._describe_any(timeout_s)
 
@@ -321,17 +320,16 @@ class ShardedStore:
         lost = set(self._cluster.members.lost)
         silent = {shard for shard, server in enumerate(self.placement.servers) if server in lost}
         left_out = frozenset(silent.union(self._lost_parts.list_shards()))
-        new = left_out - self._left_out
-        if new & silent:
-            shown = sorted(new & silent)
+        before = self._lost_parts.replace_left_out(left_out)
+        if new := (left_out - before) & silent:
+            shown = sorted(new)
             _log.warning("store %r goes on without shards %s, until their servers answer", self.name, shown)
         for shard in self._lost_parts.take_unreported():
             _log.warning("store %r goes on without shard %d, which %s", self.name, shard, self._explain_lost(shard))
-        if bool(left_out) != bool(self._left_out):
+        if bool(left_out) != bool(before):
             for server, client in self._cluster.members.used.items():
                 if server not in lost:
                     client.observed_calls.note_degraded(self.name, bool(left_out))
-        self._left_out = left_out
 
     def _explain_lost(self, shard: int) -> str:
         server = self.placement.servers[shard]
