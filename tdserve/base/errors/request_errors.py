@@ -78,6 +78,10 @@ class StoreMovedError(RequestError):
         return where.format(**self.fields)
 
 
+_MAX_SHOWN_KEY = 200
+"""Characters of a key in a message; the field has all."""
+
+
 class KeyNotFoundError(RequestError, KeyError):
     """The store has no such key; where ``key`` is empty, it has none at all."""
 
@@ -90,7 +94,9 @@ class KeyNotFoundError(RequestError, KeyError):
         if store and not self.fields["key"]:
             return f"store {store!r} has no keys"
         listing = listing or (store and f"client.keys({store!r})")
-        return self.template.format(**{**self.fields, "listing": listing})
+        key = str(self.fields["key"])
+        shown = key if len(key) <= _MAX_SHOWN_KEY else f"{key[:_MAX_SHOWN_KEY]}... ({len(key)} characters)"
+        return self.template.format(**{**self.fields, "key": shown, "listing": listing})
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return self._message()

@@ -36,14 +36,14 @@ class Writes:
 
 def test_watch_when_writes_are_late_then_they_are_ended_whatever_others_do() -> None:
     watch, writes = ExpiryWatch(), Writes(0.2)
-    watch.watch(Writes(10.0, fails=True))
+    watch.watch(Writes(0.2, fails=True))
     watch.watch(writes)
     while not writes.looks.get(timeout=WAIT_S):
         pass
     assert writes.is_finished()
 
 
-def test_watch_when_writes_have_ended_then_nobody_looks_at_them_until_there_are_more() -> None:
+def test_watch_when_writes_have_ended_then_they_are_looked_at_no_more() -> None:
     watch, first, second = ExpiryWatch(), Writes(0.0), Writes(0.0)
     for _ in range(2):
         watch.watch(first)
