@@ -400,28 +400,3 @@ def test_draws_when_priorities_change_then_they_follow(client: tdserve.Client, n
     counts = np.bincount(replay.sample(20_000)["index"].numpy(), minlength=16)
     assert counts[0] == 0
     assert chi_square.statistic(counts[1:], priority[1:] / priority.sum()) < chi_square.limit(15)
-
-
-@pytest.mark.parametrize("gone", [range(20), range(5, 8), range(39), range(0, 40, 2), range(40)])
-def test_iteration_when_rows_have_left_the_table_then_the_others_once_each(
-    client: tdserve.Client, name: str, gone: range
-) -> None:
-    replay = create(client, name, 3000, num_rows=40)
-    replay.delete(torch.tensor(list(gone)))
-    left = [number for number in range(40) if number not in gone]
-    assert [int(row["number"]) for row in replay] == left
-    assert [int(row["number"]) for row in client[name]] == left
-    assert numbers(replay[10:30]) == [number for number in left if 10 <= number < 30]
-
-
-def test_extend_when_ends_are_fewer_than_rows_then_refused_and_nothing_is_written(
-    client: tdserve.Client, name: str
-) -> None:
-    replay = create(client, name, 100, sampler=tdserve.Slices(slice_len=2))
-    for ends in ([True], [True, False], np.ones(1, np.bool_)):
-        with pytest.raises(tdserve.InvalidRequestError, match="ends"):
-            replay.extend(rows(0, 1, 2, 3), ends=ends)
-    assert len(replay) == 0
-    replay.extend(rows(0), ends=[True])
-    replay.extend(rows(1, 2), ends=False)
-    assert sorted(numbers(replay.sample(2))) == [1, 2]
