@@ -16,9 +16,10 @@ class ProcessFigures(NamedTuple):
     """What one process, or several together, use.
 
     Attributes:
-        memory_nbytes: Proportional set size: each page counts by its share.
+        memory_nbytes: Resident memory. A page that several processes share counts in each: a forked process makes pages
+            its own by and by, and its share of others changes when one that shares them ends, which is no growth.
         anonymous_nbytes: Its part that belongs to no file: heaps and stacks.
-        shared_nbytes: Its part in shared memory.
+        shared_nbytes: Shared memory; each page counts by its share.
         num_descriptors: Open descriptors.
         num_threads: Threads.
     """
@@ -45,7 +46,7 @@ def _measure_process(pid: int) -> ProcessFigures:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     nbytes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     num_descriptors, num_threads = (len(os.listdir(f"/proc/{pid}/{folder}")) for folder in ("fd", "task"))
-    return ProcessFigures(nbytes["Pss"], nbytes["Pss_Anon"], nbytes["Pss_Shmem"], num_descriptors, num_threads)
+    return ProcessFigures(nbytes["Rss"], nbytes["Anonymous"], nbytes["Pss_Shmem"], num_descriptors, num_threads)
 
 
 def measure_disk(root: Path) -> tuple[int, int]:
