@@ -80,16 +80,15 @@ class Deadline:
         """Whether the time is up. A deadline that was 0 s away is expired from the start."""
         return self.at_s is not None and self.clock() >= self.at_s
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether the time is up, and the grace of an answer too."""
-        return self.at_s is not None and self.clock() >= self.at_s + compute_grace_s(self.timeout_s)
+    def is_long_before(self, other: Deadline) -> bool:
+        """Returns whether it comes before another by more than a tenth of its call's time."""
+        if self.at_s is None:
+            return False
+        return other.at_s is None or other.at_s - self.at_s > NEAR_SHARE * (self.timeout_s or 0.0)
 
     def is_near(self, other: Deadline) -> bool:
-        """Returns whether the first of both may stand for both: they differ by at most a tenth of the shorter time."""
-        if self.at_s is None or other.at_s is None:
-            return self.at_s is other.at_s
-        return abs(self.at_s - other.at_s) <= NEAR_SHARE * min(self.timeout_s or 0.0, other.timeout_s or 0.0)
+        """Returns whether the one that comes first may stand for both."""
+        return not self.is_long_before(other) and not other.is_long_before(self)
 
     def raise_if_expired(self, what: str) -> None:
         """Raises when the time is up.

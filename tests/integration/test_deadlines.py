@@ -172,30 +172,3 @@ def test_writes_when_one_before_them_has_more_time_then_those_that_were_not_sent
             future.result(60.0)
         assert len(table) == 3
         assert list(entries.keys()) == ["patient"]
-
-
-@pytest.mark.parametrize("transport", ["gloo", "shm", "grpc"])
-def test_early_writes_when_the_server_stands_still_then_they_end_in_time_and_later_ones_are_stored(
-    crashing: Crashing, transport: Any
-) -> None:
-    name = f"still-{transport}"
-    with crashing.server.client(transport=transport) as client:
-        row = ROW.clone()
-        row["text"] = "a row with a value is written by the server, whatever the transport"
-        table, entries = client.create_replay(name, row, 1000), client.create_kv(f"{name}-entries")
-        table.extend(row.expand(2).clone())
-        with stopped(crashing.server):
-            began_s = time.monotonic()
-            futures: list[Any] = [
-                table.extend(row.expand(2).clone(), timeout_s=0.2, return_early=True),
-                table.extend(row.expand(2).clone(), timeout_s=0.4, return_early=True),
-                entries.put("early", 1, timeout_s=0.2, return_early=True),
-            ]
-            for future in futures:
-                with pytest.raises(tdserve.DeadlineExceededError):
-                    future.result(LIMIT_S)
-            assert time.monotonic() - began_s < LIMIT_S
-        table.extend(row.expand(3).clone())
-        entries.put("late", 2)
-        assert len(table) in (5, 7, 9)  # nobody knows which of the others were stored
-        assert entries.get("late") == 2

@@ -124,12 +124,11 @@ class KeyedHandle(EntryMapping, ByAddress):
             return AwaitableFuture.make_done([]) if return_early else []
         what = f"a put to {self.name!r}"
         part = PutPart(encoded, records, expected, deadline, what, is_alone=expected is not None)
-        if not is_queued:
-            return _count_up(self._coalescer.send(part), is_one, len(encoded))
-        self._coalescer.submit(part)
         if return_early:
+            self._coalescer.submit(part)
             return _convert_future(part.future, is_one, len(encoded))
-        return _count_up(part.future.result(), is_one, len(encoded))
+        first = self._coalescer.submit_and_wait(part) if is_queued else self._coalescer.send(part)
+        return _count_up(first, is_one, len(encoded))
 
     def delete(
         self,

@@ -102,11 +102,11 @@ class PutCoalescer(Coalescer[PutPart]):
     def _append(self, part: PutPart) -> None:
         self._waiting.append(part)
 
-    def _take_late(self) -> list[PutPart]:
+    def _take_expired(self) -> list[PutPart]:
         late: list[PutPart] = []
         waiting, self._waiting = self._waiting, deque()
         for part in waiting:
-            (late if part.deadline.is_spent else self._waiting).append(part)
+            (late if part.deadline.expired else self._waiting).append(part)
         return late
 
     def _take_next(self) -> list[PutPart]:

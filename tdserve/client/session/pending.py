@@ -84,14 +84,14 @@ class Pending:
     Args:
         on_answer: Called in the receiving thread instead of keeping the answer for ``wait``; must not block. It is
             called once, although the answer and the loss of the session may arrive at the same time in two threads.
-        on_silence: Called when the answer has not come in time: nobody receives what comes later.
+        on_silence: Called when ``wait`` has timed out: nobody receives what comes later.
         on_permit: For a write of a local session: called in the stream's thread when the permit arrives.
         on_announced: Called in the receiving thread before ``wait`` returns the answer that announces content.
 
     Attributes:
         has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
         has_ended: Whether the server has finished the request, or the session has ended.
-        is_given_up: Whether the answer has not come in time, and nobody receives what comes later.
+        is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
         is_mailed: Whether the request was sent over the control channel.
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
@@ -146,24 +146,6 @@ class Pending:
         """Abandons the request: nobody waits for an answer, and the content may change from now on."""
         self._take_callback()
         self.withdraw()
-
-    def expire(self, what: str, timeout_s: float | None) -> None:
-        """Gives up an answer that has not come in time, and lets the content change; the callback gets the error.
-
-        Args:
-            what: Names the request in the error.
-            timeout_s: The caller's, for the error.
-        """
-        on_answer = self._take_callback()
-        if on_answer is None:
-            return
-        self.withdraw()
-        on_answer(self._give_up(what, timeout_s))
-
-    def _give_up(self, what: str, timeout_s: float | None) -> DeadlineExceededError:
-        self.is_given_up, self.code = True, DeadlineExceededError.code
-        self._on_silence()
-        return DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s)
 
     def _take_callback(self) -> OnAnswer | None:
         if self._on_answer is None:
@@ -235,7 +217,8 @@ class Pending:
                     on_slow(end_s - time.monotonic())
                 elif remaining_s <= poll_s:
                     if is_owed:
-                        raise self._give_up(what, timeout_s) from None
+                        self.is_given_up, self.code = True, DeadlineExceededError.code
+                        self._on_silence()
                     raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return check_answer(answer)

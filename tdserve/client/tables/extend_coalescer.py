@@ -129,8 +129,8 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def _append(self, part: ExtendPart) -> None:
         self._waiting.append(part)
 
-    def _take_late(self) -> list[ExtendPart]:
-        return self._waiting.take_late()
+    def _take_expired(self) -> list[ExtendPart]:
+        return self._waiting.take_expired()
 
     def _take_next(self) -> list[ExtendPart]:
         return self._waiting.take(self._find_max_bytes(self._waiting.first)) if self._may_send() else []
@@ -299,7 +299,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def _release(self, error: BaseException | None) -> list[ExtendPart]:
         """Stops waiting for a session. Returns the parts that have failed with it, because their time is over too."""
         self._opening = None
-        return [] if error is None else self._waiting.take_late()
+        return [] if error is None else self._waiting.take_expired()
 
     def _refuse(self, parts: list[ExtendPart], target: WriteTarget, error: StructureChangedError) -> None:
         """Sends parts again if the table has got leaves since; another thread finds that out."""

@@ -145,9 +145,9 @@ class WaitingParts:
         self.nbytes -= sum(part.nbytes for part in parts)
         return parts
 
-    def take_late(self) -> list[ExtendPart]:
+    def take_expired(self) -> list[ExtendPart]:
         """Removes and returns the parts whose time is over."""
-        are_late = [part.deadline.is_spent for part in self._parts]
+        are_late = [part.deadline.expired for part in self._parts]
         late = list(compress(self._parts, are_late))
         self._parts = deque(part for part, is_late in zip(self._parts, are_late, strict=True) if not is_late)
         self.nbytes -= sum(part.nbytes for part in late)

@@ -205,9 +205,11 @@ class TableHandle(FollowedTable):
         add_policy_news(request, self._client, self.settings.policy)
         number = None if tried is None else tried.request
         part = ExtendPart.from_request(captured, request, deadline, number=number)
-        if return_early or self._coalescer.is_waiting:  # these were first
+        if return_early:
             self._coalescer.submit(part)
-            return part.future if return_early else part.future.result()
+            return part.future
+        if number is None and self._coalescer.is_waiting:  # these were first
+            return self._coalescer.submit_and_wait(part)
         capacity = self.capacity
         while True:
             stored = self._stored

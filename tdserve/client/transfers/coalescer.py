@@ -6,17 +6,15 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
-from threading import Lock
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError, wait
+from threading import Lock, Timer
 from typing import Any, Generic, Protocol, TypeVar
 
-from tdserve.base.deadline import Deadline
+from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import ClosedError, DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.transfers.expiry import EXPIRY
-from tdserve.client.transfers.write import EarlyFuture
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""
@@ -56,7 +54,7 @@ class Coalescer(ABC, Generic[_Part]):
         self._lock = Lock()
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
-        self._is_watched = False
+        self._last_deadline = Deadline.never  # of all parts that are not finished
         self._pid = os.getpid()
         _EXIT_FLUSH.add(self)
 
@@ -70,7 +68,7 @@ class Coalescer(ABC, Generic[_Part]):
         """Lets a part wait behind all others; called under the lock."""
 
     @abstractmethod
-    def _take_late(self) -> list[_Part]:
+    def _take_expired(self) -> list[_Part]:
         """Removes and returns the waiting parts whose time is over; called under the lock."""
 
     @abstractmethod
@@ -90,32 +88,40 @@ class Coalescer(ABC, Generic[_Part]):
         """Lists the futures of the parts that wait and of the requests that are under way; called under the lock."""
 
     def submit(self, part: _Part) -> None:
-        """Sends a part now, or later together with others, when the requests before it leave room.
+        """Sends a part now, or later together with others, when the requests before it leave room. If it still waits
+        when its time is over, its future fails, and it is not sent."""
+        is_hasty = self._submit(part)
+        if is_hasty and not part.future.done():
+            timer = Timer(_compute_wait_s(part.deadline) or 0.0, self._expire)
+            timer.name, timer.daemon = "tdserve-expiry", True
+            timer.start()
+            part.future.add_done_callback(lambda _: timer.cancel())
 
-        Its future ends in its time: a part that still waits then is not sent.
-        """
+    def submit_and_wait(self, part: _Part) -> Any:
+        """Submits a part, and returns its result. Errors as of the future of ``submit``."""
+        self._submit(part)
+        try:
+            return part.future.result(_compute_wait_s(part.deadline))
+        except FutureTimeoutError:
+            self._expire()
+        return part.future.result()
+
+    def _submit(self, part: _Part) -> bool:
+        """Submits a part; returns whether parts before it may take longer than it has time."""
         with self._lock:
+            last = self._last_deadline if self._list_unfinished() else part.deadline
+            is_hasty = part.deadline.is_long_before(last)
+            self._last_deadline = last if is_hasty else part.deadline
             self._append(part)
-            is_first, self._is_watched = not self._is_watched, True
         self._advance()
-        if is_first:
-            EXPIRY.watch(self)
+        return is_hasty
 
-    def end_late(self, now_s: float) -> None:
-        """Ends the futures of the parts that have waited, or were on their way, until their time was over."""
+    def _expire(self) -> None:
+        """Ends the futures of the parts that have waited until their time was over."""
         with self._lock:
-            late, unfinished = self._take_late(), self._list_unfinished()
+            late = self._take_expired()
         for part in late:
             part.future.set_exception(DeadlineExceededError(what=part.what, timeout_s=part.deadline.timeout_s))
-        for future in unfinished:
-            if isinstance(future, EarlyFuture) and future.end_s <= now_s:
-                future.expire()
-
-    def is_finished(self) -> bool:
-        """Returns whether nothing waits or is under way; then it is watched again when something is submitted."""
-        with self._lock:
-            self._is_watched = self._is_sending or bool(self._list_unfinished())
-            return not self._is_watched
 
     def finish(self, end_s: float) -> None:
         """Waits until nothing is under way, at most until this monotonic time."""
@@ -188,6 +194,12 @@ def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
     """Ends the futures of parts with an error."""
     for part in parts:
         part.future.set_exception(error)
+
+
+def _compute_wait_s(deadline: Deadline) -> float | None:
+    """Returns how long a part may wait to be sent, and be answered; None: without end."""
+    remaining_s = deadline.remaining_s
+    return None if remaining_s is None else remaining_s + compute_grace_s(deadline.timeout_s)
 
 
 def find_first_deadline(parts: Iterable[Part]) -> Deadline:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -172,15 +170,14 @@ class _Sent:
             **body,
         )
 
-    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> Pending:
+    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
         """Sends the request, and starts to send the content. Errors as of ``ask``.
 
         A caller that is interrupted meanwhile, for example by Ctrl-C, gets no answer.
         """
         try:
-            pending = self.ask(request, body, on_answer=on_answer)
+            self.ask(request, body, on_answer=on_answer)
             self.post(request, pool)
-            return pending
         except BaseException as error:
             self._session.disown(request, is_sent=not isinstance(error, TDServeError))
             raise
@@ -247,11 +244,10 @@ def write_early(
     deadline: Deadline,
     what: str,
     on_later: Callable[[], None] = lambda: None,
-) -> EarlyFuture:
+) -> Future[control_pb2.Done]:
     """Writes as ``write`` does, but returns at once; the content must not change before the future is done.
 
-    A transport failure is retried in the background, under the same number. Nobody ends the future if the server is
-    silent: see ``EarlyFuture``.
+    A transport failure is retried in the background, under the same number.
 
     Args:
         request: Its number, from ``RequestNumbers.try_begin_write``; it ends here.
@@ -262,21 +258,6 @@ def write_early(
     )
     early.begin()
     return early.future
-
-
-class EarlyFuture(Future[control_pb2.Done]):
-    """The future of a write whose caller does not wait for its answer.
-
-    Attributes:
-        end_s: Reading of ``time.monotonic`` by which the answer must have come; infinite if a retry, which ends in its
-            time, or nobody waits for one.
-        expire: Gives up the answer, and ends the future, unless the answer comes first; to be called after that time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.end_s = math.inf
-        self.expire: Callable[[], None] = lambda: None
 
 
 class _EarlyWrite:
@@ -297,7 +278,7 @@ class _EarlyWrite:
         what: str,
         on_later: Callable[[], None],
     ) -> None:
-        self.future = EarlyFuture()
+        self.future: Future[control_pb2.Done] = Future()
         self._client = client
         self._make_outgoing = make_outgoing
         self._make_body = make_body
@@ -329,11 +310,7 @@ class _EarlyWrite:
             sent = _Sent(session, outgoing)
             sent.check_formed()
             body = self._make_body(session, outgoing, self._deadline)
-            pending = sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
-            timeout_s = compute_answer_timeout_s(self._deadline, outgoing.content_nbytes)
-            if timeout_s is not None:
-                self.future.expire = partial(pending.expire, self._what, self._deadline.timeout_s)
-                self.future.end_s = time.monotonic() + timeout_s
+            sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
         except TransportError:
             self._retry()
         except BaseException:
@@ -345,10 +322,7 @@ class _EarlyWrite:
         try:
             done = check_answer(answer).done
         except TDServeError as error:
-            if answer is error and isinstance(error, DeadlineExceededError):  # silence: see ``write``
-                sent.give_up(error)
-            else:
-                sent.mark_refused(requests.newest)
+            sent.mark_refused(requests.newest)
             session.forget(request)
             if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
                 if self._traced_call is not None:

@@ -109,16 +109,18 @@ def test_after_when_no_time_then_refused(timeout_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "is_near"),
+    ("first", "other", "is_long_before"),
     [
-        (Deadline(10.0, 5.0), Deadline(10.4, 30.0), True),
-        (Deadline(10.0, 5.0), Deadline(10.6, 30.0), False),
-        (Deadline(10.0, 0.0), Deadline(10.1, 30.0), False),
-        (Deadline(10.0, 5.0), Deadline.never, False),
-        (Deadline.never, Deadline.never, True),
+        (Deadline(10.0, 5.0), Deadline(10.4, 30.0), False),
+        (Deadline(10.0, 5.0), Deadline(10.6, 30.0), True),
+        (Deadline(10.0, 0.0), Deadline(10.1, 30.0), True),
+        (Deadline(10.0, 5.0), Deadline.never, True),
+        (Deadline.never, Deadline(10.0, 5.0), False),
+        (Deadline.never, Deadline.never, False),
     ],
 )
-def test_near_when_they_differ_by_a_tenth_of_the_shorter_time_then_just(
-    first: Deadline, other: Deadline, *, is_near: bool
+def test_long_before_when_the_difference_is_more_than_a_tenth_then_true(
+    first: Deadline, other: Deadline, is_long_before: bool
 ) -> None:
-    assert first.is_near(other) == other.is_near(first) == is_near
+    assert first.is_long_before(other) == is_long_before
+    assert first.is_near(other) == other.is_near(first) == (not is_long_before and not other.is_long_before(first))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -74,10 +73,7 @@ def test_enough_when_batches_differ_in_size_then_about_as_much() -> None:
     assert waiting_parts(part(1), max_rows=1).is_enough(under_way, 1 << 20), "nothing is shared"
 
 
-def test_take_late_when_the_time_of_some_is_over_then_these() -> None:
-    over = Deadline(time.monotonic() - 10.0, 0.0)
-    waiting = waiting_parts(
-        part(1), part(2)._replace(deadline=over), part(3), part(4)._replace(deadline=Deadline.after(0.0))
-    )
-    assert num_rows(waiting.take_late()) == [2]
-    assert (num_rows(waiting), waiting.nbytes) == ([1, 3, 4], part(8).nbytes)
+def test_take_expired_when_the_time_of_some_is_over_then_these() -> None:
+    waiting = waiting_parts(part(1), part(2)._replace(deadline=Deadline.after(0.0)), part(3))
+    assert num_rows(waiting.take_expired()) == [2]
+    assert (num_rows(waiting), waiting.nbytes) == ([1, 3], part(4).nbytes)
