@@ -101,7 +101,7 @@ class ShardedDataset(ShardedStore):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields row after row."""
-        return iter_rows(self._read, len(self), self.spec.nbytes * self.num_shards // max(len(self), 1))
+        return iter_rows(self._read, len(self), self.spec.nbytes * self.num_shards)
 
     def get(self, key: str | Path, *, timeout_s: float | None = None) -> Any:
         """Reads a leaf or nested part of all rows."""

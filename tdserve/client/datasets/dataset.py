@@ -50,17 +50,17 @@ def add_index(td: Any, rows: Any) -> Any:
     return td.unlock_().set(INDEX_KEY, numbers).lock_()
 
 
-def iter_rows(read: Callable[[slice], Any], num_rows: int, row_nbytes: int, *, end: int | None = None) -> Iterator[Any]:
+def iter_rows(read: Callable[[slice], Any], num_rows: int, nbytes: int, *, end: int | None = None) -> Iterator[Any]:
     """Yields rows of a store or view one by one, read in blocks.
 
     Args:
         read: Reads the rows whose numbers are in a slice; some numbers may have none.
         num_rows: How many there are. If some come meanwhile behind them, these are yielded too.
-        row_nbytes: Size of one.
+        nbytes: Size of all of them.
         end: Number behind the last one that there may be. None: ``num_rows``, and every number has its row.
     """
     end = num_rows if end is None else end
-    most = max(1, min(BLOCK_ROWS, BLOCK_NBYTES // max(row_nbytes, 1)))
+    most = max(1, min(BLOCK_ROWS, BLOCK_NBYTES * num_rows // max(nbytes, 1)))
     start, num_numbers, num_found, num_missing = 0, min(FIRST_BLOCK_ROWS, most), 0, num_rows
     while start < end and (num_missing > 0 or num_found > 0):
         block = read(slice(start, min(start + num_numbers, end)))

@@ -165,7 +165,7 @@ class StoreHandle(AlterableHandle):
                 f"iteration over store {self.name!r}, which has no batch dimension; items() has its entries"
             )
         read = partial(self._read_rows, numbered_in=batch_size)
-        return map(self._store.hand_over, iter_rows(read, batch_size[0], self.spec.nbytes // max(batch_size[0], 1)))
+        return map(self._store.hand_over, iter_rows(read, batch_size[0], self.spec.nbytes))
 
     def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
         return self._store.read(rows, numbered_in=numbered_in, pad=pad, timeout_s=timeout_s)

@@ -114,7 +114,7 @@ class StoreView(TensorDictCalls):
         """Yields the rows, read in blocks; each block is of one moment. Raises TypeError without a batch dimension."""
         if not self.batch_size:
             raise TypeError(f"iteration over a view of store {self.name!r} that has no batch dimension")
-        return map(self._store.hand_over, iter_rows(self._read_item, len(self), self.spec.nbytes // max(len(self), 1)))
+        return map(self._store.hand_over, iter_rows(self._read_item, len(self), self.spec.nbytes))
 
     @property
     def _what(self) -> str:

@@ -335,6 +335,9 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             fail_parts(parts, error)
         self._advance()
 
+    def _has_unfinished(self) -> bool:
+        return bool(self._waiting or self._refused or self._under_way)
+
     def _list_unfinished(self) -> list[Future[Any]]:
         return [*(part.future for part in (*self._waiting, *self._refused)), *self._under_way]
 

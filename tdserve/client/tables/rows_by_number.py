@@ -119,7 +119,7 @@ class RowsByNumber(ByAddress):
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows by their numbers, read in blocks. Those that come or leave meanwhile may be left out."""
         num_rows = ask_counts(self._client, self.name, self._client.deadline(None)).counts.rows
-        rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes, end=self.capacity)
+        rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)
 
     def _read_pieces(self, indices: Sequence[Any]) -> _FoundRows:

@@ -10,11 +10,12 @@ from concurrent.futures import Future, TimeoutError as FutureTimeoutError, wait
 from threading import Lock, Timer
 from typing import Any, Generic, Protocol, TypeVar
 
-from tdserve.base.deadline import Deadline, compute_grace_s
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""
@@ -84,6 +85,10 @@ class Coalescer(ABC, Generic[_Part]):
         """Sends one request of these parts."""
 
     @abstractmethod
+    def _has_unfinished(self) -> bool:
+        """Returns whether parts wait or requests are under way; called under the lock, for each part."""
+
+    @abstractmethod
     def _list_unfinished(self) -> list[Future[Any]]:
         """Lists the futures of the parts that wait and of the requests that are under way; called under the lock."""
 
@@ -92,7 +97,7 @@ class Coalescer(ABC, Generic[_Part]):
         when its time is over, its future fails, and it is not sent."""
         is_hasty = self._submit(part)
         if is_hasty and not part.future.done():
-            timer = Timer(_compute_wait_s(part.deadline) or 0.0, self._expire)
+            timer = Timer(compute_answer_timeout_s(part.deadline) or 0.0, self._expire)
             timer.name, timer.daemon = "tdserve-expiry", True
             timer.start()
             part.future.add_done_callback(lambda _: timer.cancel())
@@ -101,7 +106,7 @@ class Coalescer(ABC, Generic[_Part]):
         """Submits a part, and returns its result. Errors as of the future of ``submit``."""
         self._submit(part)
         try:
-            return part.future.result(_compute_wait_s(part.deadline))
+            return part.future.result(compute_answer_timeout_s(part.deadline))
         except FutureTimeoutError:
             self._expire()
         return part.future.result()
@@ -109,7 +114,7 @@ class Coalescer(ABC, Generic[_Part]):
     def _submit(self, part: _Part) -> bool:
         """Submits a part; returns whether parts before it may take longer than it has time."""
         with self._lock:
-            last = self._last_deadline if self._list_unfinished() else part.deadline
+            last = self._last_deadline if self._is_sending or self._has_unfinished() else part.deadline
             is_hasty = part.deadline.is_long_before(last)
             self._last_deadline = last if is_hasty else part.deadline
             self._append(part)
@@ -194,12 +199,6 @@ def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
     """Ends the futures of parts with an error."""
     for part in parts:
         part.future.set_exception(error)
-
-
-def _compute_wait_s(deadline: Deadline) -> float | None:
-    """Returns how long a part may wait to be sent, and be answered; None: without end."""
-    remaining_s = deadline.remaining_s
-    return None if remaining_s is None else remaining_s + compute_grace_s(deadline.timeout_s)
 
 
 def find_first_deadline(parts: Iterable[Part]) -> Deadline:
