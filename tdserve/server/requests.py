@@ -199,7 +199,7 @@ class Requests:
         try:
             await self._carry_out(session, kind, message, ahead)
             return ""
-        # No error stays in a variable of this call, which is in its traceback: only the collector would free both.
+        # No error that stays in a variable of this call has it in its traceback: only the collector would free both.
         except ServerBusyError as error:
             await self._refuse(session, request, error)
             return error.code
@@ -382,7 +382,7 @@ class Requests:
 def _forget_calls(error: BaseException | None) -> None:
     """Lets go of the calls that an error has passed, and of their stores: the future that has brought the error is in
     one of them, so that each keeps the other."""
-    while error is not None:
+    while error is not None and error.__traceback__ is not None:  # a circle of causes ends too
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
