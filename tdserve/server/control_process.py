@@ -309,8 +309,10 @@ class ControlProcess:
         async for message in messages:
             if message.HasField("rendezvous") and message.rendezvous.link:
                 self._services.relays.hand_on(session, message.rendezvous)
-            elif message.HasField("rendezvous"):
+                continue
+            if session.mover.uses_channels:  # the client may wait already for content that only a worker can send
                 await session.worker.wait_ready(session.ended)
+            if message.HasField("rendezvous"):
                 session.send_rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)

@@ -71,8 +71,11 @@ def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_ro
     assert all(map(is_gone, processes))
 
 
-def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others_wait_for_it(tmp_path: Path) -> None:
-    with tdserve.Server(tmp_path / "root") as server:
+@pytest.mark.parametrize(("transport", "one_port"), [("gloo", False), ("grpc", True)])
+def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others_wait_for_it(
+    tmp_path: Path, transport: str, one_port: bool
+) -> None:
+    with tdserve.Server(tmp_path / "root", one_port=one_port) as server:
         (fork_server,) = fork_servers_of(server.pid)
         copied = tmp_path / "copied"  # a client that is on this machine, and does not see the root
         copied.mkdir()
@@ -88,7 +91,7 @@ def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others
 
             def sample() -> int:
                 with server.client(root=str(copied), timeout_s=START_TIMEOUT_S) as other:
-                    assert other.stats()["transport"] == "gloo"
+                    assert other.stats()["transport"] == transport
                     return len(other.replay("table").sample(4))
 
             sampled = thread.submit(sample)

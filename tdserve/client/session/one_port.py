@@ -26,9 +26,10 @@ class OnePort:
         self._has_logged = False
 
     def begin(self, session: Session) -> None:
-        """Limits the time for the first channel of a new session, and logs, once, why it has but one port."""
-        session.connect_timeout_s = session.max_connect_s = FALL_BACK_S
+        """Limits the time for the first channel of a new session, unless it has but one port: then logs why, once."""
         why = explain_one_port(session)
+        if not why:  # otherwise there is nothing to fall back to
+            session.connect_timeout_s = session.max_connect_s = FALL_BACK_S
         if why and not self._has_logged:
             self._has_logged = True
             level = logging.WARNING if self.why else logging.INFO
