@@ -91,7 +91,7 @@ def assemble(
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
     claiming, samples = Claiming(stores, answers, traffic=traffic), Samples(stores, rule_keys=rule_keys)
-    extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming)
+    extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming, values_worker=values_worker)
     row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)

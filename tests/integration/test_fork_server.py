@@ -101,6 +101,18 @@ def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others
             assert sampled.result(START_TIMEOUT_S) == 4
 
 
+def test_extends_when_they_are_early_and_no_data_worker_has_started_then_in_their_order(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path / "root") as server:
+        (fork_server,) = fork_servers_of(server.pid)
+        with server.client(transport="shm", timeout_s=START_TIMEOUT_S) as client:
+            texts = client.create_replay("texts", TensorDict({"text": "how"}), 2)
+            with stopped(fork_server):
+                futures = [texts.extend(TensorDict({"text": [text]}, [1]), return_early=True) for text in "abcd"]
+            numbers = [int(future.result(START_TIMEOUT_S)) for future in futures]
+            assert numbers == [0, 1, 0, 1]
+            assert texts[:]["text"] == ["c", "d"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_are_acknowledged(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server:

@@ -14,6 +14,7 @@ from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Arrival
+from tdserve.server import inline_tasks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
@@ -26,6 +27,8 @@ from tdserve.server.tables.policy_versions import MadeBy
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
 from tdserve.server.turns import drop_references
+from tdserve.server.waiting import wait_any
+from tdserve.server.workers import DataWorker
 from tdserve.store.claim_file import ClaimedRows
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
@@ -39,6 +42,7 @@ class Extends:
         answers: Answers to committed requests, for their retries.
         rule_keys: Reads what the tables' rules need.
         claiming: Lets writers claim rows.
+        values_worker: The worker that stores values.
     """
 
     def __init__(
@@ -48,11 +52,13 @@ class Extends:
         *,
         rule_keys: RuleKeys,
         claiming: Claiming,
+        values_worker: DataWorker,
     ) -> None:
         self._stores = stores
         self._answers = answers
         self._rule_keys = rule_keys
         self._claiming = claiming
+        self._values_worker = values_worker
 
     async def extend(self, session: ClientSession, request: int, asked: control_pb2.ExtendRequest) -> control_pb2.Done:
         """Reserves rows, has them filled, and commits them. For refused content see ``ClientSession.discard``.
@@ -68,6 +74,8 @@ class Extends:
         if asked.wished_claim:
             self._claiming.end_used_up(session, store, asked.num_rows)
         made_by = MadeBy(self._stores, store, asked, coming)
+        if store.spec.values:  # a later extend would overtake the retry of one that fails for lack of it
+            await _wait_for_start(self._values_worker, session, deadline)
         reservation = await reserve_rows(session, store, asked.num_rows, deadline)
         if store.lost:
             with self._stores.db.begin_transaction(is_decided=True) as txn:
@@ -136,3 +144,11 @@ class Extends:
                 return await commit_in_turns(*arguments, settle, client_id=client_id, request=request, also=forget)
             extend = ClaimedRows(session.client_id, request, len(rows.reservation))
             return commit_rows(*arguments, settle(), [extend], also=forget)
+
+
+async def _wait_for_start(worker: DataWorker, session: ClientSession, deadline: Deadline) -> None:
+    """Waits until a worker has started, while there is time; after that an order to it fails."""
+    if not worker.ready.is_set():
+        await inline_tasks.ensure_task()
+        with session.mark_waiting():
+            await wait_any((worker.ready, session.ended), timeout_s=deadline.remaining_s)
