@@ -321,12 +321,7 @@ class ControlProcess:
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)
 
-    def _take(
-        self,
-        session: ClientSession,
-        message: control_pb2.ClientMessage,
-        run: _Run,
-    ) -> None:
+    def _take(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
         """Handles a message of a client, whichever way it came; ``run`` serves requests."""
         if session.ended.is_set():  # its client may have a new session by now, and repeat its requests there
             return
