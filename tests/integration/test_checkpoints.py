@@ -184,6 +184,7 @@ def test_checkpoint_when_it_is_not_the_first_then_only_what_has_changed_is_writt
     assert sum(path.stat().st_size for path in tmp_path.glob("place/blocks/*/*")) <= rows["x"].nbytes + (2 << 20)
 
 
+@pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_moment_when_writers_go_on_then_one_of_all_stores(
     server: tdserve.Server, other: tdserve.Server, tmp_path: Path, transport: str

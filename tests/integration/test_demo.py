@@ -173,9 +173,10 @@ def test_demo_when_a_signal_comes_while_others_look_into_it_then_nothing_stays(
     assert demo.leftovers() == NOTHING
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("victim", "named"),
-    [pytest.param("demo.actor", "actor", marks=pytest.mark.full), ("tdserve.server.server_process", "lost the server")],
+    [("demo.actor", "actor"), ("tdserve.server.server_process", "lost the server")],
 )
 def test_demo_when_a_process_dies_then_it_is_named_and_nothing_stays(
     start: Callable[..., Demo], victim: str, named: str

@@ -98,6 +98,7 @@ def test_vector_environments_when_each_has_a_writer_then_slices_are_of_one_episo
     assert "frames/s of 4 environments" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_rates_when_measured_then_of_both_programs_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     frames_per_second.main(["cleanrl_dqn", "--rounds", "1", "--frames", "300"])
     assert "| cleanrl_dqn |" in capsys.readouterr().out
@@ -105,6 +106,7 @@ def test_rates_when_measured_then_of_both_programs_in_turn(capsys: pytest.Captur
         frames_per_second.run_program("not_a_program", [])
 
 
+@pytest.mark.full
 def test_curves_when_made_then_each_kind_of_storage_has_a_line_and_they_are_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

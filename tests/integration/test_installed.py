@@ -52,6 +52,7 @@ def test_files_when_installed_from_a_wheel_then_are_all_there(tmp_path: Path) ->
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == topics
 
 
+@pytest.mark.full
 def test_types_when_a_program_uses_the_package_then_known_to_its_mypy(tmp_path: Path) -> None:
     mypy = Path(sys.executable).with_name("mypy")
     if not mypy.is_file():

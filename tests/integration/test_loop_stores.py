@@ -123,6 +123,7 @@ def beginnings_and_ends(
     }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_there_are_very_many_stores_then_no_call_keeps_it_busy(

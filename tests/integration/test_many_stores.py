@@ -36,6 +36,7 @@ def count_mapped(pid: int | str, root: Path) -> int:
     return len({line.split("/stores/")[1].split("/")[0] for line in lines if f"{root}/stores/" in line})
 
 
+@pytest.mark.full
 def test_stores_when_there_are_very_many_then_few_stay_mapped_and_all_are_kept(tmp_path: Path) -> None:
     names, folder = [f"s{number:05d}" for number in range(NUM_STORES)], tmp_path / "stores"
     with tdserve.Server(tmp_path, sync_interval_s=0) as server, server.client(transport="shm") as client:

@@ -88,7 +88,7 @@ def test_checkpoints_when_the_place_cannot_be_written_then_a_line_each_and_the_n
     assert not any("Traceback" in each for each in server.lines())
 
 
-@pytest.mark.parametrize("has_roles", [False, True])
+@pytest.mark.parametrize("has_roles", [pytest.param(False, marks=pytest.mark.full), True])
 def test_checkpoints_when_the_server_has_tls_and_tokens_then_written_too(tmp_path: Path, has_roles: bool) -> None:
     make_authority(tmp_path, 2)
     make_certificate(tmp_path, "server", ["127.0.0.1"], 2)

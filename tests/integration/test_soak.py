@@ -21,6 +21,7 @@ from tests.processes import REPOSITORY
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_soak_when_processes_are_killed_then_clean_and_nothing_is_left(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tdserve", "soak", "--minutes", "0.1", "--json"]

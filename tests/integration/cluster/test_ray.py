@@ -77,6 +77,7 @@ class TestOneNode:
         with servers.client() as made:
             yield made
 
+    @pytest.mark.full
     def test_example_when_run_then_the_learner_draws_what_tasks_have_written(
         self, servers: tdserve_ray.RayServers, client: tdserve.ClusterClient
     ) -> None:

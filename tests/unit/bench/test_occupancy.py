@@ -60,6 +60,7 @@ def test_report_when_shown_then_what_was_measured_and_calculated_are_apart() -> 
     assert shown.getvalue() == ""
 
 
+@pytest.mark.full
 @pytest.mark.integration
 @pytest.mark.usefixtures("borrows_nothing")
 def test_occupancy_when_measured_then_each_kind_costs_control_something(stage: Stage) -> None:

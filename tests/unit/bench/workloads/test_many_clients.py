@@ -30,6 +30,7 @@ def test_cpu_when_a_part_spends_next_to_nothing_then_it_allows_any_rate() -> Non
     assert details == {"control CPU": 0.0, "client CPU": 40.0, "calculated: cores": 50_000.0}
 
 
+@pytest.mark.full
 @pytest.mark.integration
 @pytest.mark.once("gloo")
 @pytest.mark.usefixtures("borrows_nothing")
