@@ -9,6 +9,7 @@ _COMMANDS = (
     (re.compile(r"client\.keys\('([^']+)'\)"), r"`tdserve keys \1`"),
     (re.compile(r"pass exists_ok=True, delete it, or"), "delete it (`tdserve rm`), or"),
     (re.compile(r"replace it \(--force, replaces=True\)"), "--force replaces it"),
+    (re.compile(r"\((--[a-z-]+), [a-z_]+=[^)]*\)"), r"(\1)"),
     (re.compile(r"pass tls=tdserve\.TLS\([^)]*\), or set"), "set"),
 )
 """Advice in the texts of errors, and what a shell can do instead."""

@@ -32,7 +32,10 @@ def guide(topic: str | None, as_json: bool) -> None:
 
         console = Console()
         console.width = min(console.width, MAX_COLUMNS) if console.is_terminal else MAX_COLUMNS
-        console.print(Markdown(pages[topic], hyperlinks=False))  # relative links lead nowhere from a terminal
+        with console.capture() as shown:
+            console.print(Markdown(pages[topic], hyperlinks=False))  # relative links lead nowhere from a terminal
+        for line in shown.get().splitlines():  # each is padded to the width
+            click.echo(line.rstrip())
     else:
         names = [name for name in pages if topic and topic in name] or get_close_matches(topic, pages)
         raise click.BadParameter(f"no topic {topic!r}; choose from {', '.join(names or pages)}", param_hint="TOPIC")

@@ -26,8 +26,9 @@ HIDDEN = ("spec", "name")
 @click.argument("name", required=False, shell_complete=complete_stores)
 @asks_server
 def info(inquiry: Inquiry, name: str | None) -> int:
-    """Show everything known about store NAME, on a terminal with its structure as a tree; without NAME, about the
-    server."""
+    """Show what is known about store NAME, on a terminal with its structure as a tree; without NAME, about the server.
+
+    Facts that are empty or false are shown with --json only."""
     with inquiry.open_catalog() as client:
         if name is None:
             stats = client.stats()
@@ -44,7 +45,7 @@ def info(inquiry: Inquiry, name: str | None) -> int:
     if inquiry.as_json:
         print_json(facts)
         return report_lost(client)
-    shown = {key: value for key, value in facts.items() if key not in HIDDEN}
+    shown = {name: value for name, value in facts.items() if name not in HIDDEN and not _is_nothing(value)}
     print_table((escape_unprintable(described.name), ""), make_fact_rows(shown))
     click.echo()
     leaves = describe_leaves(described.spec)
@@ -63,6 +64,11 @@ def show_stats(stats: Mapping[str, Any]) -> None:
         print_table((f"server {server}", "value"), _make_server_rows(facts))
     for server in stats["lost"]:
         click.echo(f"\nserver {server}\ndoes not answer")
+
+
+def _is_nothing(value: Any) -> bool:
+    """Returns whether a store does not have this: most facts are about one kind of store."""
+    return value is None or value is False or (isinstance(value, (str, list, tuple, dict)) and not value)
 
 
 def _make_server_rows(stats: Mapping[str, Any]) -> list[tuple[str, str]]:

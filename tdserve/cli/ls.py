@@ -9,7 +9,7 @@ import click
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.cli.options import Inquiry, asks_server, report_lost
-from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines, print_table
+from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, print_json, print_lines, print_table
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
@@ -78,5 +78,5 @@ def _make_cells(described: StoreDescription) -> list[str]:
         str(described.capacity or ""),
         format_nbytes(described.nbytes),
         "" if described.capacity else str(described.version),
-        f"{max(0.0, time.time() - described.created_s):.0f} s",
+        format_duration(time.time() - described.created_s),
     ]

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
 from tdserve.cli.new_rows import LatestRows, NewRows
@@ -41,6 +42,8 @@ Look = Callable[[bool], list[tuple[str, Any]]]
 @asks_server
 def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s: float) -> int:
     """Show the newest rows of store NAME, one per line: of a table, of a tensordict; of weights the versions.
+
+    A terminal shows as much of a line as fits; a pipe gets all of it.
 
     With --json each line is a JSON document. With --follow the newest rows are shown as they are written, up to 1000 at
     a time; of a tensordict its last rows, again after each change. Nothing counts as sampled.
@@ -75,8 +78,14 @@ def _print(inquiry: Inquiry, found: list[tuple[str, Any]]) -> None:
         for _, document in found:
             print_json(document)
     else:
-        print_lines(line for line, _ in found)
+        print_lines(_fit(line) for line, _ in found)
     sys.stdout.flush()
+
+
+def _fit(line: str) -> str:
+    """Cuts a line to the width of the terminal; in a pipe it stays whole."""
+    console = Console()
+    return line if not console.is_terminal or len(line) <= console.width else f"{line[: console.width - 1]}…"
 
 
 def _make_look(client: Client | ClusterClient, name: str, num_rows: int) -> Look:

@@ -9,7 +9,7 @@ import click
 
 from tdserve.base.errors import WrongStateError
 from tdserve.cli.options import Inquiry, asks_server, take_store
-from tdserve.cli.render import escape_unprintable, format_cell, format_nbytes, print_table
+from tdserve.cli.render import escape_unprintable, format_cell, format_duration, format_nbytes, print_table
 from tdserve.client.session.description import VersionInfo
 
 COLUMNS = ("version", "size", "published", "age", "metadata")
@@ -23,7 +23,8 @@ def versions(inquiry: Inquiry, name: str) -> None:
     with inquiry.open_catalog() as client:
         described = client.describe(name)
     if described.kind != "weights":
-        raise WrongStateError(state=f"store {name!r} does not hold weights", event="versions")
+        state = f"store {name!r} is of kind {described.kind!r}; only weights have versions"
+        raise WrongStateError(state=state, event="listing versions")
     inquiry.answer(
         [asdict(each) for each in described.versions],
         lambda: print_table(COLUMNS, map(make_version_cells, described.versions), right=COLUMNS[:2] + COLUMNS[3:4]),
@@ -33,6 +34,6 @@ def versions(inquiry: Inquiry, name: str) -> None:
 def make_version_cells(info: VersionInfo) -> tuple[str, ...]:
     """Returns the row of a table with ``COLUMNS``."""
     published = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_s))
-    age = f"{max(0.0, time.time() - info.created_s):.0f} s"
+    age = format_duration(time.time() - info.created_s)
     metadata = ", ".join(f"{escape_unprintable(key)} {format_cell(value)}" for key, value in info.metadata.items())
     return str(info.version), format_nbytes(info.nbytes), published, age, metadata

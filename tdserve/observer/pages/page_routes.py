@@ -52,6 +52,7 @@ def make_page_routes(*, has_login: bool) -> list[BaseRoute]:
         Route("/guide", pages.show_guide),
         Route("/guide/{topic}", pages.show_topic),
         Route("/static/{file}", show_static),
+        Route("/{path:path}", pages.show_missing),
     ]
 
 
@@ -75,6 +76,10 @@ class Pages:
 
     def _fail(self, reason: str, status: int = 503, title: str = "The server does not answer") -> Response:
         return self._render("failure.html", status, page="", title=title, reason=reason)
+
+    async def show_missing(self, request: Request) -> Response:
+        """Says that there is no such page, with the links to those that there are."""
+        return self._fail("There is no page at this address.", 404, "No such page")
 
     async def show_overview(self, request: Request) -> Response:
         """Shows the whole server."""

@@ -57,7 +57,7 @@ def test_versions_when_kept_then_listed_with_metadata(client: tdserve.Client, sh
         (n + 1, {"step": n}) for n in range(3)
     ]
     fill(client, "plain")
-    assert "does not hold weights" in shell.error(CONFLICT, "versions", "plain")
+    assert "only weights have versions" in shell.error(CONFLICT, "versions", "plain")
 
 
 def test_head_when_entries_are_chats_then_their_text(client: tdserve.Client, shell: Shell) -> None:

@@ -19,6 +19,7 @@ from tdserve.cli import new_rows
 from tdserve.cli.exit_codes import INTERRUPTED
 from tdserve.cli.new_rows import NewRows
 from tests.integration.shell import Shell
+from tests.integration.terminal import run_on_terminal
 from tests.processes import REPOSITORY, wait_for
 from tests.roots import make_quick_root
 
@@ -56,6 +57,15 @@ def test_tail_when_the_table_has_gone_round_then_the_newest_rows_in_order(client
     shown = [json.loads(line) for line in shell.lines("tail", "table", "-n", "1", "--json")]
     assert shown == [{"row": 2, "data": {"number": 12, "wide": [12.0]}}]
     assert shell.json("info", "table")["samples"] == 0
+
+
+def test_tail_when_a_terminal_is_narrow_then_each_row_takes_one_line(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    client.create_replay("table", like=rows(0, 1, width=4)[0], capacity=10).extend(rows(0, 3, width=4))
+    with run_on_terminal("tail", "table", "--address", server.address, columns=20) as terminal:
+        assert terminal.process.wait(timeout=60) == 0
+        assert terminal.read().splitlines() == [f"row {n}  number {n}  wi…" for n in range(3)]
 
 
 def test_tail_when_the_store_is_a_tensordict_or_weights_then_its_last_rows_or_versions(

@@ -42,6 +42,11 @@ def test_error_when_it_asks_for_tls_then_a_shell_reads_the_variables(advice: str
     assert shown.endswith(for_a_shell)
 
 
+def test_error_when_it_names_an_option_and_an_argument_then_a_shell_reads_the_option() -> None:
+    error = InvalidRequestError(argument="key", reason="choose others (--key, keys=), or none (--no-rows, has_rows=False)")
+    assert advise_shell(str(error)).endswith("choose others (--key), or none (--no-rows)")
+
+
 def test_error_when_it_advises_nothing_then_stays_as_it_is() -> None:
     error = InvalidRequestError(argument="num_rows", reason="it is 0")
     assert advise_shell(str(error)) == str(error)

@@ -28,6 +28,7 @@ def test_topic_when_piped_then_plain_text(topic: str, capsys: pytest.CaptureFixt
     assert "\x1b" not in shown
     assert "```" not in shown
     assert max(map(len, shown.splitlines())) <= MAX_COLUMNS
+    assert [line for line in shown.splitlines() if line.endswith(" ")] == []
 
 
 def test_guide_when_asked_for_json_then_the_topics_or_a_page(capsys: pytest.CaptureFixture[str]) -> None:

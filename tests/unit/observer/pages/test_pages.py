@@ -179,12 +179,19 @@ def test_page_when_the_server_is_gone_then_has_the_reason(path: str) -> None:
         "/guide/replay.md",
         "/guide/.png",
         "/stores/x",
+        "/nothing",
     ],
 )
 def test_page_when_there_is_none_then_404_and_harmless(path: str) -> None:
     answer = call(make_application(RecordedServer(make_figures())), path)
     assert answer.status == 404
     assert b"<b>" not in answer.body
+
+
+def test_page_when_its_address_is_wrong_then_links_to_those_that_are_there() -> None:
+    answer = call(make_application(RecordedServer(make_figures())), "/nothing", accept="text/html")
+    assert (answer.status, b"There is no page at this address" in answer.body) == (404, True)
+    assert b'href="/stores"' in answer.body
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/live.json", "/rows?name=x", "/image?id=1", "/static/observer.js"])
