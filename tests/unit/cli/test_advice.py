@@ -43,7 +43,9 @@ def test_error_when_it_asks_for_tls_then_a_shell_reads_the_variables(advice: str
 
 
 def test_error_when_it_names_an_option_and_an_argument_then_a_shell_reads_the_option() -> None:
-    error = InvalidRequestError(argument="key", reason="choose others (--key, keys=), or none (--no-rows, has_rows=False)")
+    error = InvalidRequestError(
+        argument="key", reason="choose others (--key, keys=), or none (--no-rows, has_rows=False)"
+    )
     assert advise_shell(str(error)).endswith("choose others (--key), or none (--no-rows)")
 
 
