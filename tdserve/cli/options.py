@@ -14,6 +14,7 @@ from tdserve.base.config import ClientConfig, TransportName, read_token
 from tdserve.base.tls import TLS
 from tdserve.cli.completion import complete_stores
 from tdserve.cli.exit_codes import NO_ANSWER
+from tdserve.cli.held_warnings import hold_warnings
 from tdserve.cli.render import print_json, to_one_line
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.cluster.membership import is_of_cluster, read_membership
@@ -34,7 +35,8 @@ def asks_server(command: Command) -> Command:
 
     @wraps(command)
     def ask(*, address: str | None, token_file: Path | None, as_json: bool, **arguments: Any) -> Any:
-        return command(Inquiry(address, token_file, as_json), **arguments)
+        with hold_warnings():
+            return command(Inquiry(address, token_file, as_json), **arguments)
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table."),

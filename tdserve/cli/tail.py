@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
+from tdserve.cli.held_warnings import show_warnings
 from tdserve.cli.new_rows import LatestRows, NewRows
 from tdserve.cli.options import Inquiry, asks_server, report_left_out, take_store
 from tdserve.cli.render import escape_unprintable, print_json, print_lines
@@ -58,6 +59,7 @@ def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s
 
 def _follow(inquiry: Inquiry, look: Look, interval_s: float) -> None:
     is_lost = False
+    show_warnings()
     while True:
         time.sleep(interval_s)
         try:
