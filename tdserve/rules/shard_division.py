@@ -73,6 +73,7 @@ def divide_sample(
     rng: np.random.Generator,
     *,
     unit: int = 1,
+    limits: Mapping[int, int] | None = None,
     is_lease: bool = False,
     is_grouped: bool = False,
 ) -> dict[int, int] | None:
@@ -81,6 +82,7 @@ def divide_sample(
     Args:
         settings: Those of the whole table.
         unit: Rows that are drawn together: of a group, or a slice.
+        limits: Most units of some shards, which had not as many as their masses say.
         is_lease: Whether the rows are taken on lease.
         is_grouped: Whether whole groups are drawn.
     """
@@ -89,19 +91,40 @@ def divide_sample(
     if keeps_epoch:
         epoch = max(found.num_epochs for found in masses.values())
         shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
+    is_distinct = is_lease or is_grouped or settings.sampler.is_distinct or settings.draws_once
+    if is_distinct:
+        shares |= {shard: min(shares.get(shard, 0.0), limit) for shard, limit in (limits or {}).items()}
     total = sum(shares.values())
     num_live = sum(found.num_rows for found in masses.values())
     if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
         return None
-    is_distinct = is_lease or is_grouped or settings.sampler.is_distinct
     num_units = -(-num_rows // unit)
     reserves = None
     if keeps_epoch and not is_lease:
         reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
     if is_distinct and num_units > total + sum((reserves or {}).values()):
         return None
-    counts = divide(num_units, shares, rng, is_distinct=is_distinct, reserves=reserves)
-    return {shard: count * unit for shard, count in counts.items()}
+    if is_distinct or not settings.max_times_sampled:
+        counts = divide(num_units, shares, rng, is_distinct=is_distinct, reserves=reserves)
+        return {shard: count * unit for shard, count in counts.items()}
+    each = 1 if num_units <= num_live else settings.max_times_sampled  # which is what some may have left
+    most = {shard: each * found.num_rows for shard, found in masses.items()}
+    return _divide_limited(num_units, shares, {**most, **(limits or {})}, rng)
+
+
+def _divide_limited(
+    num_units: int, masses: Mapping[int, float], limits: Mapping[int, int], rng: np.random.Generator
+) -> dict[int, int] | None:
+    """Divides units as ``divide`` does, where no shard gives more than its limit: others give the rest. None if they
+    cannot."""
+    counts: dict[int, int] = {}
+    while num_left := num_units - sum(counts.values()):
+        room = {shard: mass for shard, mass in masses.items() if mass > 0 and counts.get(shard, 0) < limits[shard]}
+        if not room:
+            return None
+        for shard, count in divide(num_left, room, rng).items():
+            counts[shard] = min(counts.get(shard, 0) + count, limits[shard])
+    return counts
 
 
 def divide(

@@ -34,11 +34,12 @@ def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
     Args:
         done: Their part of the call; "" if there is nothing to add.
     """
-    field = next((field for field in ("elsewhere", "reason") if field in failure.fields), None)
+    field = next((field for field in ("elsewhere", "reason", "what") if field in failure.fields), None)
     if not done or field is None:
         return failure
     before = failure.fields[field]
-    noted = failure.with_fields(**{field: f"{before}; {done}" if before else done})
+    both = f"{before} ({done})" if field == "what" else f"{before}; {done}"
+    noted = failure.with_fields(**{field: both if before else done})
     noted.__cause__ = failure
     return noted
 

@@ -107,11 +107,12 @@ class ShardDraws:
     ) -> list[DrawnPart] | None:
         """Draws rows; None if there are not enough now."""
         drawn: list[DrawnPart] = []
+        limits: dict[int, int] = {}
         num_missing, began_s = num_rows, time.monotonic()
         try:
             while num_missing > 0:
                 masses = self._get_masses(make_query, query, num_rows, deadline, is_fresh=bool(drawn))
-                counts = self._divide(query, masses, num_missing)
+                counts = self._divide(query, masses, num_missing, limits)
                 if counts is None and takes_fewer and self._is_closed():
                     counts = {shard: int(found.mass) for shard, found in masses.items() if found.mass} or None
                     if counts is None and drawn:
@@ -119,16 +120,15 @@ class ShardDraws:
                     if counts is None and not sum(found.num_rows for found in masses.values()):
                         raise EndOfStreamError(name=self._table.name)
                     num_missing = sum((counts or {}).values()) or num_missing
-                if counts is None:
-                    if not drawn or time.monotonic() - began_s > COMPLETE_WITHIN_S:
+                more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
+                if not more:
+                    if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):
                         self.give_back(drawn)
                         return None
                     time.sleep(MIN_PAUSE_S)
+                    if counts is None:
+                        limits.clear()  # rows may have come
                     continue
-                more = self._draw_parts(make_query, counts, deadline)
-                if not more and deadline.expired:
-                    self.give_back(drawn)
-                    return None
                 self._weigh(more, masses)
                 drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
@@ -138,6 +138,25 @@ class ShardDraws:
         except BaseException:
             self.give_back(drawn)
             raise
+
+    def _must_give_back(self, query: Query, drawn: list[DrawnPart], held_s: float, deadline: Deadline) -> bool:
+        """Returns whether a call that holds some of its rows gives them back.
+
+        Raises:
+            DeadlineExceededError: Its time is over, and they are used up: nobody gets them any more.
+        """
+        if query.is_lease or not self._uses_up:
+            return held_s > COMPLETE_WITHIN_S or deadline.expired
+        if deadline.expired:
+            num_drawn = sum(part.rows.spec.batch_size[0] for part in drawn)
+            what = f"a whole sample of {self._table.name!r}, of which {num_drawn} rows were drawn and are used up"
+            raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+        return False
+
+    @property
+    def _uses_up(self) -> bool:
+        """Whether rows leave the table when they were drawn often enough: then others may have drawn them just now."""
+        return self._table.settings.max_times_sampled > 0
 
     def give_back(self, drawn: list[DrawnPart], names: Sequence[Any] | None = None) -> None:
         """Gives rows on lease back, so that the list is empty.
@@ -172,7 +191,7 @@ class ShardDraws:
             query.is_lease,
             num_rows,
         )
-        must_ask = is_fresh or query.is_lease or table.settings.sampler.keeps_epoch
+        must_ask = is_fresh or query.is_lease or self._uses_up or table.settings.sampler.keeps_epoch
         known = None if must_ask else self._known.find(name, live, time.monotonic())
         if known is None:
             known = self._ask_masses(make_query, num_rows, deadline)
@@ -206,7 +225,9 @@ class ShardDraws:
             return query.group_size or 1
         return self._table.settings.sampler.compute_unit(query.whole_rows, self._table.part_capacity)
 
-    def _divide(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> dict[int, int] | None:
+    def _divide(
+        self, query: Query, masses: Mapping[int, ShardMass], num_missing: int, limits: Mapping[int, int]
+    ) -> dict[int, int] | None:
         """Divides rows among the shards; None if they do not have enough."""
         return divide_sample(
             self._table.settings,
@@ -214,6 +235,7 @@ class ShardDraws:
             num_missing,
             self._rng,
             unit=self._find_unit(query),
+            limits=limits,
             is_lease=query.is_lease,
             is_grouped=query.group_by is not None,
         )
@@ -224,24 +246,36 @@ class ShardDraws:
     # ------------------------------------------------------------ parts
 
     def _draw_parts(
-        self, make_query: Callable[[Any], Query], counts: Mapping[int, int], deadline: Deadline
+        self,
+        make_query: Callable[[Any], Query],
+        counts: Mapping[int, int],
+        deadline: Deadline,
+        limits: dict[int, int],
     ) -> list[DrawnPart]:
-        """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none."""
+        """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none.
+
+        Args:
+            limits: Gets what a shard that has fewer rows is asked for next.
+        """
 
         def draw(shard: int, part: Any) -> DrawnPart:
             query, client = make_query(part), part._client
             if query.is_lease:
                 rows = take_sampled(client, query, counts[shard], Deadline.after(0))
             else:
-                rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=deadline)
+                given = Deadline.after(0) if self._uses_up else deadline  # others may have what this shard lacks
+                rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=given)
             return DrawnPart(shard, client, query, rows)
 
         def follow_and_draw(shard: int, part: Any) -> DrawnPart | None:
             try:
                 found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part))
-            except (DeadlineExceededError, EndOfStreamError):  # of rows on lease, others were faster
-                if not make_query(part).is_lease:
+            except (DeadlineExceededError, EndOfStreamError) as error:  # others were faster
+                query = make_query(part)
+                is_used_up = self._uses_up and isinstance(error, DeadlineExceededError)
+                if not (query.is_lease or is_used_up):
                     raise
+                limits[shard] = counts[shard] // self._find_unit(query) // 2
                 return None
             return found
 

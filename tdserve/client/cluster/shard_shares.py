@@ -108,7 +108,7 @@ class ShardShares:
                     counts = divide(num_rows // unit, room, self._rng, is_distinct=True)
                 return {shard: count * unit for shard, count in counts.items()}
             if deadline.expired:
-                what = f"{num_rows} rows for each of {share.world_size} ranks of {table.name!r}"
+                what = f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard, of {table.name!r}"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             time.sleep(deadline.limit(PAUSE_S))
 

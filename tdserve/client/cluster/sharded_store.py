@@ -392,6 +392,7 @@ class ShardedStore:
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
         one that does not answer, and ``"degraded"`` the numbers of these."""
+        self._read_placement()  # parts may have moved
         parts = self._describe_parts()
         found = self._add_up(parts).as_dict()
         found["shards"] = [parts[shard].as_dict() if shard in parts else None for shard in range(self.num_shards)]

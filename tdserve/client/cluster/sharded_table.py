@@ -18,6 +18,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     ShardLostError,
     StoreNotFoundError,
+    TDServeError,
     TransportError,
 )
 from tdserve.base.ids import make_client_id
@@ -25,6 +26,7 @@ from tdserve.base.torchrun_rank import find_rank
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.key_shards import KeyShards
 from tdserve.client.cluster.part_creation import check_answers
+from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.handles.key_paths import check_path
@@ -100,7 +102,7 @@ class ShardedTable(ShardedRows):
 
         Raises:
             ConnectError: The shard does not answer, and the table was created with ``on_shard_loss="raise"``. Nothing
-                was written.
+                was written; with ``shard_by`` nothing to this shard: the error names others that were written before.
             ShardLostError: The shard's server has lost it, and rows do not go to another one. Likewise.
         """
         options = {
@@ -123,17 +125,24 @@ class ShardedTable(ShardedRows):
         """Writes each row to the shard of its key."""
         rows, annotations, num_rows = batch.batch, batch.annotations, batch.num_rows
         annotations.check_lengths(num_rows)
-        shards = self._key_shards.choose(rows)
-        places, written = [], []
-        for shard in np.unique(shards).tolist():
+        shards, deadline = self._key_shards.choose(rows), self.make_deadline(options["timeout_s"])
+        places: list[torch.Tensor] = []
+        written, wanted = [], np.unique(shards).tolist()
+        self._check_not_lost(wanted)
+        for shard in wanted:
             where = torch.from_numpy(np.flatnonzero(shards == shard))
             given = {
                 name: select_rows(getattr(annotations, name), where, num_rows)
                 for name in ("priority", "ends", "policy_version")
             }
+            extend: Any = partial(_extend_part, rows=rows[where], options={**options, **given}, deadline=deadline)
+            try:
+                written.append(self._write(shard, deadline.remaining_s, extend))
+            except TDServeError as error:
+                num_done, shards_done = sum(len(where) for where in places), wanted[: len(places)]
+                done = f"{num_done} of {num_rows} rows, those of shards {shards_done}, are written" if places else ""
+                raise note_elsewhere(error, done)  # noqa: B904 (it is this one, or says more)
             places.append(where)
-            extend: Any = partial(_extend_part, rows=rows[where], options={**given, **options})
-            written.append(self._write(shard, options["timeout_s"], extend))
 
         def join(numbers: Sequence[Any]) -> Any:
             joined = torch.full((num_rows,), -1, dtype=torch.int64)
@@ -142,6 +151,13 @@ class ShardedTable(ShardedRows):
             return self._show(batch.restore(joined))
 
         return AwaitableFuture.gather(written, join) if options["return_early"] else join(written)
+
+    def _check_not_lost(self, shards: Sequence[int]) -> None:
+        """Raises ConnectError, before anything is written, if a shard is known not to answer and writes do not wait."""
+        members = self._cluster.members
+        for server in [self.placement.servers[shard] for shard in shards]:
+            if self.placement.on_shard_loss == "raise" and members.is_lost(server):
+                raise ConnectError(address=members.describe_address(server), reason="it did not answer lately")
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
@@ -387,8 +403,8 @@ class _WriterShard:
         return self._table.info()
 
 
-def _extend_part(part: Any, *, rows: Any, options: dict[str, Any]) -> Any:
-    return part.extend(rows, **options)
+def _extend_part(part: Any, *, rows: Any, options: dict[str, Any], deadline: Deadline) -> Any:
+    return part.extend(rows, **{**options, "timeout_s": deadline.limit(options["timeout_s"])})
 
 
 def select_rows(given: Any, where: torch.Tensor, num_rows: int) -> Any:

@@ -110,6 +110,11 @@ class Settings:
         """Whether the table counts how often each row was sampled."""
         return self.sampler.counts_samples or bool(self.max_times_sampled)
 
+    @property
+    def draws_once(self) -> bool:
+        """Whether each row is drawn once, and all of them are as likely: a sample has no row twice."""
+        return self.max_times_sampled == 1 and self.sampler.draws_any_row
+
     def list_added_columns(self, *, is_grouped: bool = False) -> tuple[str, ...]:
         """Returns which of ``ADDED_DTYPES`` a sample has beside its rows, in order; both ends derive them from this.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -140,3 +140,23 @@ def test_sample_when_the_only_drawn_shard_is_away_then_drawn_from_others(crashin
         with without(crashing, table.placement.servers[1]):
             numbers = [int(table.sample(1)["number"][0]) for _ in range(20)]
         assert not {*range(10, 20)} & set(numbers)
+
+
+@pytest.mark.parametrize("on_loss", ["raise", "wait"])
+def test_extend_when_a_shard_of_its_rows_is_away_then_the_error_has_what_was_written(
+    crashing: list[Crashing], on_loss: Literal["raise", "wait"]
+) -> None:
+    with connecting(crashing, timeout_s=3.0) as client:
+        table = client.create_replay(
+            next_name(), rows(1)[0], 300, shards="all", shard_by="number", on_shard_loss=on_loss
+        )
+        table.extend(rows(30))
+        num_away = table.info()["shards"][2]["num_rows"]
+        with without(crashing, table.placement.servers[2]):
+            written = rf"{30 - num_away} of 30 rows, those of shards \[0, 1\], are written"
+            with pytest.raises(ConnectError, match=written):
+                table.extend(rows(30))
+            if on_loss == "raise":  # it is known by now, before anything is written
+                with pytest.raises(ConnectError, match=r"did not answer lately$"):
+                    table.extend(rows(30))
+        wait_for(lambda: len(table) == 60 - num_away, "all of its rows")

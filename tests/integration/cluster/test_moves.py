@@ -120,7 +120,7 @@ def test_part_when_it_moves_then_the_whole_goes_on(user: tdserve.ClusterClient, 
     assert user.rebalance(f"{name}#1", free) == free
     table.extend(make_rows(100, 100))
     opened = user.replay(name)
-    assert opened.info()["servers"] == [old[0], free]
+    assert opened.info()["servers"] == table.info()["servers"] == [old[0], free]
     for handle in (table, opened):
         assert sorted(handle[:]["number"].tolist()) == list(range(200))
     with pytest.raises(WrongStateError, match="another part"):

@@ -34,7 +34,7 @@ def test_warnings_when_the_command_fails_then_only_its_error_is_shown(capsys: py
     assert capsys.readouterr().err == ""
 
 
-def test_warnings_when_the_command_goes_on_then_shown_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_when_the_command_goes_on_then_each_is_shown_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with hold_warnings():
         log.warning("first")
         show_warnings()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay.limiter import MinSize
+from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tdserve.rules.shard_division import KnownMasses, ShardMass, divide, divide_sample
@@ -75,6 +76,27 @@ def test_divide_sample_when_rows_come_in_units_then_each_shard_gives_whole_ones(
         assert sum(found.values()) == 12
         assert all(count % 3 == 0 for count in found.values())
     assert divide_sample(Settings(), {0: mass(1.0), 1: mass(2.0)}, 12, rng, unit=3, is_grouped=True) is None
+
+
+def test_divide_sample_when_rows_leave_after_a_draw_then_no_shard_gives_more_than_it_has(
+    rng: np.random.Generator,
+) -> None:
+    masses = {0: mass(3.0, num_rows=3), 1: mass(4.0, num_rows=4), 2: mass(3.0, num_rows=3)}
+    for settings in (Settings(max_times_sampled=1), Settings(Prioritized(), max_times_sampled=2)):
+        assert divide_sample(settings, masses, 10, rng) == {0: 3, 1: 4, 2: 3}
+        for _ in range(50):
+            found = divide_sample(settings, masses, 8, rng, limits={1: 2})
+            assert found is not None
+            assert sum(found.values()) == 8
+            assert all(found.get(shard, 0) <= most for shard, most in {0: 3, 1: 2, 2: 3}.items())
+        assert divide_sample(settings, masses, 9, rng, limits={1: 2}) is None
+
+
+def test_divide_sample_when_rows_may_be_drawn_twice_then_a_sample_may_be_larger_than_the_table(
+    rng: np.random.Generator,
+) -> None:
+    found = divide_sample(Settings(max_times_sampled=2), {0: mass(3.0, num_rows=3), 1: mass(4.0, num_rows=4)}, 14, rng)
+    assert found == {0: 6, 1: 8}
 
 
 def test_divide_sample_when_an_epoch_has_ended_in_a_shard_then_all_of_its_rows_are_due(
