@@ -114,8 +114,9 @@ def move_store(
         directory.forget(name)
         place = directory.find(name, deadline)
         if place.placement is not None:
-            parts = f"{name_part(name, 0)} to {name_part(name, place.placement.num_shards - 1)}"
-            raise InvalidRequestError(argument="name", reason=f"{name!r} has parts on several servers; move {parts}")
+            parts = f"{name_part(name, 0)!r} ... {name_part(name, place.placement.num_shards - 1)!r}"
+            reason = f"{name!r} has parts on several servers, which move one by one: {parts}"
+            raise InvalidRequestError(argument="name", reason=reason)
         try:
             with reach_within(MOVE_REACH_S):
                 if whole is None:
