@@ -375,15 +375,11 @@ _UNCHOSEN = frozenset(("owner", "copy_at", "revision"))
 """Of a record of a shared store: which record, or copy, it is."""
 
 
-def _name_kind(record: StoreRecord) -> str:
-    return "a store that several servers share" if record.kind == "placement" else f"a {record.kind} store"
-
-
 def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``), whatever its structure; ``None`` if it
     is."""
     if existing.kind != asked.kind:
-        return f"it is {_name_kind(existing)}, asked is {_name_kind(asked)}"
+        return f"it is a {existing.kind} store, asked is {asked.kind}"
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:
