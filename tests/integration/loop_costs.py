@@ -27,7 +27,7 @@ COSTS = struct.Struct("<d?")
 """Content of the mapped file: seconds, and whether a callback is running."""
 
 
-NUM_TRIES = 3
+NUM_TRIES = 6
 """The best of these tries counts: any callback may have to wait for memory."""
 
 
@@ -97,8 +97,8 @@ class WatchedServer:
 
 
 def long_ones(server: WatchedServer, calls: dict[str, Callable[[], object]], limit_s: float) -> dict[str, float]:
-    """Lists the calls that keep the loop busy for longer in each of three tries, with the milliseconds of the best
-    try."""
+    """Lists the calls that keep the loop busy for longer in each of ``NUM_TRIES`` tries, with the milliseconds of the
+    best try."""
     found = {}
     for name, call in calls.items():
         costs = []
