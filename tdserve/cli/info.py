@@ -28,7 +28,8 @@ HIDDEN = ("spec", "name")
 def info(inquiry: Inquiry, name: str | None) -> int:
     """Show what is known about store NAME, on a terminal with its structure as a tree; without NAME, about the server.
 
-    Facts that are empty or false are shown with --json only."""
+    Facts that are empty or false are shown with --json only.
+    """
     with inquiry.open_catalog() as client:
         if name is None:
             stats = client.stats()

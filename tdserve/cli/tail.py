@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -80,14 +81,10 @@ def _print(inquiry: Inquiry, found: list[tuple[str, Any]]) -> None:
         for _, document in found:
             print_json(document)
     else:
-        print_lines(_fit(line) for line, _ in found)
+        console = Console()
+        columns = console.width if console.is_terminal else math.inf
+        print_lines(line if len(line) <= columns else f"{line[: console.width - 1]}…" for line, _ in found)
     sys.stdout.flush()
-
-
-def _fit(line: str) -> str:
-    """Cuts a line to the width of the terminal; in a pipe it stays whole."""
-    console = Console()
-    return line if not console.is_terminal or len(line) <= console.width else f"{line[: console.width - 1]}…"
 
 
 def _make_look(client: Client | ClusterClient, name: str, num_rows: int) -> Look:

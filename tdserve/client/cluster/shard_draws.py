@@ -133,7 +133,7 @@ class ShardDraws:
                 drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
                 exact = getattr(self._table.settings.sampler, "is_exact", True)
-                num_missing = num_missing - got if exact or not more else 0
+                num_missing = num_missing - got if exact else 0
             return drawn
         except BaseException:
             self.give_back(drawn)
