@@ -172,7 +172,7 @@ class Client(TensorDictClient):
     def open_handle(self, description: StoreDescription) -> AnyHandle:
         """Returns the handle of a store that was described."""
         opener = _OPENERS.get(description.kind)
-        return open_store(self, description, "a handle") if opener is None else opener(self, description)
+        return open_store(self, description, "opening it") if opener is None else opener(self, description)
 
     def _open_as(self, handle_type: type[_Handle], what: str, call: str, found: StoreDescription) -> _Handle:
         handle = self.open_handle(found)

@@ -16,6 +16,15 @@ QUEUE = "queue"
 """What a table is shown as if its rows are taken."""
 
 
+_USER_WORDS = {"placement": "a store that several servers share"}
+"""What a store of a kind is for its users, where the kind's name says something else."""
+
+
+def describe_kind(kind: str) -> str:
+    """Returns what errors call a store of a kind."""
+    return _USER_WORDS.get(kind, f"a {kind} store")
+
+
 def count_kind(shown_kind: str, num_stores: int) -> control_pb2.KindCount:
     """Returns the message about the number of stores of one kind, or of queues."""
     is_queue = shown_kind == QUEUE

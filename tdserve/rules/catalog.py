@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, StoreExistsError, StoreNotFoundError
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import to_integer
-from tdserve.messages.store_kinds import KIND_NUMBERS, QUEUE
+from tdserve.messages.store_kinds import KIND_NUMBERS, QUEUE, describe_kind
 
 Durability = Literal["process", "disk"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -379,7 +379,7 @@ def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``), whatever its structure; ``None`` if it
     is."""
     if existing.kind != asked.kind:
-        return f"it is a {existing.kind} store, asked is {asked.kind}"
+        return f"it is {describe_kind(existing.kind)}, asked is {describe_kind(asked.kind)}"
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:

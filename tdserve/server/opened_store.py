@@ -19,6 +19,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.row_sets import RowSet
+from tdserve.messages.store_kinds import describe_kind
 from tdserve.rules.catalog import StoreRecord, explain_read_only, make_identity
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.rules.replay.reservation import Reservation
@@ -171,9 +172,8 @@ class OpenedStore:
 
     def make_kind_error(self, wanted: str) -> WrongStateError:
         """Returns the error for a call that asks for another kind of store."""
-        return WrongStateError(
-            state=f"store {self.name!r} is a {self.record.kind} store", event=f"a call that needs a {wanted} store"
-        )
+        state = f"store {self.name!r} is {describe_kind(self.record.kind)}"
+        return WrongStateError(state=state, event=f"a call that needs a {wanted} store")
 
     def make_older_store_error(self) -> StructureChangedError:
         """Returns the error for a client with the structure or capacity that it, or an earlier store of this name,

@@ -99,8 +99,9 @@ class ClusterMoves:
             Names of the stores that have moved.
 
         Raises:
-            ConnectError: No server answers to which some stores can move; the error names them. All others have moved.
-            TDServeError: The first error of a store that could not move; all others have moved.
+            ConnectError: No server answers to which some stores can move. All others have moved.
+            TDServeError: The first error of a store that could not move, with the names of all that could not; all
+                others have moved.
         """
         moved: list[str] = []
         failures: dict[str, TDServeError] = {}

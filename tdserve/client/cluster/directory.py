@@ -350,8 +350,11 @@ def _check_order(name: str, server: int, placement: PlacementRecord) -> None:
     """Raises WrongStateError if this client numbers the servers otherwise than the one that made a record."""
     number = placement.copy_at if placement.is_copy else placement.owner
     if number not in (None, server):
-        state = f"server {server} of these was server {number} for the client that created {name!r}"
-        raise WrongStateError(state=state, event="finding its parts; all clients list the servers in the same order")
+        state = (
+            f"server {server} of these was server {number} for the client that created {name!r} "
+            f"(all clients list the servers in the same order)"
+        )
+        raise WrongStateError(state=state, event=f"finding the parts of {name!r}")
 
 
 def _drop_oldest(remembered: OrderedDict[str, Any]) -> None:

@@ -29,12 +29,12 @@ def convert_part_errors(name: str) -> Iterator[None]:
 
 
 def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
-    """Returns the failure of a shard with what was done at others, if it has room for that; else as it is.
+    """Returns the failure of one of several steps with what became of others, if it has room for that; else as it is.
 
     Args:
-        done: Their part of the call; "" if there is nothing to add.
+        done: What became of them; "" if there is nothing to add.
     """
-    field = next((field for field in ("elsewhere", "reason", "what") if field in failure.fields), None)
+    field = next((field for field in ("elsewhere", "reason", "state", "what") if field in failure.fields), None)
     if not done or field is None:
         return failure
     before = failure.fields[field]

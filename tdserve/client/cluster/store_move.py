@@ -30,6 +30,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import request_step
@@ -134,6 +135,7 @@ def _move_whole(
     servers: ClusterServers, name: str, source: int, target: int, on_progress: OnProgress, deadline: Deadline
 ) -> None:
     if source == target:
+        servers.members.get(source).catalog.get_fingerprint(name, timeout_s=deadline.remaining_s)  # it exists
         return
     move = _Copying(servers, name, source, target, on_progress, deadline).run()
     owner = servers.directory.get_owner(name)
@@ -240,15 +242,12 @@ def choose_refuge(servers: ClusterServers, name: str, drained: int) -> int:
 
 
 def explain_left(failures: Mapping[str, TDServeError], drained: int) -> TDServeError:
-    """Returns the error of stores that could not move away from a server, by name: the first, which names all of them
-    if servers do not answer."""
-    first = next(iter(failures.values()))
-    left = [name for name, error in failures.items() if isinstance(error, ConnectError)]
-    if not isinstance(first, ConnectError) or len(left) == 1:
-        return first
+    """Returns the error of stores that could not move away from a server, by name: the first, with all names if there
+    are several."""
+    left, first = list(failures), next(iter(failures.values()))
     more = f" and {len(left) - MAX_NAMED_LEFT} more" if len(left) > MAX_NAMED_LEFT else ""
     names = ", ".join(map(repr, left[:MAX_NAMED_LEFT]))
-    return ConnectError(address=first.address, reason=f"{first.reason}; still on server {drained}: {names}{more}")
+    return note_elsewhere(first, "" if len(left) == 1 else f"still on server {drained}: {names}{more}")
 
 
 @dataclass

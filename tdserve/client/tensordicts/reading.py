@@ -23,11 +23,11 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
         WrongStateError: It is a store of another kind.
     """
     if description.kind == "weights":
-        state = f"store {description.name!r} holds weights"
-        raise WrongStateError(state=state, event="a handle (latest() pulls them)")
+        state = f"store {description.name!r} holds weights (latest() pulls them)"
+        raise WrongStateError(state=state, event=event)
     if description.kind == "placement":
-        state = f"several servers share store {description.name!r}"
-        raise WrongStateError(state=state, event=f"{event} (connect to all of them: connect('a:7707,b:7707'))")
+        state = f"several servers share store {description.name!r} (connect to all of them: connect('a:7707,b:7707'))"
+        raise WrongStateError(state=state, event=event)
     if description.kind != "tensordict":
         raise WrongStateError(state=f"store {description.name!r} is a {description.kind} store", event=event)
     return StoreHandle(client, description)

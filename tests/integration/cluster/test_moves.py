@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     NotSupportedError,
     StoreExistsError,
     StoreMovedError,
+    StoreNotFoundError,
     VersionConflictError,
     WrongStateError,
 )
@@ -228,6 +229,29 @@ def test_server_when_drained_then_has_nothing_but_records(servers: list[tdserve.
         for number, name in enumerate(names):
             assert client[name]["x"].tolist() == [number] * 3
             client.delete(name)
+
+
+def test_drain_when_every_server_has_a_part_then_the_error_names_all_that_stay(
+    servers: list[tdserve.Server],
+) -> None:
+    names = [name_owned_by(0, 3) for _ in range(2)]
+    like = TensorDict({"x": torch.zeros(())}, [])
+    with tdserve.connect(",".join(server.address for server in servers)) as client:
+        assert isinstance(client, tdserve.ClusterClient)
+        for name in names:
+            client.create_replay(name, like=like, capacity=9, shards=3)
+        with pytest.raises(WrongStateError, match="every server has a part of") as caught:
+            client.drain(1)
+        left = str(caught.value).partition("; still on server 1: ")[2]
+        assert sorted(left.split(", ")) == sorted(repr(name) for name in client.list_stores_at(1))
+        for name in names:
+            client.delete(name)
+
+
+def test_rebalance_when_there_is_no_such_store_then_is_refused(client: tdserve.ClusterClient, name: str) -> None:
+    for server in (None, *range(3)):
+        with pytest.raises(StoreNotFoundError, match=name):
+            client.rebalance(name, server)
 
 
 def test_command_when_stores_move_then_prints_where(
