@@ -57,9 +57,9 @@ MAX_UNCONNECTED = 3
 LOG_INTERVAL_S = 10.0
 """Pause between two log lines about groups whose ranks did not prove themselves."""
 
-MAX_UNFORMED = 16
+MAX_UNFORMED = 4
 """Groups that may fail to form on a device before others get a new one. gloo keeps a connection to a pair that was
-given up, and its descriptor, as long as the device lives (measured)."""
+given up, and its descriptor, as long as the device lives (measured); a device has four descriptors itself."""
 
 _MAX_DEVICES = 16
 
