@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from tdserve.structure.tree import Spec
 
-MAX_LEAVES = 1 << 16
+MAX_LEAVES = 1 << 14
 """Most leaves of all structures together. When there are more, the worker forgets them: stores and versions come and
-go, each perhaps with its own structure. In the worker, a leaf takes about a kilobyte with all that is derived from the
-structure (measured), and waiting orders may keep as many again."""
+go, each perhaps with its own structure. In the worker, a leaf takes a kilobyte and more with all that is derived from
+the structure (measured: 40 KB for one of 30 leaves), and waiting orders may keep as many again. So these take 40 MB at
+most, and a worker that meets many structures is soon as large as it gets."""
 
 _LEAVES_APART = 64
-"""Leaves that a structure counts for besides its own, so that there are a thousand structures at most. One of two
-leaves takes about 4 KB in the worker (measured): these take 4 MB, where several thousand of them had taken 25, twice
-over. A worker that uses more structures in turn is sent each of them again, which takes 0.1 ms."""
+"""Leaves that a structure counts for besides its own, so that there are 250 structures at most. A worker that uses more
+of them in turn is sent each of them again, which takes 0.1 ms."""
 
 
 class WorkerSpecCache:
