@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 def check(path: str, *, repairs: bool, as_json: bool) -> int:
     """Compare everything in the root PATH with its checksums. No server may have it open.
 
-    PATH may also be a place of checkpoints, a folder or a URL of fsspec. Exit code 0: all is whole, or is repaired.
+    PATH may also be a place of checkpoints, a folder or a URL of fsspec: there, a repair removes damaged blocks, which
+    the next checkpoint writes again. Exit code 0: all is whole, or is repaired.
     """
     if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
-        return _check_checkpoints(path, as_json=as_json)
+        return _check_checkpoints(path, repairs=repairs, as_json=as_json)
     with _show_bar() as show:
         report = check_root(Path(path), repairs=repairs, on_progress=show)
     if as_json:
@@ -41,7 +42,7 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     return DAMAGED if report.num_damaged else 0
 
 
-def _check_checkpoints(place: str, *, as_json: bool) -> int:
+def _check_checkpoints(place: str, *, repairs: bool, as_json: bool) -> int:
     from tdserve.client.moves.archive_check import check_archive
 
     with _show_bar() as show:
@@ -50,7 +51,7 @@ def _check_checkpoints(place: str, *, as_json: bool) -> int:
             done, total = report.num_blocks, report.num_all
             show(Progress(num_stores=total, num_checked=done, nbytes=report.nbytes, store="blocks"))
 
-        report = check_archive(place, on_progress=show_blocks)
+        report = check_archive(place, repairs=repairs, on_progress=show_blocks)
     if as_json:
         print_json({"checkpoints": report.num_checkpoints, "nbytes": report.nbytes, "damaged": list(report.damaged)})
     else:
@@ -60,6 +61,11 @@ def _check_checkpoints(place: str, *, as_json: bool) -> int:
             f"{report.num_checkpoints} checkpoints, {report.num_blocks} blocks, {format_nbytes(report.nbytes)}: "
             + (f"{len(report.damaged)} are damaged" if report.damaged else "all are whole")
         )
+        if report.damaged:
+            click.echo(
+                "the next checkpoint writes missing blocks again"
+                + ("" if repairs else "; --repair removes damaged ones, so that these are written again too")
+            )
     return DAMAGED if report.damaged else 0
 
 

@@ -30,25 +30,31 @@ class ArchiveReport:
     nbytes: int = 0
 
 
-def check_archive(place: Place, *, on_progress: Callable[[ArchiveReport], None] = lambda _: None) -> ArchiveReport:
+def check_archive(
+    place: Place, *, repairs: bool = False, on_progress: Callable[[ArchiveReport], None] = lambda _: None
+) -> ArchiveReport:
     """Reads every checkpoint of a place, of a cluster those of every server.
 
     Args:
+        repairs: Whether damaged blocks are removed, so that the next checkpoint that needs them writes them again.
+            Earlier checkpoints with such a block cannot be restored before that.
         on_progress: Called after each block.
 
     Raises:
         InvalidRequestError: The URL names no file system that this process has.
     """
-    report = _check(open_archive(place), ArchiveReport(), on_progress)
+    report = _check(open_archive(place), ArchiveReport(), on_progress, repairs=repairs)
     for server in count():
         archive = open_archive(find_server_place(place, server))
         if not list_ids(archive):
             return report
-        report = _check(archive, report, on_progress)
+        report = _check(archive, report, on_progress, repairs=repairs)
     raise AssertionError
 
 
-def _check(archive: Archive, report: ArchiveReport, show: Callable[[ArchiveReport], None]) -> ArchiveReport:
+def _check(
+    archive: Archive, report: ArchiveReport, show: Callable[[ArchiveReport], None], *, repairs: bool
+) -> ArchiveReport:
     needed: dict[str, str] = {}
     for checkpoint_id in list_ids(archive):
         report = replace(report, num_checkpoints=report.num_checkpoints + 1)
@@ -59,7 +65,7 @@ def _check(archive: Archive, report: ArchiveReport, show: Callable[[ArchiveRepor
     report = replace(report, num_all=report.num_all + len(needed))
     for digest, checkpoint_id in sorted(needed.items()):
         try:
-            content = read_block(archive, digest)
+            content = read_block(archive, digest, removes_damaged=repairs)
             report = replace(report, nbytes=report.nbytes + len(content))
         except TDServeError as error:
             line = f"a block of checkpoint {checkpoint_id}, and maybe of others: {error}"

@@ -18,6 +18,7 @@ from tdserve.client.moves.manifest import (
     ArchivedFile,
     ArchivedStore,
     Checkpoint,
+    list_blocks,
     load_newest,
     make_id,
     save,
@@ -118,16 +119,20 @@ class _CheckpointWriter:
     awaited: str = ""
 
     def _know(self, store: ArchivedStore) -> None:
-        """Takes note of a store of the checkpoint before: what that has is neither read nor written again."""
+        """Takes note of a store of the checkpoint before. What the place has of it is not read and written again."""
         known = self.passes.setdefault(store.uid, FilePasses())
         for file in store.files:
-            self.archived.update(file.digests)
             path = bytes.fromhex(file.path)
-            known.digests.update(((path, offset), bytes.fromhex(digest)) for offset, _, digest in file.iter_blocks())
+            for offset, _, digest in file.iter_blocks():
+                if digest in self.archived:
+                    known.digests[path, offset] = bytes.fromhex(digest)
 
     def run(self, names: list[str]) -> Checkpoint:
-        for store in self.earlier.stores if self.earlier else ():
-            self._know(store)
+        if self.earlier is not None:
+            self.archived.update(self.earlier.list_digests())
+            self.archived &= list_blocks(self.archive)  # not those that were lost since
+            for store in self.earlier.stores:
+                self._know(store)
         frozen = self._freeze(names)
         created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
         try:

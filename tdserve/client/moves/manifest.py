@@ -10,6 +10,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -23,6 +24,7 @@ from tdserve.v1 import control_pb2
 FORMAT = 1
 
 _FOLDER = "checkpoints"
+_BLOCKS = "blocks"
 _SUFFIX = ".json"
 
 
@@ -173,9 +175,16 @@ def _read_file(path: str, nbytes: int, digests: list[str]) -> ArchivedFile:
 
 
 def load_newest(archive: Archive) -> Checkpoint | None:
-    """Reads the newest checkpoint's manifest; None if there is none."""
-    ids = list_ids(archive)
-    return load(archive, ids[-1]) if ids else None
+    """Reads the newest manifest that can be read; None if there is none."""
+    for checkpoint_id in reversed(list_ids(archive)):
+        with suppress(CorruptDataError):
+            return load(archive, checkpoint_id)
+    return None
+
+
+def list_blocks(archive: Archive) -> set[str]:
+    """Returns the digests of the blocks that a place has."""
+    return {name.rpartition("/")[2] for name in archive.list_names(_BLOCKS)}
 
 
 def write_block(archive: Archive, digest: str, content: bytes) -> None:
@@ -183,11 +192,21 @@ def write_block(archive: Archive, digest: str, content: bytes) -> None:
     archive.write(_make_block_name(digest), content)
 
 
-def read_block(archive: Archive, digest: str) -> bytes:
-    """Reads the content of a block. Raises CorruptDataError if it is missing or damaged."""
+def read_block(archive: Archive, digest: str, *, removes_damaged: bool = False) -> bytes:
+    """Reads the content of a block.
+
+    Args:
+        removes_damaged: Whether a block with another content is removed, so that the next checkpoint that needs it
+            writes it again.
+
+    Raises:
+        CorruptDataError: It is missing or damaged, or cannot be read.
+    """
     name = _make_block_name(digest)
     content = archive.read(name)
     if compute_digest(content).hex() != digest:
+        if removes_damaged:
+            archive.remove(name)
         raise CorruptDataError(path=name, expected=f"content of digest {digest}", actual="another one")
     return content
 
@@ -200,23 +219,28 @@ def remove_checkpoint(archive: Archive, checkpoint_id: str) -> None:
 def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list[str]:
     """Removes all checkpoints but the newest, and the blocks that only they had; returns the ids of those removed.
 
-    Nobody else may write a checkpoint to the same place meanwhile.
+    Nobody else may write a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all
+    blocks: which ones it needs is not known.
 
     Args:
         server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.
     """
     if num_kept < 1:
         raise InvalidRequestError(argument="keep", reason=f"at least 1 checkpoint must be kept, got {num_kept}")
-    removed = list_ids(archive)[:-num_kept]
-    if removed and server_id:
-        removed = [each for each in list_ids(archive) if load(archive, each).server_id in (server_id, "")][:-num_kept]
+    ids = list_ids(archive)
+    if len(ids) <= num_kept:
+        return []
+    found: dict[str, Checkpoint] = {}
+    for each in ids:
+        with suppress(CorruptDataError):
+            found[each] = load(archive, each)
+    removed = [each for each in found if not server_id or found[each].server_id in (server_id, "")][:-num_kept]
     for checkpoint_id in removed:
-        archive.remove(_make_name(checkpoint_id))
-    if removed:
-        needed = {digest for each in list_ids(archive) for digest in load(archive, each).list_digests()}
-        for name in archive.list_names("blocks"):
-            if name.rpartition("/")[2] not in needed:
-                archive.remove(name)
+        remove_checkpoint(archive, checkpoint_id)
+    if removed and len(found) == len(ids):
+        needed = {digest for each in found.keys() - {*removed} for digest in found[each].list_digests()}
+        for digest in list_blocks(archive) - needed:
+            archive.remove(_make_block_name(digest))
     return removed
 
 
@@ -227,4 +251,4 @@ def _make_name(checkpoint_id: str) -> str:
 
 
 def _make_block_name(digest: str) -> str:
-    return f"blocks/{digest[:2]}/{digest}"
+    return f"{_BLOCKS}/{digest[:2]}/{digest}"
