@@ -224,7 +224,7 @@ SERVER_OPTIONS = (
         "--umask",
         parse_umask,
         "OCTAL",
-        "Umask of new files; 002 lets local clients of the server's group write in place; by default 022.",
+        "Umask of new files; by default 022, with roles 077; 002 lets clients of the server's group write in place.",
         _INTEGER,
     ),
     ServerOption(

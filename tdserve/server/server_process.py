@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tdserve.base.addresses import check_listenable, find_interface_address, join_address, parse_address
@@ -63,7 +64,7 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
     share_arenas()
     use_small_pages()
     raise_descriptor_limit()
-    _set_umask(config.umask)
+    _set_umask(config)
     if not os.path.exists(config.root):  # else its own server may listen there, which acquire() reports
         check_listenable(config.host, config.port)
     gc.freeze()  # imported objects stay: collections need not visit them
@@ -76,6 +77,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     tokens = TokenRegister.open(config)
     root = Root.acquire(config.root)
     try:
+        _warn_of_readers(config, root)
         recover(root)
         root.run.note(is_synced=False)
         observer = None if config.metrics_port is None else ObserverProcess(config)
@@ -105,7 +107,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
                 _log.info("writes checkpoints to %s every %g s", config.checkpoint_to, config.checkpoint_every_s)
             with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
                 print(f"{READY_PREFIX}{address}", flush=True)
-            watching = asyncio.create_task(watch_root(root, server.set_serving))
+            watching = asyncio.create_task(watch_root(root, server.set_serving, partial(os._exit, 1)))
             await stop.wait()
             watching.cancel()
         _log.info("stops; requests under way may take another %g s", config.grace_s)
@@ -176,12 +178,26 @@ def _format_address(config: ServerConfig, port: int) -> str:
     return join_address(host, advertised_port or port)
 
 
-def _set_umask(umask: int | None) -> None:
-    """Sets the umask. ``None`` keeps the inherited one, and also denies write access to group and others."""
+def _set_umask(config: ServerConfig) -> None:
+    """Sets the umask. Without one in the configuration it keeps the inherited one, and denies write access to group and
+    others as well; where tokens have roles all access, which no role would hold for."""
+    umask = config.umask
     if umask is None:
         before = os.umask(0o022)
-        umask = before | 0o022
+        umask = before | (0o022 if config.tokens_file is None else 0o077)
     os.umask(umask)
+
+
+def _warn_of_readers(config: ServerConfig, root: Root) -> None:
+    """Logs that other users can read a root that is older than its tokens with roles."""
+    mode = root.path.stat().st_mode & 0o777
+    if config.tokens_file is not None and config.umask is None and mode & 0o077:
+        _log.warning(
+            "other users of this machine can open the files in %s (mode %03o), whatever the roles of their tokens; "
+            "chmod 700 denies it",
+            root.path,
+            mode,
+        )
 
 
 def _schedule_in_batches() -> None:

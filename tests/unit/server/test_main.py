@@ -55,6 +55,26 @@ def test_run_when_the_shell_has_a_umask_then_only_its_user_may_write_unless_conf
     assert (tmp_path / "root" / "catalog" / "data.mdb").stat().st_mode & 0o777 == mode & 0o666
 
 
+def test_run_when_tokens_have_roles_then_no_other_user_may_read_a_new_root_and_an_older_one_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text('{"tokens": []}')
+    warnings = []
+    for name, is_older in (("new", False), ("older", True)):
+        root = tmp_path / name
+        if is_older:
+            root.mkdir()
+            root.chmod(0o755)
+        ours, theirs = os.pipe()
+        os.close(theirs)
+        run(ServerConfig(root=str(root), port=0, grace_s=0.1, tokens_file=str(tokens)), lifeline_fd=ours)
+        os.close(ours)
+        assert (root / "catalog").stat().st_mode & 0o777 == 0o700
+        warnings.append(f"other users of this machine can open the files in {root}" in caplog.text)
+    assert warnings == [False, True]
+
+
 def test_run_when_it_advertises_an_address_then_prints_that_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
