@@ -1,4 +1,8 @@
-"""Looks from time to time whether the server's root is still there: without it nothing can be created or opened."""
+"""Looks from time to time whether the server's root is still there: without it nothing can be created or opened.
+
+If another root stands in its place, the server ends at once: it would go on to create files by path in the other root,
+which may be that of a server that runs.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,24 @@ LOOK_S = 2.0
 _log = logging.getLogger("tdserve.server")
 
 
-async def watch_root(root: Root, set_serving: Callable[[bool], Awaitable[None]], *, look_s: float = LOOK_S) -> None:
+async def watch_root(
+    root: Root, set_serving: Callable[[bool], Awaitable[None]], end: Callable[[], object], *, look_s: float = LOOK_S
+) -> None:
     """Sets the server's health by whether its root is at its path, until it is cancelled.
 
     Args:
         root: The acquired root.
         set_serving: Sets the answer of the health service.
+        end: Called once another root has taken its place; ends the process without another write.
         look_s: Time between two looks.
     """
     was_there = True
     while True:
         await asyncio.sleep(look_s)
         is_there = await asyncio.to_thread(root.is_in_place)
+        if not is_there and await asyncio.to_thread(root.is_replaced):
+            _log.error("another root has taken the place of %s, which this server held: it ends", root.path)
+            end()
         if is_there == was_there:
             continue
         was_there = is_there

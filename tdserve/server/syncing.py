@@ -179,8 +179,9 @@ class Syncing:
 
         A version that a loss of power would lead back to is held until the next pass is done.
         """
-        self._before()
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
+        root.check_in_place()  # a pass writes by path
+        self._before()
         closed = self._stores.opened.take_closed() if is_all else set[str]()
         try:
             stores, weights = [], []

@@ -138,10 +138,24 @@ class Root:
 
     def is_in_place(self) -> bool:
         """Returns whether the folder is still at its path, and none has taken its place."""
+        return self._is_mine() is True
+
+    def is_replaced(self) -> bool:
+        """Returns whether another root has taken the place of this one, which was deleted or moved away."""
+        return self._is_mine() is False
+
+    def check_in_place(self) -> None:
+        """Raises CorruptDataError if the folder is not at its path any more, where files would be another root's."""
+        if not self.is_in_place():
+            actual = "another root" if self.is_replaced() else "none: it was deleted or moved away"
+            raise CorruptDataError(path=str(self.path), expected="the root that this server holds", actual=actual)
+
+    def _is_mine(self) -> bool | None:
+        """Returns whether the root at the path is this one; None if there is none."""
         try:
             here, mine = os.stat(self.path / _LOCK_FILE, follow_symlinks=False), os.fstat(self._get_fd())
         except OSError:
-            return False
+            return None
         return os.path.samestat(here, mine)
 
     def set_address(self, address: str) -> None:

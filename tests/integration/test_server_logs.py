@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.logs import BURST
+from tdserve.cli.main import main
 from tdserve.control.connection import check_health
 from tests.integration.logged_server import LoggedServer, run_server
 from tests.processes import ready_worker, wait_for
@@ -79,6 +80,32 @@ def test_server_when_its_root_is_moved_away_then_does_not_serve_until_it_is_back
         wait_for(lambda: check_health(server.address, timeout_s=10.0), "its health")
     finally:
         server.close()
+
+
+def test_server_when_another_root_takes_the_place_of_its_root_then_it_ends_and_that_root_stays_whole(
+    tmp_path: Path,
+) -> None:
+    root, options = tmp_path / "root", ("--sync-interval", "0.1")
+    weights = TensorDict({"x": torch.zeros(4)}, [])
+    first = LoggedServer(str(root), tmp_path / "first", *options)
+    with tdserve.connect(first.address) as client:
+        client.publish("w", weights)
+    root.rename(tmp_path / "away")
+    second = LoggedServer(str(root), tmp_path / "second", *options)
+    try:
+        with tdserve.connect(second.address) as client:
+            for _ in range(3):
+                client.publish("w", weights)
+            assert first.process.wait(timeout=60) != 0
+            assert any("another root has taken the place" in line for line in first.lines())
+            assert client.publish("w", weights) == 4
+    finally:
+        second.close()
+        first.process.kill()
+        first.process.wait()
+        assert first.process.stdout is not None
+        first.process.stdout.close()
+    assert main(["check", str(root)]) == 0
 
 
 def test_lines_when_from_any_process_then_json_of_the_same_fields(tmp_path: Path) -> None:

@@ -195,9 +195,13 @@ def test_root_when_its_folder_is_replaced_then_is_not_in_place(tmp_path: Path) -
     assert root.is_in_place()
     root.path.rename(tmp_path / "away")
     assert not root.is_in_place()
+    assert not root.is_replaced()
     other = Root.acquire(tmp_path / "root")
     assert not root.is_in_place()
-    assert other.is_in_place()
+    assert root.is_replaced()
+    with pytest.raises(CorruptDataError, match="found another root"):
+        root.check_in_place()
+    other.check_in_place()
     other.release()
     root.release()
 
