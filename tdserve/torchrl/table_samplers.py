@@ -55,6 +55,38 @@ def to_table_sampler(sampler: Any, *, own_rule: TableRule | None) -> Any:
     return sampler if kind is None else share_state(sampler, kind)
 
 
+class _DrawnRows:
+    """Which rows a sampler has drawn, by their numbers: an update of priorities names no more than these.
+
+    Args:
+        num_rows: Capacity of the table.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._generations = torch.full((num_rows,), _NOT_DRAWN, dtype=torch.int64)
+        self._is_due = torch.zeros(num_rows, dtype=torch.bool)
+        self._is_doubtful = torch.zeros(num_rows, dtype=torch.bool)
+
+    def note_draw(self, index: torch.Tensor, generations: torch.Tensor) -> None:
+        """Notes rows that were drawn. One that had another generation at an earlier draw, whose update has not come
+        yet, is doubtful: the next update may be of that draw."""
+        self._is_doubtful[index] |= self._is_due[index] & (self._generations[index] != generations)
+        self._generations[index] = generations
+        self._is_due[index] = True
+
+    def note_update(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the generation of each row at its last draw, ``_NOT_DRAWN`` of others; and which rows are doubtful.
+        None of them is afterwards."""
+        is_doubtful = self._is_doubtful[index]
+        self._is_due[index] = self._is_doubtful[index] = False
+        return self._generations[index], is_doubtful
+
+    def forget(self, index: torch.Tensor) -> None:
+        """Forgets the draws of rows."""
+        self._generations[index] = _NOT_DRAWN
+        self._is_due[index] = self._is_doubtful[index] = False
+
+
 class TableRandomSampler(RandomSampler):
     """Stands for ``RandomSampler``: each row has the same probability.
 
@@ -90,7 +122,7 @@ class TablePrioritizedSampler(PrioritizedSampler):
     """Stands for ``PrioritizedSampler``. The server has the priorities; ``beta`` may differ between processes, and
     change."""
 
-    _drawn: torch.Tensor | None = None
+    _drawn: _DrawnRows | None = None
 
     def choose_rule(self, keys: Collection[Path]) -> Prioritized:
         """Returns the sampler for a new table. A beta of 0 would leave no weights to compute others from."""
@@ -127,7 +159,8 @@ class TablePrioritizedSampler(PrioritizedSampler):
             raise_empty(storage, batch_size)
         beta = self._require_same(storage)
         index, added, _ = draw_rows(storage, batch_size)
-        self._remember(index, added[GENERATION_KEY], storage.max_size)
+        self._drawn = self._drawn or _DrawnRows(storage.max_size)
+        self._drawn.note_draw(index, added[GENERATION_KEY])
         weight = added["priority_weight"]
         if beta != self._beta:
             weight = weight ** (float(self._beta) / beta)
@@ -136,7 +169,8 @@ class TablePrioritizedSampler(PrioritizedSampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
         """Changes priorities of rows; those that are ``UNCHANGED`` stay.
 
-        Rows that others have overwritten since this sampler drew them are skipped.
+        Rows that others have overwritten since this sampler drew them are skipped, also if it has drawn the new ones
+        meanwhile: the first update of such a number may be of either row.
 
         Raises:
             WrongStateError: The table has no priorities.
@@ -146,8 +180,11 @@ class TablePrioritizedSampler(PrioritizedSampler):
         self._require_same(storage)
         index = torch.as_tensor(index).detach().cpu().reshape(-1)
         priority = torch.as_tensor(priority).detach().cpu().float().reshape(-1).expand(len(index))
-        generation = self._recall(index)
         table, changes = storage.require_table(), priority != UNCHANGED
+        generation = torch.full_like(index, _NOT_DRAWN)
+        if self._drawn is not None:
+            generation, is_doubtful = self._drawn.note_update(index)
+            changes = changes & ~is_doubtful
         for part in (changes & (generation != _NOT_DRAWN), changes & (generation == _NOT_DRAWN)):
             if part.any():
                 given = generation[part] if generation[part][0] != _NOT_DRAWN else None
@@ -163,7 +200,7 @@ class TablePrioritizedSampler(PrioritizedSampler):
     def extend(self, index: Any) -> None:
         """Forgets earlier draws of the rows, which have been written now."""
         if self._drawn is not None:
-            self._drawn[torch.as_tensor(index).cpu()] = _NOT_DRAWN
+            self._drawn.forget(torch.as_tensor(index).cpu())
 
     def _empty(self) -> None:
         return None
@@ -187,15 +224,6 @@ class TablePrioritizedSampler(PrioritizedSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None, "_sum_tree": None, "_min_tree": None, "_drawn": None}
-
-    def _remember(self, index: torch.Tensor, generation: torch.Tensor, max_size: int) -> None:
-        if self._drawn is None:
-            self._drawn = torch.full((max_size,), _NOT_DRAWN, dtype=torch.int64)
-        self._drawn[index] = generation
-
-    def _recall(self, index: torch.Tensor) -> torch.Tensor:
-        """Returns the generation of each row when it was drawn last; ``_NOT_DRAWN`` of others."""
-        return torch.full_like(index, _NOT_DRAWN) if self._drawn is None else self._drawn[index]
 
     def _require_same(self, storage: Any) -> float:
         """Returns the beta of the table's sampler."""

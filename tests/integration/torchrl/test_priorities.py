@@ -121,6 +121,23 @@ def test_priority_when_the_row_was_overwritten_since_it_was_drawn_then_is_skippe
     assert learner.sample()["obs"].min() >= 20
 
 
+def test_priority_when_the_new_row_was_drawn_too_then_the_update_of_the_former_is_skipped(
+    make_table: MakeStorage,
+) -> None:
+    settings = {"alpha": 1.0, "beta": 1.0, "batch_size": 500}
+    learner, actor = (TensorDictPrioritizedReplayBuffer(storage=make_table(), **settings) for _ in range(2))
+    learner.extend(make_rows(*range(10)))
+    former = learner.sample()
+    actor.extend(make_rows(*range(10, 20)))
+    newer = learner.sample()
+    former["td_error"] = torch.full((500,), 1e-7)
+    learner.update_tensordict_priority(former)
+    assert learner.sample()["obs"].unique().tolist() == list(range(10, 20))
+    newer["td_error"] = torch.where(newer["obs"] == 15, 1.0, 1e-7)
+    learner.update_tensordict_priority(newer)
+    assert learner.sample()["obs"].unique().tolist() == [15.0]
+
+
 def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_in_this_process(
     make_table: MakeStorage, name: str
 ) -> None:
