@@ -103,7 +103,8 @@ class Server:
         """Starts the server and waits until it accepts connections; returns itself.
 
         Raises:
-            RootInUseError, CorruptDataError, InvalidRequestError: It did not start; the error has the reason.
+            RootInUseError, CorruptDataError, NotSupportedError, InvalidRequestError: It did not start; the error has
+                the reason.
             DeadlineExceededError: It was not ready in time, and was ended.
             WrongStateError: It runs already.
         """

@@ -41,7 +41,7 @@ from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, Shards, check_one_shard
-from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.limiter import Queue, choose_limiter
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
@@ -228,7 +228,7 @@ class Client(TensorDictClient):
                 dimensions of each row. It must not have the keys that sampling adds (``index``, ``generation``,
                 ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
             capacity: Rows of the ring; space for all of them is reserved now.
-            min_size: Rows needed before a sample is drawn, if no ``limiter`` is given.
+            min_size: Rows needed before a sample is drawn; of a ``limiter`` that is given, its own ``min_size`` counts.
             sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
                 ``Slices``.
             remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
@@ -263,8 +263,7 @@ class Client(TensorDictClient):
         """
         check_one_shard(shards)
         capacity = check_integer("capacity", capacity, 1)
-        min_size = check_integer("min_size", min_size, 1)
-        given = {"sampler": sampler, "remover": remover, "limiter": limiter or MinSize(min_size)}
+        given = {"sampler": sampler, "remover": remover, "limiter": choose_limiter(limiter, min_size)}
         rules = {part: rule for part, rule in given.items() if rule is not None}
         settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)

@@ -52,7 +52,8 @@ def run(config: ServerConfig, *, lifeline_fd: int | None = None) -> int:
         Exit code 0, after an orderly end. A second signal ends the process at once, with exit code 1.
 
     Raises:
-        RootInUseError, InvalidRequestError, CorruptDataError: The server did not start; nothing was changed.
+        RootInUseError, InvalidRequestError, NotSupportedError, CorruptDataError: The server did not start; nothing was
+            changed.
     """
     config.validate()
     start_logging(config.log_level, process="tdserve", form=config.log_format)

@@ -13,7 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tdserve.base.errors import ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.base.errors import (
+    ClosedError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    RootInUseError,
+)
 from tdserve.base.ids import check_store_name, make_uid
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
@@ -75,8 +81,8 @@ class Root:
 
         Raises:
             RootInUseError: Another server has it; the error names its process, host and address. Nothing was changed.
-            CorruptDataError: The folder has an unknown format version, or has lost ``tdserve.json``. Nothing was
-                changed.
+            NotSupportedError: The folder has the format of another tdserve. Nothing was changed.
+            CorruptDataError: Its ``tdserve.json`` is damaged, or lost. Nothing was changed.
             CapacityError, InvalidRequestError: The folder cannot be created or written, is a place of checkpoints, or
                 has what a restore has left that did not end.
         """
@@ -108,7 +114,8 @@ class Root:
 
         Raises:
             RootInUseError: A server has it.
-            CorruptDataError: It has another format version, or none.
+            NotSupportedError: It has the format of another tdserve.
+            CorruptDataError: It has no format that can be read.
             InvalidRequestError: There is no root, or it cannot be opened.
         """
         root = Path(os.path.abspath(path))
@@ -436,10 +443,13 @@ def _read_format(path: Path) -> tuple[Any, str]:
 
 
 def _check_version(path: Path, version: Any) -> None:
-    """Raises CorruptDataError if a root has another format version than this tdserve writes."""
-    if version is True or version != FORMAT_VERSION:
-        age = ", written by a newer tdserve" if type(version) is int and version > FORMAT_VERSION else ""
-        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=f"{version!r}{age}")
+    """Raises NotSupportedError if a root has the format of another tdserve, and CorruptDataError if it has none."""
+    if type(version) is not int:
+        raise CorruptDataError(path=str(path), expected=f"format_version {FORMAT_VERSION}", actual=repr(version))
+    if version != FORMAT_VERSION:
+        age = "a newer" if version > FORMAT_VERSION else "an older"
+        reason = f"it was written by {age} tdserve; this one reads and writes format_version {FORMAT_VERSION}"
+        raise NotSupportedError(feature=f"the format_version {version} of {path.parent}", reason=reason)
 
 
 def _write_format(path: Path, server_id: str) -> None:

@@ -12,7 +12,7 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
-from tdserve.rules.replay.limiter import MinSize, Queue
+from tdserve.rules.replay.limiter import Queue, choose_limiter
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
 
@@ -60,8 +60,7 @@ def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) ->
     policy = options.pop("policy", "")
     if is_queue:
         return Settings(sampler=given["sampler"] or Fifo(), limiter=Queue(capacity), is_queue=True, policy=policy)
-    min_size = check_integer("min_size", options.pop("min_size", 1), 1)
-    given["limiter"] = given["limiter"] or MinSize(min_size)
+    given["limiter"] = choose_limiter(given["limiter"], options.pop("min_size", 1))
     rules = {part: rule for part, rule in given.items() if rule is not None}
     return Settings(**rules, max_times_sampled=options.pop("max_times_sampled", 0), policy=policy)
 

@@ -283,7 +283,9 @@ class ReplayHandle(TableHandle):
             step: The first step; None goes on behind the last step that :meth:`sample` or an iterator has returned to
                 this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
                 and not returned come again.
-            prefetch: Batches under way or waiting, at most; several of them share one message.
+            prefetch: Batches under way or waiting, at most; several of them share one message. What was drawn when the
+                iterator ends counts as sampled: for a limiter, and for ``max_times_sampled``, which deletes such rows.
+                To hand every row to somebody, use ``create_queue``, or ``consumer``.
             device: Where batches are moved.
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
             drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none. A rank

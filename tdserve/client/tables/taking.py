@@ -138,7 +138,7 @@ class Taken:
             "rows on lease are read within a block, 'with queue.take(n) as rows: rows[key]', which acknowledges them; "
             "or take them by take(n, ack=False), and call queue.ack(rows)"
         )
-        raise InvalidRequestError(argument=f"a subscript of what take returns from {self._query.name!r}", reason=reason)
+        raise InvalidRequestError(argument=f"subscript of rows taken from {self._query.name!r}", reason=reason)
 
     @property
     def rows(self) -> Any:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
@@ -151,6 +151,21 @@ class MinSize(Limiter):
         return _describe_wait("insert", counts, table, num_rows, self, "")
 
 
+def choose_limiter(limiter: Limiter | None, min_size: Any) -> Limiter:
+    """Returns the limiter of a new table: the one that was given, or ``MinSize(min_size)``.
+
+    Raises:
+        InvalidRequestError: ``min_size`` is no integer of at least 1, or a limiter is given that does not have it.
+    """
+    min_size = check_integer("min_size", min_size, 1)
+    if limiter is None:
+        return MinSize(min_size)
+    if min_size not in (1, getattr(limiter, "min_size", 1)):
+        reason = f"{min_size}, while {limiter} decides when samples wait: give min_size to a limiter that has one"
+        raise InvalidRequestError(argument="min_size", reason=reason)
+    return limiter
+
+
 @dataclass(frozen=True)
 class SampleToInsertRatio(Limiter):
     """Keeps ``samples / inserts`` near a ratio: the side that is ahead waits for the other.
@@ -161,8 +176,8 @@ class SampleToInsertRatio(Limiter):
     table of fewer than ``min_size`` rows always pass. Rows that were overwritten still count as inserted. The counts
     are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
 
-    The number of samples is put on record with each write to the table. A restart of the server forgets the samples
-    since the last one, so that as many more may pass.
+    Both counts are exact, over restarts and ``kill -9`` of the server too. Batches that ``batches(prefetch=)`` has
+    drawn and not returned count as sampled.
 
     Attributes:
         ratio: Rows sampled per row inserted, above 0.

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError, InvalidRequestError, RootInUseError
+from tdserve.base.errors import (
+    CapacityError,
+    ClosedError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    RootInUseError,
+)
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.checked_json import decode_checked
 from tdserve.store.root import Root
@@ -69,12 +76,21 @@ def test_root_when_held_in_this_process_then_the_later_address_is_named(tmp_path
         root.set_address("x")
 
 
+@pytest.mark.parametrize(("version", "age"), [(2, "an older"), (5, "an older"), (99, "a newer")])
+def test_root_when_another_tdserve_has_written_it_then_is_refused_and_not_held(
+    tmp_path: Path, version: int, age: str
+) -> None:
+    content = f'{{"format_version": {version}, "server_id": "x"}}'
+    (tmp_path / "tdserve.json").write_text(content)
+    for take in (Root.acquire, Root.acquire_for_check, Root.acquire):
+        with pytest.raises(NotSupportedError, match=f"format_version {version} of {tmp_path} .*by {age} tdserve"):
+            take(tmp_path)
+    assert (tmp_path / "tdserve.json").read_text() == content
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        '{"format_version": 2, "server_id": "x"}',
-        '{"format_version": 3, "server_id": "x"}',
-        '{"format_version": 5, "server_id": "x"}',
         '{"format_version": 6, "server_id": "x", "checksum": "format_version"}',
         '{"format_version": true, "server_id": "x"}',
         "{",

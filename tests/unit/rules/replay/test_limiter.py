@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.limiter import Limiter, LimiterCounts, MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.limiter import Limiter, LimiterCounts, MinSize, Queue, SampleToInsertRatio, choose_limiter
 
 
 def _counts(num_rows: int, inserts: int | None = None, samples: int = 0, *, reserved: int = 0) -> LimiterCounts:
@@ -254,3 +254,15 @@ def test_queue_when_a_request_exceeds_it_then_refused() -> None:
     for check in (queue.check_sample, queue.check_insert):
         with pytest.raises(InvalidRequestError, match="11 rows never fits a queue of max_size 10"):
             check(100, 11)
+
+
+def test_choose_limiter_when_both_are_given_then_they_agree() -> None:
+    ratio = SampleToInsertRatio(2.0, min_size=5, error_buffer=10.0)
+    assert choose_limiter(None, 5) == MinSize(5)
+    assert choose_limiter(ratio, 1) is ratio
+    assert choose_limiter(ratio, 5) is ratio
+    for limiter in (ratio, MinSize(3), Queue(10)):
+        with pytest.raises(InvalidRequestError, match=f"invalid min_size: 20, while {type(limiter).__name__}"):
+            choose_limiter(limiter, 20)
+    with pytest.raises(InvalidRequestError, match="min_size"):
+        choose_limiter(ratio, 0)

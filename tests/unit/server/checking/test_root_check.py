@@ -12,7 +12,13 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, WrongStateError
+from tdserve.base.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    NotSupportedError,
+    RootInUseError,
+    WrongStateError,
+)
 from tdserve.base.machine import read_boot_id
 from tdserve.server.checking.root_check import RootReport, check_root
 from tdserve.store.catalog_db import CatalogDB
@@ -236,7 +242,7 @@ def test_root_when_a_server_has_it_then_refused(root: Path) -> None:
 def test_root_when_of_a_newer_format_or_none_then_refused_and_unchanged(root: Path) -> None:
     content = encode_checked({"format_version": 99, "server_id": "x"})
     (root / "tdserve.json").write_bytes(content)
-    with pytest.raises(CorruptDataError, match=r"99.*newer"):
+    with pytest.raises(NotSupportedError, match=r"99.*newer"):
         check_root(root, repairs=True)
     assert (root / "tdserve.json").read_bytes() == content
     with pytest.raises(InvalidRequestError, match="no root of a server"):
