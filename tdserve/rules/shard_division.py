@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +64,25 @@ class KnownMasses:
     def forget(self) -> None:
         """Forgets all answers: this client has changed the table."""
         self._known.clear()
+
+
+def explain_shortage(settings: Settings, masses: Mapping[int, ShardMass], conditions: Sequence[str]) -> str:
+    """Returns why a sample waits for rows, for the error when it has waited too long.
+
+    Args:
+        settings: Those of the whole table.
+        masses: The last answers of its shards.
+        conditions: What the sample asks of a row, such as "have 'reward'".
+    """
+    num_live = sum(found.num_rows for found in masses.values())
+    each = ", ".join(f"{found.num_rows} at shard {shard}" for shard, found in sorted(masses.items()))
+    if num_live < getattr(settings.limiter, "min_size", 0):
+        need = f", and {settings.limiter!r} needs more"
+    elif conditions:
+        need = f", of which too few {' and '.join(conditions)}"
+    else:
+        need = ", too few of which can be drawn now"
+    return f"it has {num_live} live rows ({each or 'no shard has answered'}){need}"
 
 
 def divide_sample(

@@ -19,7 +19,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample
+from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample, explain_shortage
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 """Pauses of a call that waits for rows of any shard."""
@@ -85,13 +85,14 @@ class ShardDraws:
         if num_rows % unit:
             reason = f"{num_rows} rows are no whole number of groups of {unit}"
             raise InvalidRequestError(argument="num_rows", reason=reason)
-        pause_s = MIN_PAUSE_S
+        pause_s, seen = MIN_PAUSE_S, dict[int, ShardMass]()
         while True:
-            parts = self._try_draw(make_query, query, num_rows, deadline, takes_fewer=takes_fewer)
+            parts = self._try_draw(make_query, query, num_rows, deadline, seen, takes_fewer=takes_fewer)
             if parts is not None:
                 return parts
             if deadline.expired:
-                what = f"{num_rows} rows that can be drawn from all shards of {self._table.name!r} together"
+                why = explain_shortage(self._table.settings, seen, query.describe_conditions())
+                what = f"{num_rows} rows of all shards of {self._table.name!r} together ({why})"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             time.sleep(deadline.limit(pause_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -102,16 +103,18 @@ class ShardDraws:
         query: Query,
         num_rows: int,
         deadline: Deadline,
+        seen: dict[int, ShardMass],
         *,
         takes_fewer: bool,
     ) -> list[DrawnPart] | None:
-        """Draws rows; None if there are not enough now."""
+        """Draws rows; None if there are not enough now. ``seen`` gets what the shards have said."""
         drawn: list[DrawnPart] = []
         limits: dict[int, int] = {}
         num_missing, began_s = num_rows, time.monotonic()
         try:
             while num_missing > 0:
                 masses = self._get_masses(make_query, query, num_rows, deadline, is_fresh=bool(drawn))
+                seen.update(masses)
                 counts = self._divide(query, masses, num_missing, limits)
                 if counts is None and takes_fewer and self._is_closed():
                     counts = {shard: int(found.mass) for shard, found in masses.items() if found.mass} or None

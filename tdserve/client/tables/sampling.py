@@ -42,7 +42,7 @@ from tdserve.structure.build import build
 from tdserve.structure.independent_views import make_independent_views
 from tdserve.structure.stacks.elements import with_one_value
 from tdserve.structure.torch_types import to_indexable
-from tdserve.structure.tree import Path, Spec, TensorLeaf
+from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
 from tdserve.v1 import content_pb2, control_pb2
 
 _TRUNCATED = ("next", "truncated")
@@ -117,6 +117,17 @@ class Query:
     is_numpy: bool = False
     share: Share | None = None
     whole_rows: int = 0
+
+    def describe_conditions(self) -> list[str]:
+        """Returns what it asks of a row, for errors."""
+        found = [f"have {quote(path)}" for path in self.require or ()]
+        if self.group_by is not None:
+            found.append(f"are in a group of {self.group_size} rows by {quote(self.group_by)}")
+        if self.consumer:
+            found.append(f"were not had by consumer {self.consumer!r}")
+        if self.max_lag is not None:
+            found.append(f"are at most {self.max_lag} versions old")
+        return [*found, "are not on lease"] if self.is_lease else found
 
     def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""

@@ -176,7 +176,7 @@ def test_sample_when_a_consumer_has_had_rows_of_one_shard_then_gets_the_others(
     for _ in range(5):
         drawn += table.sample(15, consumer="learner")["number"].tolist()
     assert sorted(drawn) == list(range(75))
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match="too few were not had by consumer 'learner' and are not on lease"):
         table.sample(1, consumer="learner", timeout_s=0.1)
     with table.take(75, consumer="other") as taken:
         assert sorted(taken["number"].tolist()) == list(range(75))
@@ -190,7 +190,7 @@ def test_sample_when_min_size_is_reached_by_all_shards_together_then_no_longer_w
 ) -> None:
     table = client.create_replay(name, rows(1)[0], 300, shards="all", min_size=70)
     table.extend(rows(50), writer=1)
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match=r"it has 50 live rows \(.*MinSize\(min_size=70\) needs more"):
         table.sample(1, timeout_s=0.1)
     waiting = client.servers.later(lambda: table.sample(1, timeout_s=30.0))
     table.extend(rows(20, 50), writer=2)

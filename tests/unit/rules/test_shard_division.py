@@ -9,7 +9,7 @@ from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tdserve.rules.shard_division import KnownMasses, ShardMass, divide, divide_sample
+from tdserve.rules.shard_division import KnownMasses, ShardMass, divide, divide_sample, explain_shortage
 from tests import chi_square
 
 
@@ -105,3 +105,19 @@ def test_divide_sample_when_an_epoch_has_ended_in_a_shard_then_all_of_its_rows_a
     settings = Settings(sampler=WithoutReplacement())
     masses = {0: mass(4.0, num_epochs=2), 1: mass(0.0, num_epochs=1)}
     assert divide_sample(settings, masses, 14, rng) == {0: 4, 1: 10}
+
+
+@pytest.mark.parametrize(
+    ("settings", "conditions", "why"),
+    [
+        (Settings(limiter=MinSize(30)), ["have 'a'"], "and MinSize(min_size=30) needs more"),
+        (Settings(), ["have 'a'", "are not on lease"], "of which too few have 'a' and are not on lease"),
+        (Settings(), [], "too few of which can be drawn now"),
+    ],
+)
+def test_explain_shortage_when_asked_then_names_the_rows_of_each_shard_and_what_they_lack(
+    settings: Settings, conditions: list[str], why: str
+) -> None:
+    masses = {1: mass(0.0, num_rows=7), 0: mass(5.0)}
+    shown = explain_shortage(settings, masses, conditions)
+    assert shown == f"it has 17 live rows (10 at shard 0, 7 at shard 1), {why}"
