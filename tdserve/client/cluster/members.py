@@ -184,8 +184,12 @@ class Members:
     def raise_if_lost(self, server: int, role: str) -> None:
         """Raises ConnectError if a server did not answer when it was last asked; arguments as of ``check_answers``."""
         if server in self._lost:
-            why = PeerLostError(peer=f"server {server}", reason="it did not when it was last asked")
-            raise self.explain_lost(server, role, why)
+            raise self.explain_not_asked(server, role)
+
+    def explain_not_asked(self, server: int, role: str) -> ConnectError:
+        """Returns the error of a lost server that was not asked once more; arguments as of ``check_answers``."""
+        why = PeerLostError(peer=f"server {server}", reason="it did not when it was last asked")
+        return self.explain_lost(server, role, why)
 
     def explain_lost(self, server: int, role: str, why: ConnectError | PeerLostError) -> ConnectError:
         """Returns the error of a server that does not answer, which names it; other arguments as of

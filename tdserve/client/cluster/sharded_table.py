@@ -155,9 +155,9 @@ class ShardedTable(ShardedRows):
     def _check_not_lost(self, shards: Sequence[int]) -> None:
         """Raises ConnectError, before anything is written, if a shard is known not to answer and writes do not wait."""
         members = self._cluster.members
-        for server in [self.placement.servers[shard] for shard in shards]:
+        for shard, server in [(shard, self.placement.servers[shard]) for shard in shards]:
             if self.placement.on_shard_loss == "raise" and members.is_lost(server):
-                raise ConnectError(address=members.describe_address(server), reason="it did not answer lately")
+                raise members.explain_not_asked(server, f"which has shard {shard} of {self.name!r}")
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
@@ -217,8 +217,7 @@ class ShardedTable(ShardedRows):
         for number in tried:
             server = self.placement.servers[number]
             if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
-                address = members.describe_address(server)
-                failure = failure or ConnectError(address=address, reason="it did not answer lately")
+                failure = failure or members.explain_not_asked(server, f"which has shard {number} of {self.name!r}")
                 continue
             try:
                 with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):

@@ -157,6 +157,6 @@ def test_extend_when_a_shard_of_its_rows_is_away_then_the_error_has_what_was_wri
             with pytest.raises(ConnectError, match=written):
                 table.extend(rows(30))
             if on_loss == "raise":  # it is known by now, before anything is written
-                with pytest.raises(ConnectError, match=r"did not answer lately$"):
+                with pytest.raises(ConnectError, match=r"which has shard \d of .*it did not when it was last asked$"):
                     table.extend(rows(30))
         wait_for(lambda: len(table) == 60 - num_away, "all of its rows")
