@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     PeerLostError,
+    StoreMovedError,
     StructureChangedError,
     TDServeError,
     TransportError,
@@ -256,10 +257,17 @@ def _fetch_until_closed(order: _Order) -> None:
                 if renewed is None:
                     raise
                 order.query = renewed
+            except StoreMovedError as error:
+                if error.server is None:  # at rest, for a move or a checkpoint
+                    raise
+                order.client = order.client.find_moved(error, Deadline.after(order.timeout_s))
         except DeadlineExceededError as error:
             _put(order, error)
             progress.record_progress()
-        except TransportError as error:
+        except (TransportError, StoreMovedError) as error:
+            if getattr(error, "server", None) is not None:  # this client knows no other server
+                _put(order, error)
+                return
             if time.monotonic() - progress.last_s >= order.timeout_s:
                 _put(order, error)
                 progress.record_progress()

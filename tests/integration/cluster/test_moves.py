@@ -22,6 +22,7 @@ from tdserve.base.errors import (
 from tdserve.cli.main import main
 from tests.integration.cluster.moving import ROW, choose_other, make_rows, release_only
 from tests.integration.cluster.names import name_owned_by
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -201,6 +202,18 @@ def test_store_when_it_comes_home_then_nothing_is_in_between(
         assert isinstance(other, tdserve.ClusterClient)
         assert other[name]["x"].tolist() == [0, 1, 2]
         assert list(other.members.used) == [home]
+
+
+def test_batches_when_their_table_moves_then_go_on_at_its_new_server(client: tdserve.ClusterClient, name: str) -> None:
+    table = client.create_replay(name, TensorDict({"x": torch.zeros((), dtype=torch.int64)}, []), 100)
+    table.extend(TensorDict({"x": torch.arange(100)}, [100]))
+    with table.batches(16, prefetch=2) as batches:
+        for _ in range(3):
+            for _ in range(5):
+                assert len(next(batches)) == 16
+            client.rebalance(name, choose_other(client, name))
+        table.extend(TensorDict({"x": torch.full((100,), 7)}, [100]))
+        wait_for(lambda: set(next(batches)["x"].tolist()) == {7}, "rows that were written after the last move")
 
 
 def test_plain_client_when_a_store_has_moved_then_is_shown_where(
