@@ -35,7 +35,7 @@ from tdserve.client.moves.server_checkpoints import (
     write_server,
 )
 from tdserve.client.session.store_changes import delete_store
-from tdserve.rules.placement import find_whole
+from tdserve.rules.placement import DIRECTORY, find_whole
 from tdserve.store.archive import Archive, open_archive
 
 _Result = TypeVar("_Result")
@@ -128,7 +128,7 @@ def restore_cluster(
     for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
         archive = open_archive(find_server_place(place, server))
         found = load(archive, checkpoint_id)
-        stores = [each.name for each in found.stores]
+        stores = [each.name for each in found.stores if each.name != DIRECTORY]  # which the servers keep by themselves
         kept = [each for each in stores if wanted is None or _get_whole(each) in wanted]
         chosen[server] = _Chosen(archive, found, kept, {*members.get(server).catalog.stores()})
     _drop_doubles(chosen)
@@ -153,7 +153,7 @@ def restore_cluster(
                 with suppress(TDServeError):
                     delete_store(members.get(server), name, deletes_record=True)
         raise
-    return sorted({name for made in restored.values() for name in made})
+    return sorted({_get_whole(name) for made in restored.values() for name in made})
 
 
 class _Chosen(NamedTuple):
@@ -201,6 +201,9 @@ def _find_ids(members: Members, place: Place, checkpoint: str | None) -> list[st
     """Returns the ids of the checkpoints of each server that were written at the same time: of the newest such, if none
     is given; and the newest of each if no two were, as when each server writes its own."""
     ids = [list_ids(open_archive(find_server_place(place, server))) for server in range(len(members) + 1)]
+    if not any(ids):
+        reason = f"there are no checkpoints of servers at {os.fspath(place)}"
+        raise InvalidRequestError(argument="place", reason=reason)
     if not all(ids[:-1]) or ids[-1]:
         reason = f"{os.fspath(place)} has checkpoints of another number of servers than the {len(members)} given here"
         raise InvalidRequestError(argument="place", reason=reason)

@@ -163,7 +163,7 @@ class ClusterMoves:
             on_progress: Called after each block.
 
         Returns:
-            The names of the new stores, and parts of them.
+            The names of the new stores.
 
         Raises:
             InvalidRequestError: The place has checkpoints of another number of servers, or no such checkpoint. Nothing
