@@ -57,8 +57,10 @@ def start_logging(level: str, *, process: str, form: str = "human") -> None:
 
 
 def choose_failure_level(error: TDServeError) -> int:
-    """Returns the level at which a caller's fault is logged: what a retry may mend, and a look whether a store is
-    there, are no events."""
+    """Returns the level at which a failed call is logged: damage and bugs are errors, and what a retry may mend, or a
+    look whether a store is there, are no events."""
+    if error.code in ("DATA_LOSS", "INTERNAL"):
+        return logging.ERROR
     is_quiet = error.retryable or isinstance(error, StoreNotFoundError)
     return logging.DEBUG if is_quiet else logging.INFO
 

@@ -40,6 +40,10 @@ class FigureCollector:
             yield _make_histogram(self._snapshot.figures.calls)
 
 
+FAULT_CODES = ("DATA_LOSS", "INTERNAL", "UNKNOWN")
+"""Codes of a fault of the server, of which an alert tells."""
+
+
 def list_values(snapshot: ServerSnapshot) -> Iterator[tuple[str, Labels, float]]:
     """Yields name, labels and value of every series but those of histograms."""
     figures = snapshot.figures
@@ -59,8 +63,9 @@ def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, 
     for each in figures.calls:
         num_failed = sum(error.num_calls for error in each.errors)
         yield "tdserve_requests_total", (each.side, each.call, "OK"), max(sum(each.buckets) - num_failed, 0)
-        for error in each.errors:
-            yield "tdserve_requests_total", (each.side, each.call, error.code), error.num_calls
+        faults = dict.fromkeys(FAULT_CODES, 0)  # from 0 on, so that the first of them is an increase
+        for code, num_calls in {**faults, **{error.code: error.num_calls for error in each.errors}}.items():
+            yield "tdserve_requests_total", (each.side, each.call, code), num_calls
     yield "tdserve_request_memory_bytes", (), figures.held_bytes
     yield "tdserve_request_memory_limit_bytes", (), figures.held_limit_bytes
     for moved in figures.transports:

@@ -9,7 +9,15 @@ import sys
 import pytest
 
 from tdserve.base import logs
-from tdserve.base.logs import BURST, MAX_LINE, SparseLog, start_logging
+from tdserve.base.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    LocalProtocolError,
+    ServerBusyError,
+    StoreNotFoundError,
+    TDServeError,
+)
+from tdserve.base.logs import BURST, MAX_LINE, SparseLog, choose_failure_level, start_logging
 
 CODE = """
 import logging
@@ -110,3 +118,19 @@ def test_repetition_when_an_interval_has_passed_then_the_next_line_has_how_many_
     lines = shown.splitlines()
     assert len(lines) == BURST + 1
     assert lines[-1].endswith(f"again {num_logged - 1} ({num_logged - 1 - BURST} more like it were left out before)")
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (CorruptDataError(path="rows", expected="800 bytes", actual="10"), logging.ERROR),
+        (LocalProtocolError(reason="a bug"), logging.ERROR),
+        (InvalidRequestError(argument="a", reason="b"), logging.INFO),
+        (StoreNotFoundError(name="s"), logging.DEBUG),
+        (ServerBusyError(), logging.DEBUG),
+    ],
+)
+def test_choose_failure_level_when_a_call_has_failed_then_damage_and_bugs_are_errors(
+    error: TDServeError, level: int
+) -> None:
+    assert choose_failure_level(error) == level

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from tdserve.observer.exposition import MAX_DEGRADED, MAX_READERS
+from tdserve.observer.exposition import FAULT_CODES, MAX_DEGRADED, MAX_READERS
 from tdserve.observer.labels import OTHER
 from tdserve.observer.metric_table import METRICS
 from tdserve.observer.metrics_routes import encode
@@ -93,6 +93,8 @@ def test_values_when_exposed_then_as_the_server_has_counted(full: Any) -> None:
     assert get(text, "tdserve_start_time_seconds") == 940
     assert get(text, "tdserve_requests_total", side="control", call="sample", code="OK") == 7
     assert get(text, "tdserve_requests_total", side="control", call="sample", code="DEADLINE_EXCEEDED") == 1
+    for code in FAULT_CODES:  # its first one is an increase
+        assert get(text, "tdserve_requests_total", side="control", call="sample", code=code) == 0
     duration = {"side": "control", "call": "sample"}
     assert get(text, "tdserve_request_duration_seconds_bucket", le="5e-05", **duration) == 0
     assert get(text, "tdserve_request_duration_seconds_bucket", le="0.0001", **duration) == 7
