@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -101,12 +102,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
     columns, cells = list(map(escape_unprintable, columns)), [list(map(escape_unprintable, row)) for row in rows]
     for number, column in enumerate(columns):
         is_number = column in right
-        is_short = max(len(text) for text in (column, *(row[number] for row in cells))) <= SHORT_COLUMNS
+        longest = max(cell_len(text) for text in (column, *(row[number] for row in cells)))
+        is_whole = is_number or longest <= SHORT_COLUMNS  # rich would cut such a column, at a blank too
         table.add_column(
             column,
             justify="right" if is_number else "left",
-            no_wrap=is_number or is_short,
-            min_width=None if is_number or is_short else SHORT_COLUMNS,
+            no_wrap=is_whole,
+            min_width=longest if is_whole else SHORT_COLUMNS,
         )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
@@ -126,7 +128,10 @@ def print_whole(console: Console, table: Table) -> None:
         console.width = max(before, console.measure(table).minimum)
         for column, widest in foldable:
             column.max_width = widest
-    console.print(table, crop=False)
+    with console.capture() as shown:
+        console.print(table, crop=False)
+    lines = shown.get().splitlines()  # each is padded to the width
+    console.file.write("".join(f"{line if console.is_terminal else line.rstrip()}\n" for line in lines))
     console.width = before
 
 

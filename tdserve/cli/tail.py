@@ -30,7 +30,14 @@ Look = Callable[[bool], list[tuple[str, Any]]]
 
 @click.command()
 @take_store
-@click.option("-n", "num_rows", type=click.IntRange(min=1), default=5, show_default=True, help="Rows to show first.")
+@click.option(
+    "-n",
+    "num_rows",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Rows to show first; of a shared store, of each shard.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Show what is written, until Ctrl-C.")
 @click.option(
     "--interval",

@@ -5,6 +5,7 @@ The socket is the control process's: a scrape that comes while there is no obser
 
 from __future__ import annotations
 
+import errno
 import socket
 from importlib.util import find_spec
 
@@ -94,6 +95,8 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.close()
             raise
     except (OSError, UnicodeError) as fault:
-        reason = f"{join_address(host, port)} cannot be listened on: {fault}"
+        is_taken = getattr(fault, "errno", None) == errno.EADDRINUSE
+        remedy = "; is another server there? --metrics-port 0 takes a free one" if is_taken else ""
+        reason = f"{join_address(host, port)} cannot be listened on: {fault}{remedy}"
         raise InvalidRequestError(argument="metrics_port", reason=reason) from fault
     return listening

@@ -142,6 +142,23 @@ def test_print_whole_when_a_terminal_is_narrow_then_long_cells_fold_and_nothing_
     assert console.width == 30
 
 
+def test_print_table_when_a_terminal_is_narrow_then_no_figure_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "30")
+    row = ("a", "tensordict", "503", "2.03 KiB", "26 min 58 s")
+    print_table(("name", "kind", "rows", "size", "age"), [row], right=("rows", "size"))
+    header, shown = capsys.readouterr().out.splitlines()
+    assert all(cell in shown for cell in row)
+    assert "size" in header
+
+
+def test_print_table_when_piped_then_no_line_ends_with_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("topic", "about"), [("a", "short"), ("b", "something that is longer")])
+    assert capsys.readouterr().out.splitlines() == ["topic  about", "a      short", "b      something that is longer"]
+
+
 def test_print_whole_when_a_name_is_one_long_word_then_it_folds_within_the_terminal() -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
     table = Table("name", box=None)
