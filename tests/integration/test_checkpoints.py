@@ -23,8 +23,6 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TDServeError,
 )
-from tdserve.cli.exit_codes import DAMAGED
-from tdserve.cli.main import main
 from tdserve.client.moves.checkpoint_writer import CheckpointProgress
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for
@@ -350,44 +348,6 @@ def test_restore_when_a_block_is_damaged_then_refused_and_the_store_is_not_there
     other.shutdown()
     other.start()
     assert not any((tmp_path / "other/arriving").iterdir())
-
-
-@pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
-def test_place_when_a_block_was_lost_then_the_next_checkpoint_writes_it_again(
-    server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_missing: bool
-) -> None:
-    place = tmp_path / "place"
-    with server.client() as client:
-        client.memmap(TensorDict({"x": torch.arange(400_000)}, [400_000]), "big")
-        client.checkpoint(place)
-    lost = max(place.glob("blocks/*/*"), key=lambda each: each.stat().st_size)
-    lost.unlink() if is_missing else lost.write_bytes(b"something else")
-    assert main(["check", str(place), "--repair"]) == DAMAGED
-    assert "writes missing blocks again" in capsys.readouterr().out
-    assert not lost.exists()
-    with server.client() as client:
-        assert client.checkpoint(place).written_nbytes >= 1 << 20
-        assert main(["check", str(place)]) == 0
-        client.restore(place, prefix="new-")
-        assert client["new-big"]["x"][-1] == 399_999
-
-
-def test_place_when_a_manifest_is_damaged_then_later_checkpoints_are_made_and_no_block_is_removed(
-    server: tdserve.Server, tmp_path: Path
-) -> None:
-    place = tmp_path / "place"
-    with server.client() as client:
-        client.memmap(TensorDict({"x": torch.arange(4)}, [4]), "s")
-        first = client.checkpoint(place)
-        place.joinpath("checkpoints", f"{first.id}.json").write_text("something else")
-        blocks = {*place.glob("blocks/*/*")}
-        client["s"].set_at_("x", torch.tensor(7), 0)
-        client.checkpoint(place, keep=1)
-        newest = client.checkpoint(place, keep=1)
-        assert {path.stem for path in place.glob("checkpoints/*")} == {first.id, newest.id}
-        assert blocks <= {*place.glob("blocks/*/*")}
-        client.restore(place, prefix="new-")
-        assert client["new-s"]["x"].tolist() == [7, 1, 2, 3]
 
 
 def test_session_when_it_ends_then_nothing_is_kept_for_its_checkpoint(server: tdserve.Server, tmp_path: Path) -> None:
