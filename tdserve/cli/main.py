@@ -29,6 +29,7 @@ from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.put import put
 from tdserve.cli.rebalance import rebalance
+from tdserve.cli.render import to_one_line
 from tdserve.cli.restore import restore
 from tdserve.cli.rm import rm
 from tdserve.cli.serve import serve
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return find_exit_code(error)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
@@ -135,3 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(f"tdserve: {fault.strerror or fault}", err=True)
         return FAILED
+
+
+def _show(error: click.ClickException) -> None:
+    """Prints an error of the arguments as one line on stderr; no arguments at all are answered with the help."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # of click 8.2 and later
+        error.show()
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = "" if context is None else f"; {context.command_path} --help shows the usage"
+    click.echo(f"tdserve: {to_one_line(error.format_message()).rstrip('.')}{hint}", err=True)

@@ -50,7 +50,7 @@ def test_topic_when_nearly_right_then_named_and_exit_code_2(
     assert main(["guide", topic]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert f"no topic {topic!r}; choose from {near}\n" in shown.err
+    assert f"no topic {topic!r}; choose from {near};" in shown.err
 
 
 @pytest.mark.parametrize("topic", ["xyz", ""])

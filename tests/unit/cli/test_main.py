@@ -81,7 +81,9 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
 )
 def test_command_line_when_wrong_then_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert "Error: " in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tdserve: ")
+    assert line.endswith("--help shows the usage")
 
 
 def test_commands_when_they_run_until_they_are_terminated_then_marked_as_lasting() -> None:
