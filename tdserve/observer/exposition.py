@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 
 from tdserve.base.call_times import BOUNDS_S
+from tdserve.messages.call_names import COUNTED_CALLS, READ
 from tdserve.messages.store_kinds import name_counted_kind, name_kind
 from tdserve.observer.labels import OTHER, make_label
 from tdserve.observer.metric_table import METRICS
@@ -60,6 +61,11 @@ def list_values(snapshot: ServerSnapshot) -> Iterator[tuple[str, Labels, float]]
 
 
 def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, Labels, float]]:
+    seen = {(each.side, each.call) for each in figures.calls}
+    for side, call in (*(("control", call) for call in sorted(COUNTED_CALLS)), ("client", READ)):
+        if (side, call) not in seen:
+            for code in ("OK", *FAULT_CODES):
+                yield "tdserve_requests_total", (side, call, code), 0
     for each in figures.calls:
         num_failed = sum(error.num_calls for error in each.errors)
         yield "tdserve_requests_total", (each.side, each.call, "OK"), max(sum(each.buckets) - num_failed, 0)

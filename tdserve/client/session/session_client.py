@@ -44,6 +44,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.step_counts import StepCounts
 from tdserve.client.session.timeouts import compute_min_channel_s
+from tdserve.messages.call_names import READ
 from tdserve.messages.span_attributes import name_rows
 from tdserve.structure.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
@@ -240,7 +241,7 @@ class SessionClient:
                     self.requests.report_again()
                     _note_retry(error)
                 except TDServeError as error:
-                    raise self.catalog.missing_names.explain(error, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
+                    raise self._explain(error, session, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
                     # An interrupted transfer's remaining bytes would be taken for those of the next one.
                     if session is not None:
@@ -254,6 +255,13 @@ class SessionClient:
         finally:
             if request is not None:
                 self.requests.end(request)
+
+    def _explain(self, error: TDServeError, session: Session | None, timeout_s: float | None) -> TDServeError:
+        """Returns what a call raises for an error. Damage that this process has found is counted: the server knows
+        nothing of it."""
+        if session is not None and error.code == "DATA_LOSS" and not error.request_id:
+            session.count_call(READ, time.perf_counter(), error.code)
+        return self.catalog.missing_names.explain(error, timeout_s)
 
     def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int) -> None:
         """Counts a call about rows of a store that was made without a request, and ends now; other arguments as of

@@ -8,6 +8,7 @@ from typing import Protocol
 from tdserve.base.call_times import NUM_BUCKETS, CallTimes
 from tdserve.base.errors import InvalidRequestError, list_error_classes
 from tdserve.base.ids import check_store_name
+from tdserve.messages.call_names import CALL_NAMES
 from tdserve.v1 import control_pb2
 
 MAX_CALLS = 64
@@ -25,9 +26,6 @@ MAX_DEGRADED = 100
 
 UNKNOWN_CODE = "UNKNOWN"
 """Stands for codes that no error of tdserve has."""
-
-_KNOWN_CALLS = frozenset(field.name for field in control_pb2.ClientMessage.DESCRIPTOR.oneofs_by_name["body"].fields)
-"""Names that a client may report: the kinds of requests."""
 
 
 class ReportingSession(Protocol):
@@ -59,7 +57,7 @@ class ClientReports:
         for calls in report.calls[:MAX_CALLS]:
             buckets = list(calls.buckets)
             is_true = len(buckets) == NUM_BUCKETS and sum(buckets) <= MAX_COUNT and 0 <= calls.sum_s <= MAX_SUM_S
-            if not is_true or calls.call not in _KNOWN_CALLS:
+            if not is_true or calls.call not in CALL_NAMES:
                 continue
             errors: dict[str, int] = {}
             for error in calls.errors[:MAX_CALLS]:
