@@ -61,17 +61,14 @@ def list_values(snapshot: ServerSnapshot) -> Iterator[tuple[str, Labels, float]]
 
 
 def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, Labels, float]]:
-    seen = {(each.side, each.call) for each in figures.calls}
-    for side, call in (*(("control", call) for call in sorted(COUNTED_CALLS)), ("client", READ)):
-        if (side, call) not in seen:
-            for code in ("OK", *FAULT_CODES):
-                yield "tdserve_requests_total", (side, call, code), 0
+    first = dict.fromkeys(("OK", *FAULT_CODES), 0)  # from 0 on, so that the first fault is an increase
+    counts = {("control", call): first for call in sorted(COUNTED_CALLS)} | {("client", READ): first}
     for each in figures.calls:
-        num_failed = sum(error.num_calls for error in each.errors)
-        yield "tdserve_requests_total", (each.side, each.call, "OK"), max(sum(each.buckets) - num_failed, 0)
-        faults = dict.fromkeys(FAULT_CODES, 0)  # from 0 on, so that the first of them is an increase
-        for code, num_calls in {**faults, **{error.code: error.num_calls for error in each.errors}}.items():
-            yield "tdserve_requests_total", (each.side, each.call, code), num_calls
+        errors = {error.code: error.num_calls for error in each.errors}
+        counts[each.side, each.call] = {**first, "OK": max(sum(each.buckets) - sum(errors.values()), 0), **errors}
+    for (side, call), codes in counts.items():
+        for code, num_calls in codes.items():
+            yield "tdserve_requests_total", (side, call, code), num_calls
     yield "tdserve_request_memory_bytes", (), figures.held_bytes
     yield "tdserve_request_memory_limit_bytes", (), figures.held_limit_bytes
     for moved in figures.transports:

@@ -155,7 +155,8 @@ class ShardedTable(ShardedRows):
     def _check_not_lost(self, shards: Sequence[int]) -> None:
         """Raises ConnectError, before anything is written, if a shard is known not to answer and writes do not wait."""
         members = self._cluster.members
-        for shard, server in [(shard, self.placement.servers[shard]) for shard in shards]:
+        for shard in shards:
+            server = self.placement.servers[shard]
             if self.placement.on_shard_loss == "raise" and members.is_lost(server):
                 raise members.explain_not_asked(server, f"which has shard {shard} of {self.name!r}")
 

@@ -11,6 +11,7 @@ from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_stores import with_live_leaves
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
+from tdserve.messages.store_kinds import describe_kind
 
 
 def open_store(client: SessionClient, description: StoreDescription, event: str) -> StoreHandle:
@@ -29,7 +30,7 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
         state = f"several servers share store {description.name!r} (connect to all of them: connect('a:7707,b:7707'))"
         raise WrongStateError(state=state, event=event)
     if description.kind != "tensordict":
-        raise WrongStateError(state=f"store {description.name!r} is a {description.kind} store", event=event)
+        raise WrongStateError(state=f"store {description.name!r} is {describe_kind(description.kind)}", event=event)
     return StoreHandle(client, description)
 
 
