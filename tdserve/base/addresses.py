@@ -137,10 +137,19 @@ def check_listenable(host: str, port: int) -> None:
                 )  # as grpc does: a lingering connection is not another server
                 probe.bind(target)
     except OSError as error:
-        remedy = "; is another server there? --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
         why = str(error.strerror).lower()
-        reason = f"{join_address(host, port)} cannot be listened on: {why}{remedy}"
+        reason = f"{join_address(host, port)} cannot be listened on: {why}{advise_on_port(error, '--port')}"
         raise InvalidRequestError(argument="address", reason=reason) from error
+
+
+def advise_on_port(fault: Exception, option: str) -> str:
+    """Returns what to do about a port that cannot be listened on, to be appended to a reason; "" if nothing is known.
+
+    Args:
+        option: The option of ``tdserve serve`` that has the port.
+    """
+    is_taken = getattr(fault, "errno", None) == errno.EADDRINUSE
+    return f"; is another server there? {option} 0 takes a free one" if is_taken else ""
 
 
 def find_interface_name(interface: str) -> str | None:

@@ -5,11 +5,10 @@ The socket is the control process's: a scrape that comes while there is no obser
 
 from __future__ import annotations
 
-import errno
 import socket
 from importlib.util import find_spec
 
-from tdserve.base.addresses import join_address, parse_address
+from tdserve.base.addresses import advise_on_port, join_address, parse_address
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.setting_checks import is_loopback
@@ -95,8 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.close()
             raise
     except (OSError, UnicodeError) as fault:
-        is_taken = getattr(fault, "errno", None) == errno.EADDRINUSE
-        remedy = "; is another server there? --metrics-port 0 takes a free one" if is_taken else ""
-        reason = f"{join_address(host, port)} cannot be listened on: {fault}{remedy}"
+        advice = advise_on_port(fault, "--metrics-port")
+        reason = f"{join_address(host, port)} cannot be listened on: {fault}{advice}"
         raise InvalidRequestError(argument="metrics_port", reason=reason) from fault
     return listening
