@@ -38,14 +38,16 @@ class RankDraw:
             InvalidRequestError: No draw on these terms is possible. Nothing was changed.
         """
         _check_terms(table, terms)
-        while True:
-            plan = table.draw_sample(terms.num_drawn, rng=rng, conditions=terms.conditions, is_apart=True)
-            if plan is None:
-                return None
-            table.take_back_claims()  # a writer may have claimed some of these rows by itself
-            if np.array_equal(table.plan_rows(plan.rows, {}).generations, plan.generations):
-                break
+        plan = _draw_apart(table, terms, rng)
+        if plan is not None and table.claims:  # a writer may have claimed some of these rows by itself
             table.undo(plan)
+            table.take_back_claims()
+            plan = _draw_apart(table, terms, rng)
+        if plan is None:
+            return None
+        if (table.get_row_ids(plan.rows) & 1).any():  # what was claimed is not known while the disk is full
+            table.undo(plan)
+            return None
         row_ids, spent_ids = table.get_row_ids(plan.rows), table.get_row_ids(plan.spent)
         draw = KeptDraw(step, terms, plan.rows, row_ids, plan.columns, plan.spent, spent_ids)
         table.draws.keep(draw, table)
@@ -76,6 +78,10 @@ def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:
         state = f"{num_gone} of its {len(rows)} rows of table {table.name!r} are deleted"
         raise WrongStateError(state=state, event=f"reading the share of rank {rank} in step {draw.step}")
     return table.plan_rows(rows, {name: column[share] for name, column in draw.columns.items()})
+
+
+def _draw_apart(table: Table, terms: DrawTerms, rng: np.random.Generator) -> SamplePlan | None:
+    return table.draw_sample(terms.num_drawn, rng=rng, conditions=terms.conditions, is_apart=True)
 
 
 def _check_terms(table: Table, terms: DrawTerms) -> None:

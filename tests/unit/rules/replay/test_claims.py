@@ -10,15 +10,18 @@ import pytest
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import NO_ROWS, Rows
+from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.kept_draw import DrawTerms
 from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.rank_draws import RankDraw
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tests.unit.rules.replay.tables import clear, delete, numbers, table_of, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, rng, table_of, write
 
 
 class Writer:
@@ -136,6 +139,34 @@ def test_num_claimable_when_the_writer_is_just_claiming_what_it_was_promised_the
 ) -> None:
     generations[:2] |= 1
     assert table.count_claimable(4, num_promised=2) == 4
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"sampler": Prioritized()}, {"sampler": Fifo()}, {"sampler": WithoutReplacement()}]
+)
+def test_draw_for_ranks_when_the_writer_is_just_claiming_rows_then_only_others(
+    generations: Rows, parts: dict[str, Any]
+) -> None:
+    table = Table("replay", 8, generations, Settings(**parts))
+    write(table, 8)
+    generations[:2] |= 1
+    Writer(table)
+    made = RankDraw.make(table, 0, DrawTerms(3, 2, PLAIN), rng=rng())
+    assert made is not None
+    assert sorted(made.draw.rows.tolist()) == [2, 3, 4, 5, 6, 7]
+    assert table.num_samples == 6
+    assert RankDraw.make(table, 1, DrawTerms(4, 2, PLAIN), rng=rng()) is None
+
+
+def test_draw_for_ranks_when_it_cannot_be_known_what_is_claimed_then_waits(table: Table, generations: Rows) -> None:
+    class Failing(Writer):
+        def take_back(self) -> None:
+            """Finds no room on the disk."""
+
+    generations[:2] |= 1
+    Failing(table)
+    assert RankDraw.make(table, 0, DrawTerms(4, 2, PLAIN), rng=rng()) is None
+    assert (table.num_samples, len(table.ring.pins)) == (0, 0)
 
 
 @pytest.mark.parametrize("sampler", [Fifo(), Lifo(), Prioritized(), WithoutReplacement()])
