@@ -28,7 +28,7 @@ from tdserve.base import failpoints
 from tdserve.base.config import build_single_threaded_environment
 from tdserve.base.machine import die_with_parent
 from tests.lent.servers import SERVER_MODULE, SHELL_MODULE
-from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE
+from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE, read_start
 
 _ENTRIES = {
     **dict.fromkeys((*LENT_MODULES, SERVER_MODULE, SHELL_MODULE), "main"),
@@ -84,8 +84,10 @@ def _start(folder: Path, module: str) -> subprocess.Popen[bytes]:
 
 def copy_for(pid: int) -> int:
     """Returns the copy that stands for a borrowing process; the process itself if nothing stands for it."""
-    with suppress(KeyError, FileNotFoundError, ValueError):
-        return int(Path(os.environ[DOOR_VARIABLE], str(pid)).read_text())
+    with suppress(KeyError, FileNotFoundError, ProcessLookupError, ValueError):
+        copy, start = Path(os.environ[DOOR_VARIABLE], str(pid)).read_bytes().split()
+        if start == read_start(pid):  # otherwise of an earlier process, which was killed and could not remove the note
+            return int(copy)
     return pid
 
 

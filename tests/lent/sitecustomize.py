@@ -67,12 +67,18 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     for inherited in (0, 1, *fds, life_fd):
         os.close(inherited)
     with open(f"{folder}/{os.getpid()}", "wb") as note:
-        note.write(pid)
+        note.write(b"%s %s" % (pid, read_start(os.getpid())))
     status = connection.recv(32)
     os.unlink(f"{folder}/{os.getpid()}")
     if status:
         os._exit(int(status))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_start(pid: int) -> bytes:
+    """Returns when a process has started, which distinguishes it from an earlier one of this number."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[19]
 
 
 def make_order(

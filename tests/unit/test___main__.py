@@ -13,4 +13,4 @@ def test_module_when_run_then_is_the_console_script() -> None:
         [sys.executable, "-m", "tdserve", "nothing"], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("Usage: tdserve")
+    assert done.stderr.startswith("tdserve: No such command 'nothing'")
