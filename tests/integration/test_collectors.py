@@ -66,6 +66,7 @@ def test_collectors_when_interrupted_then_end_with_their_server(tmp_path: Path) 
     assert job.folders() == []
 
 
+@pytest.mark.full
 def test_collectors_when_torchrun_starts_them_then_rank_0_learns_and_the_others_collect(tmp_path: Path) -> None:
     with Job(tmp_path, *TORCHRUN, *EXAMPLE, "--versions=4") as job:
         assert job.process.wait(TIMEOUT_S) == 0, job.printed

@@ -125,6 +125,7 @@ def test_demo_when_left_alone_then_solves_cartpole_and_leaves_only_its_figures(s
     assert demo.leftovers() == NOTHING
 
 
+@pytest.mark.full
 def test_demo_when_the_time_is_up_then_ends_by_itself_and_leaves_only_its_figures(start: Callable[..., Demo]) -> None:
     demo = start("--max-seconds", "3", "--seed", "1")
     assert demo.wait() == 0, demo.printed

@@ -133,6 +133,7 @@ def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_a
             assert sorted(texts[:]["text"]) == ["that 0", "that 1"]  # a later row may fill the hole of a failed write
 
 
+@pytest.mark.full
 def test_fork_server_when_killed_under_process_one_then_no_zombie_is_left(tmp_path: Path) -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "tdserve", "serve"]
     process = subprocess.Popen([*command, str(tmp_path), "--port", "0"], cwd=REPOSITORY, stdout=subprocess.PIPE)

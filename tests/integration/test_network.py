@@ -53,6 +53,7 @@ with tdserve.connect(sys.argv[1], transport="gloo") as client, client.group("bot
 """
 
 
+@pytest.mark.full
 def test_group_when_a_member_came_by_loopback_then_the_others_reach_it_all_the_same(
     namespaces: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -83,7 +84,13 @@ except tdserve.ConnectError as error:
 """
 
 
-@pytest.mark.parametrize("rule", ["OUTPUT -o tds1 -p tcp ! --dport 7707", "INPUT -i tds1 -p tcp ! --sport 7707"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "OUTPUT -o tds1 -p tcp ! --dport 7707",
+        pytest.param("INPUT -i tds1 -p tcp ! --sport 7707", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.usefixtures("server")
 def test_client_when_the_ports_of_gloo_are_blocked_then_an_error_and_it_ends_cleanly(
     namespaces: tuple[str, str], rule: str

@@ -66,6 +66,7 @@ def read_wheel(path: Path) -> dict[str, bytes]:
     return {**files, record: b"\n".join(sorted(files[record].splitlines()))}
 
 
+@pytest.mark.full
 def test_wheel_when_built_from_the_sdist_then_equals_that_of_the_tree(packages: Packages) -> None:
     tree, unpacked = read_wheel(packages.wheel), read_wheel(packages.wheel_of_sdist)
     assert tree.keys() == unpacked.keys()

@@ -64,6 +64,7 @@ def test_examples_when_run_as_written_then_every_line_holds(tmp_path: Path) -> N
 SPAWNING = """import multiprocessing; multiprocessing.set_start_method("spawn", force=True)  # as torchrl does\n"""
 
 
+@pytest.mark.full
 def test_datasets_when_run_as_a_file_with_spawned_processes_then_every_line_holds(tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text(SPAWNING + python_of(REPOSITORY / "tdserve" / "guide" / "datasets.md"))

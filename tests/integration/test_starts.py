@@ -245,6 +245,7 @@ with tdserve.connect(sys.argv[1], transport="shm", timeout_s=20.0) as client:
 
 
 @needs_root
+@pytest.mark.full
 def test_serve_when_the_umask_lets_the_group_write_then_its_local_clients_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     command = [*user(10001, 20000), sys.executable, "-m", "tdserve", "serve", str(tmp_path / "root"), "--port", "0"]

@@ -344,6 +344,7 @@ for package in ("tdserve.client.client", "opentelemetry"):
 """
 
 
+@pytest.mark.full
 def test_opentelemetry_when_tracing_is_off_then_is_imported_by_no_process(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != DOOR_VARIABLE}
     environ |= {"PYTHONPATH": str(REPOSITORY), "PYTHONPROFILEIMPORTTIME": "1"}  # of all processes of the server

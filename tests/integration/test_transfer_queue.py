@@ -326,6 +326,7 @@ class TestSamples:
         tq.kv_clear(["a", "b"], "lost")
 
 
+@pytest.mark.full
 def test_guide_page_when_run_as_written_then_every_line_holds(cluster: None) -> None:
     register()
     exec(compile(python_of(PAGE), str(PAGE), "exec"), {"__name__": "guide_page"})

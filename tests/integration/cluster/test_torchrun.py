@@ -50,6 +50,7 @@ def run_job(folder: Path, storage: Path, monkeypatch: pytest.MonkeyPatch, *, mas
     return sorted(map(json.loads, printed), key=lambda facts: facts["rank"])
 
 
+@pytest.mark.full
 def test_job_when_each_machine_has_a_server_then_all_ranks_share_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,8 @@ def test_follow_when_the_server_restarts_then_goes_on() -> None:
                 end(process)
 
 
-@pytest.mark.parametrize("command", ["head", pytest.param("tail", marks=pytest.mark.full)])
+@pytest.mark.parametrize("command", ["head", "tail"])
+@pytest.mark.full
 def test_rows_when_their_class_is_defined_elsewhere_then_shown_as_tensordicts(
     server: tdserve.Server, client: tdserve.Client, command: str
 ) -> None:

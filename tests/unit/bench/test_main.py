@@ -83,6 +83,7 @@ def test_bench_when_run_then_prints_and_writes_machine_and_figures_and_leaves_no
 
 
 @pytest.mark.integration
+@pytest.mark.full
 def test_bench_when_terminated_in_the_middle_then_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tdserve.bench.runs import run, BenchOptions;"

@@ -61,6 +61,7 @@ def test_picture_when_matplotlib_is_missing_then_the_error_is_one_line_with_the_
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_bench_when_no_picture_is_asked_for_then_does_not_import_matplotlib() -> None:
     program = "import sys, tdserve.bench.runs; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tdserve.bench.call_costs import CallCosts
@@ -80,6 +81,7 @@ def test_simulation_when_control_is_slow_then_its_server_is_busy_and_calls_wait(
     assert slow["busy, hottest server %"] <= 110
 
 
+@pytest.mark.full
 def test_report_when_printed_then_lists_its_assumptions_and_the_file_has_all_figures(tmp_path: Path) -> None:
     console, path = Console(file=io.StringIO(), width=300), tmp_path / "figures.json"
     assert run_simulation([SMALL, replace(SMALL, num_shards=6)], json_path=path, console=console) == 0
