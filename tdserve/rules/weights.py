@@ -45,7 +45,8 @@ MAX_PASSED_OVER = 64
 
 
 STEP_AFTER_LOSS = 1_000_000
-"""Step of version numbers after a loss of power: no client has published so many since the last known version."""
+"""Step of version numbers after a loss of power, and in what is restored from a checkpoint: no client has published so
+many since the last known version."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.v1 import control_pb2
 
 MAX_SHOWN = 100
@@ -63,7 +64,7 @@ class Readers:
         now_s, published = time.monotonic(), list(self._published)
         figures.num_readers = len(self._by_session)
         for reading in sorted(self._by_session.values(), key=lambda each: each.version)[:MAX_SHOWN]:
-            lag = max(newest - reading.version, 0)
+            lag = max(newest - reading.version, 0) % STEP_AFTER_LOSS  # numbers are skipped in whole steps
             first_newer = bisect_right(published, (reading.version, now_s))
             age_s = now_s - published[first_newer][1] if lag and first_newer < len(published) else 0.0
             figures.readers.add(

@@ -9,12 +9,12 @@ from tdserve.structure.tree import Spec
 MAX_LEAVES = 1 << 14
 """Most leaves of all structures together. When there are more, the worker forgets them: stores and versions come and
 go, each perhaps with its own structure. In the worker, a leaf takes a kilobyte and more with all that is derived from
-the structure (measured: 40 KB for one of 30 leaves), and waiting orders may keep as many again. So these take 40 MB at
-most, and a worker that meets many structures is soon as large as it gets."""
+the structure, and waiting orders may keep as many again: 40 MB at most."""
 
-_LEAVES_APART = 64
-"""Leaves that a structure counts for besides its own, so that there are 250 structures at most. A worker that uses more
-of them in turn is sent each of them again, which takes 0.1 ms."""
+_LEAVES_APART = 256
+"""Leaves that a structure counts for besides its own, so that there are 64 structures at most. A small one takes 40 KB
+too (measured), and a worker that meets many is soon as large as it gets. One that uses more of them in turn is sent
+each of them again, which takes 0.1 ms."""
 
 
 class WorkerSpecCache:

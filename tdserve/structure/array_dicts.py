@@ -189,7 +189,12 @@ class _DictReader:
         known: Mapping[str, Entry | _DictNode] = {} if place is None else place.entries
         for key, value in content.items():
             if not isinstance(key, str):
-                raise _make_refusal(f"the key {key!r}", path, self._store, "nest one dict in another instead")
+                raise _make_refusal(
+                    f"the key {key!r}",
+                    path,
+                    self._store,
+                    "use str(key), or nested dicts for a tuple",
+                )
             entry = known.get(key)
             if type(value) is np.ndarray and not isinstance(entry, ValueLeaf) and value.dtype.kind not in "USO":
                 entries[key] = read_array(value, (*path, key), store=self._store)
@@ -295,6 +300,8 @@ class _DictReader:
     def _read_leaf(self, value: Any, dtype: str, path: Path) -> torch.Tensor:
         """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
         array = np.asarray(value)
+        if dtype and not array.size and array.dtype.kind == "f" and not _has_arrays(value):
+            array = array.astype(np.bool_)  # NumPy makes floats of nothing, which fits any dtype
         is_typed = isinstance(value, np.generic) or _has_arrays(value)
         if array.dtype.kind == "f" and dtype == "uint64" and not is_typed:
             array = _find_integers(value, array)

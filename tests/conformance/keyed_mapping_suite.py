@@ -95,6 +95,15 @@ class KeyedMappingSuite(KeyedSuite):
         kv.put(["a", "b"], entries(1, 2))
         assert [set(value.keys()) for value in kv.values(select="x")] == [{"x"}, {"x"}]
 
+    def test_keys_when_given_by_an_iterator_then_as_by_a_list(self, client: tdserve.Client, name: str) -> None:
+        kv: Any = client.create_kv(name)
+        assert len(kv.put(iter("abc"), [1, 2, 3])) == 3
+        assert kv.get(key for key in "ab") == [1, 2]
+        assert kv.get(iter("ax"), default=0) == [1, 0]
+        assert kv.get_with_versions(iter("ab"))[0] == [1, 2]
+        assert kv.pop(iter("ab")) == [1, 2]
+        assert kv.keys() == ["c"]
+
     def test_update_when_done_then_all_are_there(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)
         kv.update({"a": 1, "b": {"t": torch.zeros(2), "n": 0.1}}, c=3)

@@ -149,9 +149,9 @@ def test_names_when_given_then_these_alone_and_nothing_if_one_is_taken_or_missin
         fill(client)
         client.checkpoint(tmp_path / "place")
         client.delete("table")
-        with pytest.raises(StoreNotFoundError):
+        with pytest.raises(StoreNotFoundError, match=r"'missing' in checkpoint .*; it has .*'queue'"):
             client.restore(tmp_path / "place", names=["table", "missing"])
-        with pytest.raises(StoreExistsError, match="queue"):
+        with pytest.raises(StoreExistsError, match=r"queue.* prefix="):
             client.restore(tmp_path / "place", names=["table", "queue"])
         assert "table" not in client
         assert client.restore(tmp_path / "place", names=["table"]) == ["table"]

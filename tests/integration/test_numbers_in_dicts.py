@@ -109,4 +109,5 @@ def test_rows_when_integers_are_above_int64_then_a_column_that_can_hold_them_doe
     for number in (2**64, -1, 0.5):
         with pytest.raises(tdserve.SpecMismatchError, match="key 'u': expected"):
             table.extend({"i": [1, 1], "u": [1, number]})
+    assert table.extend({"i": [], "u": []}).tolist() == []
     assert len(table) == 4

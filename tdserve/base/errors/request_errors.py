@@ -58,8 +58,8 @@ class StoreNotFoundError(RequestError, LookupError):
     """No store has this name (any more)."""
 
     code = "NOT_FOUND"
-    template = "there is no store {name!r}{near}; client.stores() lists the stores"
-    defaults = {"name": "", "near": ""}
+    template = "there is no store {name!r}{near}; {listing}"
+    defaults = {"name": "", "near": "", "listing": "client.stores() lists the stores"}
 
 
 class StoreMovedError(RequestError):
@@ -83,11 +83,11 @@ _MAX_SHOWN_KEY = 200
 
 
 class KeyNotFoundError(RequestError, KeyError):
-    """The store has no such key; where ``key`` is empty, it has none at all."""
+    """The store, or an entry of a keyed store, has no such key; where ``key`` is empty, it has none at all."""
 
     code = "NOT_FOUND"
     template = "store {store!r} has no key {key!r}; {listing} lists its keys"
-    defaults = {"store": "", "key": "", "listing": ""}
+    defaults = {"store": "", "key": "", "listing": "", "entry": ""}
 
     def _message(self) -> str:
         store, listing = self.fields["store"], self.fields["listing"]
@@ -96,7 +96,8 @@ class KeyNotFoundError(RequestError, KeyError):
         listing = listing or (store and f"client.keys({store!r})")
         key = str(self.fields["key"])
         shown = key if len(key) <= _MAX_SHOWN_KEY else f"{key[:_MAX_SHOWN_KEY]}... ({len(key)} characters)"
-        return self.template.format(**{**self.fields, "key": shown, "listing": listing})
+        template = f"entry {{entry!r}} of {self.template}" if self.fields["entry"] else self.template
+        return template.format(**{**self.fields, "key": shown, "listing": listing})
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return self._message()

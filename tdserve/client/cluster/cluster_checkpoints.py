@@ -22,11 +22,10 @@ from tdserve.base.ids import make_uid
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import record_forwards
-from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
+from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load, remove_checkpoint
 from tdserve.client.moves.server_checkpoints import (
-    MAX_NAMED,
     Place,
     check_keep,
     check_no_parts,

@@ -174,8 +174,8 @@ class KeyedHandle(EntryMapping, ByAddress):
             UnansweredPopError: There was no answer to the deletion within the client's timeout, and it is unknown
                 whether the entries were deleted. ``values`` of the error is what would have been returned.
         """
-        names = [keys] if isinstance(keys, str) else _list_keys(keys)
-        encoded = _encode_keys(names)
+        keys = keys if isinstance(keys, str) else _list_keys(keys)
+        encoded = _encode_keys([keys] if isinstance(keys, str) else keys)
         if len(set(encoded)) < len(encoded):
             raise InvalidRequestError(argument="keys", reason="a key occurs twice")
         wait = self._make_wait(timeout_s, default)
@@ -247,6 +247,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
+        keys = keys if isinstance(keys, str) else _list_keys(keys)
         return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
 
     def get_with_versions(
@@ -261,6 +262,7 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Of one key a value and a version, of several the values and a list of versions.
         """
+        keys = keys if isinstance(keys, str) else _list_keys(keys)
         found = self._get(keys, timeout_s)
         values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
@@ -273,6 +275,8 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def keys(self, prefix: str = "") -> list[str]:
         """Lists the keys that begin with a prefix, sorted by code point. Of very many, each page is of one moment."""
+        if not isinstance(prefix, str):
+            raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
         while True:
             page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys
@@ -324,7 +328,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return [*map(show, several)] if type(several) is list else show(several)
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
-        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
+        encoded = _encode_keys([keys] if isinstance(keys, str) else keys)
         return self._find(encoded, self._make_wait(timeout_s, default), default)
 
     def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:

@@ -340,5 +340,5 @@ def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:
     for path in select:
         if found.get(path, None) is None:
             listing = f"client.kv({store!r}).get({key!r}).keys(True)"
-            raise KeyNotFoundError(store=store, key=".".join((key, *path)), listing=listing)
+            raise KeyNotFoundError(store=store, entry=key, key=".".join(path), listing=listing)
     return found.select(*select)

@@ -65,6 +65,9 @@ class Copies(NamedTuple):
         return {"policy_uid": "", "policy_elsewhere_since_s": 0.0} if is_elsewhere else {}
 
 
+MAX_NAMED = 5
+"""Checkpoints, or stores of one, that an error names."""
+
 OnRestore = Callable[[RestoreProgress], None]
 
 
@@ -97,11 +100,14 @@ def restore_stores(
     """
     missing = sorted({*(names or ())} - {store.name for store in checkpoint.stores})
     if missing:
-        raise StoreNotFoundError(name=missing[0])
+        there = sorted(store.name for store in checkpoint.stores)
+        listing = f"it has {', '.join(map(repr, there[:MAX_NAMED]))}{', ...' * (len(there) > MAX_NAMED)}"
+        raise StoreNotFoundError(name=missing[0], near=f" in checkpoint {checkpoint.id}", listing=listing)
     chosen = [store for store in checkpoint.stores if names is None or store.name in names]
     for store in chosen:
         if prefix + store.name in taken:
-            raise StoreExistsError(name=prefix + store.name)
+            reason = "delete it, or restore under other names, by prefix=, or without it, by names="
+            raise StoreExistsError(name=prefix + store.name, reason=reason)
     chosen.sort(key=lambda store: store.kind != "weights")  # tables may follow them
     copies = Copies({store.name: prefix + store.name for store in chosen}, {store.uid: make_uid() for store in chosen})
     total_nbytes, nbytes = sum(store.nbytes for store in chosen), 0

@@ -12,7 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
-from tdserve.client.moves.checkpoint_restore import OnRestore, restore_stores
+from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
 from tdserve.client.moves.move_steps import request_checkpoint_step
@@ -23,9 +23,6 @@ from tdserve.v1 import control_pb2
 
 CHECKPOINT_TIMEOUT_S = 3600.0
 """Default timeout of a checkpoint and of its restore: those of large stores take minutes."""
-
-MAX_NAMED = 5
-"""Most ids of checkpoints that an error names: the newest."""
 
 Place = str | PathLike[str]
 

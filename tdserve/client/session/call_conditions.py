@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, PeerLostError, TDServeError, TransportError
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.v1 import control_pb2
 
@@ -20,6 +21,17 @@ def is_cancelled() -> bool:
     """Returns whether the caller of this thread's call has cancelled it."""
     cancellation = get_cancellation()
     return cancellation is not None and cancellation.is_cancelled
+
+
+def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDServeError:
+    """Returns what a call raises whose deadline does not allow for another attempt: the error of the last one, or of a
+    server that has answered, and only lacks a process, that it did not get that in time."""
+    if not isinstance(error, PeerLostError) or not error.request_id:
+        return error
+    what = f"an answer of {address}, where {error.peer} is missing ({error.reason}),"
+    late = DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+    late.request_id, late.__cause__ = error.request_id, error
+    return late
 
 
 def is_over(deadline: Deadline, pause_s: float) -> bool:

@@ -28,6 +28,7 @@ from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_conditions import (
     MAX_RETRY_BACKOFF_S,
     RETRY_BACKOFF_S,
+    explain_late,
     has_to_wait,
     is_cancelled,
     is_over,
@@ -232,7 +233,8 @@ class SessionClient:
                     is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
                     if not error.retryable or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
-                        raise error if session is not None else unreached or error  # noqa: B904 (one of these is it)
+                        late = explain_late(error, self.address, deadline)
+                        raise late if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
                 except (ServerBusyError, StoreMovedError) as error:

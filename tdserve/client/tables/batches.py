@@ -32,7 +32,7 @@ from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BA
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.step_counts import StepCount
-from tdserve.client.tables.row_annotations import ask_newest_version, find_oldest_version
+from tdserve.client.tables.row_annotations import ask_versions_in_time, find_oldest_version
 from tdserve.client.tables.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
 from tdserve.client.tables.share import Share
 
@@ -198,8 +198,9 @@ class Batches:
         order, max_lag = self._order, self._order.query.max_lag
         if max_lag is None or not order.drops_old:
             return True
-        newest = ask_newest_version(order.client, self._name, order.query.policy, Deadline.after(self._timeout_s))
-        return 0 <= newest - oldest <= max_lag  # below 0: the policy was deleted and created again
+        deadline = Deadline.after(self._timeout_s)
+        # Also false if the policy was deleted and created again: then its newest is older.
+        return oldest in ask_versions_in_time(order.client, self._name, order.query.policy, max_lag, deadline)
 
     def __enter__(self) -> Batches:
         return self

@@ -131,15 +131,15 @@ def parse_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     return number
 
 
-def ask_newest_version(client: SessionClient, table: str, policy: str, deadline: Deadline) -> int:
-    """Requests the newest published version of a table's policy, 0 before the first; one message each way."""
+def ask_versions_in_time(client: SessionClient, table: str, policy: str, max_lag: int, deadline: Deadline) -> range:
+    """Requests the range of versions of a table's policy that lag by at most ``max_lag``; one message each way."""
 
-    def attempt(session: Session, request: int, deadline: Deadline) -> int:
-        asked = control_pb2.SampleRequest(store=table, asks_newest=True)
+    def attempt(session: Session, request: int, deadline: Deadline) -> range:
+        asked = control_pb2.SampleRequest(store=table, asks_newest=True, max_lag=max_lag)
         add_policy_news(asked, client, policy)
         pending = session.send(request, sample=asked)
         answer = pending.wait(compute_answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
-        return answer.done.newest_policy_version
+        return range(answer.done.oldest_policy_version, answer.done.newest_policy_version + 1)
 
     return client.call(attempt, deadline)
 

@@ -8,6 +8,7 @@ from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.row_ages import DrawnRows, SampleAge
+from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.rules.replay.table_state import TableState
 
 _PROBED_ROWS = 256
@@ -27,9 +28,10 @@ class AgingTable(TableState):
     def note_sample(self, plan: SamplePlan, now_s: float) -> None:
         """Notes that a sample was drawn now."""
         staleness = self.selectors.staleness
-        newest = 0 if staleness is None else staleness.newest
-        versions = plan.columns.get(POLICY_VERSION_KEY)
-        self.ages.note_sample(DrawnRows(now_s, plan.sequence, self._last_sequence, versions, newest))
+        versions, lags = plan.columns.get(POLICY_VERSION_KEY), None
+        if staleness is not None and versions is not None:
+            lags = np.where(versions < 0, UNKNOWN, staleness.compute_lags(versions))
+        self.ages.note_sample(DrawnRows(now_s, plan.sequence, self._last_sequence, lags))
 
     def measure_sample_age(self, now_s: float, *, rng: np.random.Generator) -> SampleAge | None:
         """Returns the ages of the rows of the newest sample; None if there was none.

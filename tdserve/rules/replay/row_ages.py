@@ -50,23 +50,21 @@ class DrawnRows(NamedTuple):
         drawn_s: When it was drawn.
         sequence: The rows' places in the order of commits.
         last_sequence: Place of the newest row at that time.
-        versions: The rows' versions of the policy; negative: unknown; None: the table has none.
-        newest_version: The newest version at that time.
+        lags: The rows' lags behind the policy; negative: unknown; None: the table has none.
     """
 
     drawn_s: float
     sequence: Rows
     last_sequence: int
-    versions: NDArray[np.int64] | None = None
-    newest_version: int = 0
+    lags: NDArray[np.int64] | None = None
 
     def thin_out(self) -> DrawnRows:
         """Returns rows at equal distances, in arrays of their own, if there are very many."""
         step = -(-len(self.sequence) // MAX_KEPT_ROWS)
         if step <= 1:
             return self
-        versions = None if self.versions is None else self.versions[::step].copy()
-        return self._replace(sequence=self.sequence[::step].copy(), versions=versions)
+        lags = None if self.lags is None else self.lags[::step].copy()
+        return self._replace(sequence=self.sequence[::step].copy(), lags=lags)
 
 
 class RowAges:
@@ -116,9 +114,9 @@ class RowAges:
         ages_s = drawn.drawn_s - np.asarray(self._begins_s)[np.maximum(spans, 0)]
         ages = drawn.last_sequence - drawn.sequence
         age = SampleAge(float(ages_s.mean()), float(ages_s.max()), float(ages.mean()), int(ages.max()))
-        if drawn.versions is None or not (is_known := drawn.versions >= 0).any():
+        if drawn.lags is None or not (is_known := drawn.lags >= 0).any():
             return age
-        lags = np.maximum(drawn.newest_version - drawn.versions[is_known], 0)
+        lags = drawn.lags[is_known]
         return age._replace(mean_lag=float(lags.mean()), max_lag=int(lags.max()))
 
     def _merge_two(self, now_s: float) -> None:

@@ -1,6 +1,7 @@
 """Decides which rows are too old: how many versions of a policy were published since the one that made them.
 
-The *lag* of a row is the newest published version minus the row's own. Version 0 is the state before the first one.
+The *lag* of a row is the newest published version minus the row's own, numbers that were skipped not counted. Version 0
+is the state before the first one.
 Rows of a policy that was deleted have no lag: they are older than any limit.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.rules.replay.columns import RowColumns
+from tdserve.rules.replay.skipped_versions import SkippedVersions
 
 UNKNOWN = -1
 """Version of rows whose policy does not exist any more."""
@@ -53,6 +55,7 @@ class Staleness:
         num_discarded: Its stored value.
         newest: The newest version that was known.
         remote_since_s: As the attribute.
+        gaps: Those of :class:`SkippedVersions`.
 
     Attributes:
         newest: The newest published version, 0 before the first.
@@ -71,6 +74,7 @@ class Staleness:
         num_discarded: int = 0,
         newest: int = 0,
         remote_since_s: float | None = None,
+        gaps: Sequence[Sequence[int]] = (),
     ) -> None:
         self._numbers: NDArray[np.int64] = np.asarray(columns.get_array(POLICY_VERSION_KEY, np.int64))
         self._chunk_rows = min(max(columns.capacity // 4, _MIN_ROOM), _CHUNK_ROWS)
@@ -80,6 +84,7 @@ class Staleness:
         self._ordered: list[int] = []  # the numbers that have a bucket
         self._sum = 0  # of the known versions of all members
         self.newest = newest
+        self._skipped = SkippedVersions(gaps)
         self.remote_since_s = remote_since_s
         self.uid = uid
         self.num_former = num_former
@@ -95,6 +100,7 @@ class Staleness:
             num_discarded=int(state.get("num_discarded", 0)),
             newest=int(state.get("newest_policy_version", 0)),
             remote_since_s=state.get("policy_elsewhere_since_s"),
+            gaps=state.get("skipped_policy_versions", ()),
         )
 
     def get_state(self) -> dict[str, Any]:
@@ -105,6 +111,7 @@ class Staleness:
             "num_discarded": self.num_discarded,
             "newest_policy_version": self.newest,
             "policy_elsewhere_since_s": self.remote_since_s,
+            "skipped_policy_versions": self._skipped.gaps,
         }
 
     def __repr__(self) -> str:
@@ -120,11 +127,14 @@ class Staleness:
         Returns:
             Whether the policy is not the one that the rows were made by: then their version is unknown from now on.
         """
-        self.newest = newest
-        if uid == self.uid:
-            return False
-        is_other = bool(self.uid)
-        self.uid = uid
+        is_other = uid != self.uid and bool(self.uid)
+        if is_other:
+            self._skipped.clear()
+        else:
+            # After a loss of power, rows may be of a version that the policy has not any more.
+            known = max(self.newest, self._ordered[-1] - self._first) if self._ordered else self.newest
+            self._skipped.follow(known, newest)
+        self.uid, self.newest = uid, newest
         if is_other:
             self.num_former += 1
             self._sum = 0
@@ -168,7 +178,13 @@ class Staleness:
 
     def compute_floor(self, max_lag: int) -> int:
         """Returns the oldest version of a row of at most this lag."""
-        return max(self.newest - max_lag, 0)
+        return self._skipped.compute_floor(self.newest, max_lag)
+
+    def compute_lags(self, versions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the lags of known versions; 0 for those that a loss of power has taken and that were the newest."""
+        places = self._skipped.compute_places(np.append(versions, self.newest))
+        lags: NDArray[np.int64] = np.maximum(places[-1] - places[:-1], 0)
+        return lags
 
     def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
         """Returns which of the rows have at most this lag."""
@@ -201,9 +217,11 @@ class Staleness:
         if not known:
             return None
         num_rows = self.count(0)
-        # A loss of power may have taken the newest versions, and left rows that they made.
-        youngest, oldest = (max(self.newest + self._first - number, 0) for number in (known[-1], known[0]))
-        return Lags(youngest, max(self.newest - self._sum / num_rows, 0.0), oldest)
+        lags = self.compute_lags(np.array(known if self._skipped else [known[0], known[-1]]) - self._first)
+        mean = self.newest - self._sum / num_rows
+        if self._skipped:
+            mean = float(np.average(lags, weights=[self._buckets[number].num_members for number in known]))
+        return Lags(int(lags[-1]), max(mean, 0.0), int(lags[0]))
 
     @property
     def _first(self) -> int:

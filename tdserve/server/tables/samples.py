@@ -182,7 +182,10 @@ class Samples:
             rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_PRIORITIES)
             return control_pb2.Done(priorities=store.get_table().get_priorities(rows).astype("<f8").tobytes())
         staleness = get_staleness(self._stores, store)
-        return control_pb2.Done(newest_policy_version=staleness.newest if staleness is not None else 0)
+        if staleness is None:
+            return control_pb2.Done()
+        oldest = staleness.compute_floor(asked.max_lag)
+        return control_pb2.Done(newest_policy_version=staleness.newest, oldest_policy_version=oldest)
 
     async def _complete(self, call: _SampleCall, plan: SamplePlan) -> _DrawnSample | None:
         """Draws the missing rows of a plan, a few at a time. If too many rows have left the table meanwhile, undoes the

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server import weight_readers
 from tdserve.server.weight_readers import MAX_PUBLICATIONS, MAX_SHOWN, Readers
 from tdserve.v1 import control_pb2
@@ -61,6 +62,13 @@ def test_reader_when_newer_versions_come_then_lags_since_the_first_of_them(clock
     found.note_read(session, 2)
     (reader,) = look(found, 3).readers
     assert (reader.lag, reader.age_s, reader.read_s) == (1, 5.0, 0.0)
+
+
+def test_reader_when_numbers_were_skipped_then_these_do_not_count(clock: Clock) -> None:
+    found, session = Readers(), Reader(1)
+    found.note_read(session, 3)
+    (reader,) = look(found, 3 + STEP_AFTER_LOSS + 2).readers
+    assert reader.lag == 2
 
 
 def test_reader_when_its_session_ends_then_gone(clock: Clock) -> None:

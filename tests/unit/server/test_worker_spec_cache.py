@@ -22,7 +22,7 @@ def test_must_include_when_asked_again_then_only_the_first_time_until_the_worker
 def test_must_include_when_there_were_too_many_leaves_then_the_worker_forgets_and_specs_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 650)  # ten of these structures
+    monkeypatch.setattr(worker_spec_cache, "MAX_LEAVES", 2570)  # ten of these structures
     forgotten: list[int] = []
     cache = WorkerSpecCache(lambda: forgotten.append(len(cache)))
     assert all(cache.must_include(spec_of(f"k{number}")) for number in range(20))
@@ -30,6 +30,6 @@ def test_must_include_when_there_were_too_many_leaves_then_the_worker_forgets_an
     assert len(cache) == 10
     assert cache.must_include(spec_of("k0"))
     assert forgotten == [0, 0]
-    assert cache.must_include(spec_of(*map(str, range(600))))  # more than there is room for
-    assert not cache.must_include(spec_of(*map(str, range(600))))
+    assert cache.must_include(spec_of(*map(str, range(2600))))  # more than there is room for
+    assert not cache.must_include(spec_of(*map(str, range(2600))))
     assert len(cache) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.staleness import UNKNOWN, Lags, Staleness
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tests.memory import count_bytes
 
 
@@ -78,6 +79,29 @@ def test_follow_when_the_first_version_comes_then_rows_from_before_are_of_versio
     subject.enter(rows(0))
     assert not subject.follow("a", 2)
     assert subject.measure_lags() == Lags(2, 2.0, 2)
+
+
+def test_follow_when_numbers_are_skipped_then_they_do_not_count(subject: Staleness) -> None:
+    first, second = 5 + STEP_AFTER_LOSS + 1, 5 + 3 * STEP_AFTER_LOSS + 4
+    subject.follow("a", first)  # restored; it is 6 places from the beginning
+    assert [subject.compute_floor(lag) for lag in (0, 1, 2, 9)] == [first, 5, 4, 0]
+    assert subject.compute_lags(rows(2, 5, 7, first)).tolist() == [4, 1, 1, 0], "7 was lost"
+    subject.arrive(rows(3), None)
+    subject.enter(rows(3))
+    assert subject.measure_lags() == Lags(0, (4 + 4 + 2 + 0) / 4, 4)
+    subject.follow("a", second)  # restored twice, and two versions more
+    assert [subject.compute_floor(lag) for lag in (0, 2, 3, 4)] == [second, second - 2, first, 5]
+    restored = Staleness.restore(RowColumns(8), subject.get_state())
+    assert restored.compute_floor(4) == 5
+    restored.follow("b", 9)
+    assert restored.compute_floor(4) == 5
+
+
+def test_follow_when_the_newest_is_lost_then_rows_made_by_it_lag_least(subject: Staleness) -> None:
+    subject.follow("a", 3)
+    assert subject.compute_lags(rows(2, 4)).tolist() == [1, 0]
+    subject.follow("a", 5 + STEP_AFTER_LOSS + 1)
+    assert subject.compute_lags(rows(2, 4)).tolist() == [4, 2]
 
 
 def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(subject: Staleness) -> None:

@@ -135,9 +135,11 @@ def test_sample_when_only_the_newest_version_is_asked_for_then_the_answer_has_it
     world: World, run: Loop, made: OpenedStore
 ) -> None:
     publish(world, run, 3)
-    done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store="r", asks_newest=True)))
+    done = run(
+        world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store="r", asks_newest=True, max_lag=1))
+    )
     assert done is not None
-    assert done.newest_policy_version == 3
+    assert (done.newest_policy_version, done.oldest_policy_version) == (3, 2)
     plain = create_plain(world, run)
     done = run(world.samples.sample(world.session(), 1, control_pb2.SampleRequest(store=plain.name, asks_newest=True)))
     assert done is not None
