@@ -57,7 +57,7 @@ class ValuesBudget:
         """Counts more values of a read that has ``already`` some; returns ``nbytes``. Errors as of ``ReadValues``."""
         limit = self._limit_bytes
         if already + nbytes > limit:
-            what = "non-tensor values of one read, in bytes (a share of --memory-limit): read fewer rows at a time"
+            what = "the values of one read, in bytes (a share of --memory-limit): read fewer rows or keys at a time"
             raise TooLargeError(what=what, asked=already + nbytes, free=limit)
         with self._lock:
             if self._nbytes + nbytes > limit:
