@@ -668,7 +668,7 @@ class Client(TensorDictClient):
         """Brings stores of a checkpoint back, as new stores of this server; its others go on.
 
         Rows have the numbers, priorities and order that they had; generations and later versions get other numbers, so
-        that nobody takes them for what came after the checkpoint: versions go on a million higher, and lags do not count
+        that nobody takes them for what came after the checkpoint. Versions go on a million higher, and no lag counts
         those that there never were. Threads: safe.
 
         Args:

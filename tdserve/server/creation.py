@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.ids import check_store_name
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import KIND_NAMES, describe_kind
 from tdserve.rules.catalog import StoreRecord, explain_difference
 from tdserve.server import descriptions, inline_tasks
 from tdserve.server.kinds.all_kinds import KINDS
@@ -114,7 +114,7 @@ class Creation:
         ``begin_filling``."""
         wanted, spec = self.read(request)
         if KINDS[wanted.kind].has_rules:
-            raise InvalidRequestError(argument="is_hidden", reason=f"a {wanted.kind} store is visible at once")
+            raise InvalidRequestError(argument="is_hidden", reason=f"{describe_kind(wanted.kind)} is visible at once")
         store = await self.begin_filling(session, wanted, spec)
         store.is_hidden = True
         return self._answer(store, created=True)

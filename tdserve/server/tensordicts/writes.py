@@ -32,6 +32,7 @@ from tdserve.messages.content import (
 )
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
+from tdserve.messages.store_kinds import describe_kind
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.creation import Creation
 from tdserve.server.idempotency import CommittedAnswers
@@ -103,7 +104,7 @@ class Writes:
         """
         wanted, spec = self._creation.read(asked.new_store)
         if wanted.name != asked.store or KINDS[wanted.kind].has_rules:
-            reason = f"a {wanted.kind} store {wanted.name!r} is not created by a write to {asked.store!r}"
+            reason = f"{describe_kind(wanted.kind)}, {wanted.name!r}, is not created by a write to {asked.store!r}"
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
         store = await self._creation.find_begun(session.number, wanted, spec)
