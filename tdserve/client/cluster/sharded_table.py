@@ -83,6 +83,12 @@ class ShardedTable(ShardedRows):
     # ------------------------------------------------------------ writes
 
     @gather_spans
+    def info(self) -> dict[str, Any]:
+        """Returns figures of the table, as of ``ShardedStore.info``, with ``shard_by``, () without, and
+        ``on_shard_loss``."""
+        placement = self.placement
+        return {**super().info(), "shard_by": placement.shard_by, "on_shard_loss": placement.on_shard_loss}
+
     def extend(
         self,
         batch: Any,
