@@ -121,12 +121,16 @@ def taken(port: int, numbers: Sequence[int], behave: Callable[[Line], None]) -> 
         ending, end = socket.socketpair()
 
         def run() -> None:
-            waiting = {*lines, ending}
+            waiting = select.poll()  # select takes no descriptor above 1023
+            by_fd = {each.fileno(): each for each in (*lines, ending)}
+            for fd in by_fd:
+                waiting.register(fd, select.POLLIN)
             while True:
-                for ready in select.select(waiting, [], [])[0]:
+                for fd, _ in waiting.poll():
+                    ready = by_fd[fd]
                     if ready is ending:
                         return
-                    waiting.discard(ready)
+                    waiting.unregister(fd)
                     became.append(lines[ready])
                     with suppress(OSError):
                         behave(Line(ready))

@@ -16,6 +16,7 @@ from pathlib import Path as FilePath
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.store.adoptable import FileName, FoundFolder, open_folder, read_folder
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.format import ROWS, Folder
 from tdserve.structure.tree import Path, Spec, check_matches
 
@@ -72,7 +73,7 @@ class Adopted:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes it into a store's folder, whole or not at all."""
         file = FilePath(folder, FILE_NAME)
-        fresh = file.with_name(FILE_NAME + ".new")
+        fresh = file.with_name(FILE_NAME + FRESH_SUFFIX)
         with convert_os_errors(file):
             fresh.write_text(json.dumps(asdict(self)), encoding="ascii")
             os.replace(fresh, file)

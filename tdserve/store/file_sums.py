@@ -19,7 +19,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.sync_pass import FOLDER as SYNCED_FOLDER
 from tdserve.store.use_marks import FILE_NAME as MARKS_FILE
 
@@ -80,7 +80,7 @@ def record_sums(root: Path, *, keeps: Collection[str] = (), rereads: bool = Fals
         found[name] = FileSum(status.st_size, status.st_mtime_ns, checksum)
     found |= {name: before[name] for name in keeps if name in before}
     target = root / SYNCED_FOLDER / FILE_NAME
-    fresh = target.with_name(FILE_NAME + ".new")
+    fresh = target.with_name(FILE_NAME + FRESH_SUFFIX)
     with convert_os_errors(target):
         fresh.write_bytes(encode_checked({"files": found}))
         sync_file(fresh)

@@ -9,6 +9,9 @@ from tdserve.store.faults import convert_os_errors
 
 _IN_MEMORY = ("tmpfs ", "ramfs ")
 
+FRESH_SUFFIX = ".new"
+"""End of the name of a file that is written, and then takes the place of another."""
+
 
 def sync_file(path: Path) -> None:
     """Syncs a file's content, or a folder's names, to the disk, including what others wrote through mappings."""
@@ -31,7 +34,7 @@ def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None
     Raises:
         OSError: There is no room. The file is as before.
     """
-    fresh = path.with_name(path.name + ".new")
+    fresh = path.with_name(path.name + FRESH_SUFFIX)
     try:
         fresh.write_bytes(content)
     except OSError:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.mapped import Mapping, map_new, map_shared
 
 FILE_NAME = "generation.memmap"
@@ -133,7 +133,7 @@ class Generations:
             CapacityError: The disk is full. The old file remains.
         """
         file = Path(path)
-        fresh = file.with_name(file.name + ".new")
+        fresh = file.with_name(file.name + FRESH_SUFFIX)
         with convert_os_errors(file, asked=values.nbytes):
             fresh.unlink(missing_ok=True)
             made = cls.create(fresh, uid=uid, num_rows=len(values))

@@ -17,7 +17,7 @@ from tdserve.store import value_copy, version_marks, watermark
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
 
 DIGEST_BYTES = 16
@@ -27,7 +27,7 @@ MAX_PATH_BYTES = 4096
 STAGING_FOLDER = "staging"
 """Name of the folder of content that waits to be copied in."""
 
-_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, watermark.FILE_NAME)
+_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}", watermark.FILE_NAME)
 """What lies in a store's folder and concerns this server's processes, or its disk, alone."""
 
 Digest = bytes
@@ -83,7 +83,8 @@ def _walk(folder: Path) -> Iterator[Path]:
         if Path(parent) == folder:
             folders[:] = [name for name in folders if not (name in _STAY or name.startswith(ALTERING_PREFIX))]
             names = [name for name in names if name not in _STAY]
-        yield from (Path(parent, name) for name in names if name not in (LOCK_FILE, version_marks.FILE_NAME))
+        others = (LOCK_FILE, version_marks.FILE_NAME)
+        yield from (Path(parent, name) for name in names if name not in others and not name.endswith(FRESH_SUFFIX))
 
 
 def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> list[tuple[Digest, bytes | None]]:

@@ -15,7 +15,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.store import environments
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors, lmdb_faults
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore, sync_store
 
@@ -68,7 +68,7 @@ class Pass:
         target = Path(self.target)
         with convert_os_errors(target):
             target.mkdir(exist_ok=True)
-        fresh = target / f"{COPY_FILE}.new"
+        fresh = target / f"{COPY_FILE}{FRESH_SUFFIX}"
         _copy_catalog(Path(self.catalog), fresh)
         failures = {}
         for store in self.stores:
@@ -96,7 +96,7 @@ def put_back(target: Path, catalog: Path) -> bool:
         if not copy.exists():
             return False
         catalog.mkdir(exist_ok=True)
-        fresh = catalog / f"{DATA_FILE}.new"
+        fresh = catalog / f"{DATA_FILE}{FRESH_SUFFIX}"
         fresh.write_bytes(copy.read_bytes())
         sync_file(fresh)
         if (catalog / DATA_FILE).exists():

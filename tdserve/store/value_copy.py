@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tdserve.store import object_folders
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.object_rows import KeyPath
 from tdserve.store.objects import Objects
 from tdserve.store.row_sums import Sums, compute_factor
@@ -72,7 +72,7 @@ class ValueCopy:
             source = json.dumps([epoch, objects.last_commit]).encode()
             if self._make_source() == source:
                 return
-            fresh = self.folder.with_name(NAME + ".new")
+            fresh = self.folder.with_name(NAME + FRESH_SUFFIX)
             shutil.rmtree(fresh, ignore_errors=True)
             try:
                 objects.copy(fresh)

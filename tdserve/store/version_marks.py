@@ -11,7 +11,7 @@ from typing import Any
 from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.version_names import SUFFIX, make_values_name
 
 FILE_NAME = "synced.json"
@@ -42,7 +42,7 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
             noted[str(number)] = [record, checksum]
     if noted == before:
         return
-    fresh = folder / f"{FILE_NAME}.new"
+    fresh = folder / f"{FILE_NAME}{FRESH_SUFFIX}"
     with convert_os_errors(fresh):
         fresh.write_bytes(encode_checked({"uid": uid, "versions": noted}))
         sync_file(fresh)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import CorruptDataError
 from tdserve.store import restructuring
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.format import Folder, plan
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapped import map_shared
@@ -303,7 +303,7 @@ def _fits(path: Path, header: bytes, nbytes: int) -> bool:
 
 
 def _make(path: Path, header: bytes, nbytes: int) -> None:
-    fresh = path.with_name(path.name + ".new")
+    fresh = path.with_name(path.name + FRESH_SUFFIX)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         os.posix_fallocate(fd, 0, nbytes)

@@ -300,20 +300,18 @@ class _DictReader:
     def _read_leaf(self, value: Any, dtype: str, path: Path) -> torch.Tensor:
         """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
         array = np.asarray(value)
-        if dtype and not array.size and array.dtype.kind == "f" and not _has_arrays(value):
-            array = array.astype(np.bool_)  # NumPy makes floats of nothing, which fits any dtype
         is_typed = isinstance(value, np.generic) or _has_arrays(value)
+        if dtype and not is_typed and not array.size:
+            array = array.astype(np.bool_)  # NumPy makes floats of nothing, which fits any dtype
         if array.dtype.kind == "f" and dtype == "uint64" and not is_typed:
             array = _find_integers(value, array)
         if array.dtype.kind == "O" or (array.dtype.kind == "u" and not is_typed and not dtype):
-            expected = f"{dtype or 'int64'} numbers, integers of at most 64 bits"
-            raise self._make_mismatch(path, expected, f"{value!r}"[:80])
+            raise self._make_mismatch(path, f"{dtype or 'int64'} numbers, integers of up to 64 bits", f"{value!r}"[:80])
         if not dtype:
             return read_array(array, path, store=self._store) if is_typed else torch.tensor(value)
         tensor = read_array(np.array(array), path, store=self._store)
         if dtype.startswith(("float", "bfloat", "complex")):
-            is_fit = array.dtype.kind != "c" or dtype.startswith("complex")
-            is_fit = is_fit and _is_in_range(array, dtype)
+            is_fit = (array.dtype.kind != "c" or dtype.startswith("complex")) and _is_in_range(array, dtype)
         elif array.dtype.kind == "b":
             is_fit = True
         else:

@@ -126,7 +126,7 @@ def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_a
                     for worker in workers_of(server.pid):
                         os.kill(worker, signal.SIGKILL)
                     rows = queue.take(4, ack=False)
-                    with pytest.raises(tdserve.PeerLostError, match="data worker 0"):
+                    with pytest.raises(tdserve.DeadlineExceededError, match="data worker 0"):
                         texts.extend(TensorDict({"text": ["this", "that"]}, [2]), timeout_s=0.1)
                 queue.ack(rows)
                 texts.extend(TensorDict({"text": [f"that {number}"]}, [1]))

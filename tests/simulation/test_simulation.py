@@ -18,9 +18,9 @@ def run_schedules(num_schedules: int, seed: int) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 26))])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 51))])
 def test_schedules_when_anything_may_fail_at_any_step_then_what_was_promised_holds(seed: int) -> None:
-    assert run_schedules(1000, seed).startswith("1000 schedules")
+    assert run_schedules(500, seed).startswith("500 schedules")
 
 
 def test_schedule_when_its_seed_is_repeated_then_the_same_happens() -> None:

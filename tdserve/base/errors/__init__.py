@@ -9,9 +9,9 @@
     │   │   └── VersionNotFoundError  NOT_FOUND            (the same)
     │   ├── SpecMismatchError         INVALID_ARGUMENT     store, key, expected, actual  also a RuntimeError
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
-    │   ├── StoreNotFoundError        NOT_FOUND            name, near
+    │   ├── StoreNotFoundError        NOT_FOUND            name, near, listing
     │   ├── StoreMovedError           FAILED_PRECONDITION  name, server, move           retryable
-    │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing  also a KeyError
+    │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing, entry  also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
     │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual

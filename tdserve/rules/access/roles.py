@@ -54,7 +54,7 @@ class _Rule:
         name: Field of the request with the name of its store; "" for a request about no store.
         oneof: Its oneof whose field decides, if ``steps`` has entries.
         steps: Entries of the fields of ``oneof``; a name in one is a field of that message.
-        flag: A field that makes it a request that needs ``WRITE``.
+        flags: Fields of which each makes it a request that needs ``WRITE``.
         is_server_wide: As of ``Need``.
     """
 
@@ -62,7 +62,7 @@ class _Rule:
     name: str = ""
     oneof: str = ""
     steps: Mapping[str, _Rule] = field(default_factory=dict)
-    flag: str = ""
+    flags: tuple[str, ...] = ()
     is_server_wide: bool = False
 
 
@@ -87,7 +87,8 @@ REQUESTS: Mapping[str, _Rule] = {
     **dict.fromkeys(("written", "taken", "relay_report"), _READ),
     "catalog": _Rule(Role.READ, oneof="body", steps=_QUESTIONS),
     "read": _READ_STORE,
-    "sample": _Rule(Role.READ, "store", flag="is_lease"),  # rows on lease are taken away from others
+    # Rows on lease are taken away from others, and those that were drawn for ranks are kept from writers.
+    "sample": _Rule(Role.READ, "store", flags=("is_lease", "share")),
     "latest": _READ_STORE,
     "get": _READ_STORE,
     "list": _READ_STORE,
@@ -134,7 +135,7 @@ def find_need(kind: str, asked: Any) -> Need:
         role, call = chosen.role, step if kind == "catalog" else kind
         if chosen.name:
             stores += (getattr(getattr(asked, step), chosen.name),)
-    if rule.flag and getattr(asked, rule.flag):
+    if rule.flags and any(field.name in rule.flags for field, _ in asked.ListFields()):
         role = max(role, Role.WRITE)
     if kind == "create_store":
         stores += _list_policies(asked)

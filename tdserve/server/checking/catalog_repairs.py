@@ -21,7 +21,7 @@ from tdserve.store.catalog_db import CatalogDB, Table, Transaction
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
 from tdserve.store.faults import convert_os_errors, lmdb_faults
-from tdserve.store.files import sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
@@ -75,7 +75,7 @@ def _record_files(root: Root, records: Sequence[StoreRecord]) -> None:
     if not records:
         return
     copy = root.synced_folder / COPY_FILE
-    fresh = copy.with_name(COPY_FILE + ".new")
+    fresh = copy.with_name(COPY_FILE + FRESH_SUFFIX)
     with TemporaryDirectory(prefix="tdserve-check-") as folder, convert_os_errors(copy):
         shutil.copyfile(copy, Path(folder, DATA_FILE))
         with CatalogDB(folder) as db, db.begin_transaction() as txn:
@@ -143,7 +143,7 @@ def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None
 def copy_catalog_whole(root: Root) -> str:
     """Copies the records of the catalog, all of which are whole, into new pages."""
     path = root.catalog_folder / DATA_FILE
-    fresh = path.with_name(DATA_FILE + ".new")
+    fresh = path.with_name(DATA_FILE + FRESH_SUFFIX)
     environment = environments.acquire(root.catalog_folder, writable=False, max_bytes=0)
     try:
         with lmdb_faults(path, max_bytes=environment.max_bytes):  # it looks at more than those who read records

@@ -20,6 +20,7 @@ from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
+from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
@@ -249,5 +250,8 @@ def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
             reason = f"a leftover of {'a checkpoint' if folder.name == 'checkpoints' else 'a store that came'}"
             if path.name.encode() not in checked.db.list_keys("arriving"):
                 yield Finding(checked.get_name(path), reason, is_damage=False, repair=partial(remove_folder, path))
-    for path in sorted(root.path.rglob("*.new")):
+    for path in sorted(root.path.rglob(f"*{FRESH_SUFFIX}")):
+        # Other folders of such a name are of stores, or of nested keys.
+        if path.is_dir() and path.parent.parent != root.path / "stores":
+            continue
         yield Finding(checked.get_name(path), "a leftover", is_damage=False, repair=partial(remove_file, path))

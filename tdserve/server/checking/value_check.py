@@ -13,6 +13,7 @@ from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_va
 from tdserve.store.entry_tables import TABLES
 from tdserve.store.environment_scan import DamagedRecord
 from tdserve.store.environments import DATA_FILE
+from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
 from tdserve.structure.tree import Spec
@@ -49,7 +50,7 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
 
 def copy_whole(folder: Path) -> str:
     """Copies the records of an environment, all of which are whole, into new pages."""
-    fresh = folder.with_name(folder.name + ".new")
+    fresh = folder.with_name(folder.name + FRESH_SUFFIX)
     with Objects(folder) as objects:
         objects.copy(fresh)
     (fresh / DATA_FILE).replace(folder / DATA_FILE)

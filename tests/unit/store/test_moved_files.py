@@ -37,7 +37,9 @@ def test_files_when_read_in_blocks_and_written_then_the_same(tmp_path: Path) -> 
 
 
 def test_list_when_files_concern_this_server_alone_then_without_them(tmp_path: Path) -> None:
-    for path in ("claims/1", "staging/put-0", "objects/lock.mdb", "objects/data.mdb", "synced.memmap", "rows/claims"):
+    own = ("claims/1", "staging/put-0", "objects/lock.mdb", "synced.memmap", "synced-values.new/data.mdb")
+    unfinished = ("synced.memmap.new", "rows/meta.json.new")  # they are about to vanish
+    for path in (*own, *unfinished, "objects/data.mdb", "rows/claims"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"x")
     assert sorted(list_files(tmp_path)) == [b"objects/data.mdb", b"rows/claims"]

@@ -186,7 +186,7 @@ def test_dict_when_it_has_numbers_without_a_structure_then_they_stay_what_they_a
 @pytest.mark.parametrize("given", [2**70, -(2**70), 2**63, 2**64], ids=str)
 def test_number_when_of_more_than_64_bits_then_no_leaf(given: Any) -> None:
     with pytest.raises(
-        SpecMismatchError, match=r"'frames', key .*'n', 'a'.*: expected int64 numbers, integers of at most 64 bits"
+        SpecMismatchError, match=r"'frames', key .*'n', 'a'.*: expected int64 numbers, integers of up to 64 bits"
     ):
         read_dict({"n": {"a": given}}, store="frames", declares=True)
 

@@ -93,6 +93,8 @@ def test_need_when_stores_come_and_go_then_write_and_admin() -> None:
 def test_need_when_a_sample_leases_its_rows_then_write() -> None:
     assert find_need("sample", control_pb2.SampleRequest(store="s")).role is Role.READ
     assert find_need("sample", control_pb2.SampleRequest(store="s", is_lease=True)).role is Role.WRITE
+    ranks = control_pb2.SampleRequest(store="s", share=control_pb2.RankShare(world_size=2))
+    assert find_need("sample", ranks).role is Role.WRITE
 
 
 def test_need_when_a_question_is_asked_over_a_session_then_as_by_a_call() -> None:
