@@ -374,35 +374,6 @@ def test_sample_when_the_policy_was_deleted_and_made_anew_then_rows_of_the_one_b
     assert (info["lag_min"], info["lag_mean"], info["lag_max"]) == (0, 0.5, 1)
 
 
-def test_sample_when_tables_and_policy_were_restored_then_lags_go_on_as_if_no_number_was_skipped(
-    client: tdserve.Client, name: str, policy: Policy, tmp_path: Path
-) -> None:
-    policy.publish(3)
-    replay = client.create_replay(name, like=rows(0)[0], capacity=64, policy=policy.name)
-    queue = client.create_queue(f"q-{name}", like=rows(0)[0], max_size=64, policy=policy.name)
-    for table in (replay, queue):
-        table.extend(rows(0, 1, 2, 3), policy_version=2)
-        table.extend(rows(4, 5, 6, 7), policy_version=3)
-    client.checkpoint(tmp_path / "place")
-    for store in (policy.name, replay.name, queue.name):
-        client.delete(store)
-    client.restore(tmp_path / "place", names=[policy.name, replay.name, queue.name])
-    replay, queue = client.replay(replay.name), client.queue(queue.name)
-    batches = replay.batches(8, max_lag=2, timeout_s=20.0)
-    assert {version for _, version in drawn(replay, max_lag=1)} == {2, 3}
-    newest = policy.publish()
-    assert newest > 4
-    assert {version for _, version in drawn(replay, max_lag=1)} == {3}
-    assert {version for _, version in drawn(replay, max_lag=2)} == {2, 3}
-    assert replay.info()["lag_max"] == 2
-    with batches:
-        assert len(next(batches)) == 8
-    with queue.take(4, max_lag=1, timeout_s=20.0) as taken:
-        assert numbers(taken) == [4, 5, 6, 7]
-    assert queue.info()["num_discarded"] == 4
-    client.delete(queue.name)
-
-
 def test_sample_when_the_server_was_killed_then_rows_have_the_versions_they_had(tmp_path: Path) -> None:
     with (
         Crashing(tmp_path) as crashing,
