@@ -30,7 +30,7 @@ from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVC
 from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
 
 from tdserve.base.config import TransportName, has_address_variable, read_token
-from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, VersionConflictError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, TooLargeError, VersionConflictError
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.launcher import Server
@@ -209,10 +209,20 @@ class TDServeStorageClient(StorageKVClient):
         found: list[Any] = []
         try:
             for start in range(0, len(keys), MAX_CALL_KEYS):
-                found += self._store.get(keys[start : start + MAX_CALL_KEYS])
+                found += self._get_part(keys[start : start + MAX_CALL_KEYS])
         except KeyNotFoundError as error:
             raise StorageKeyNotFoundError(str(error)) from error
         return found
+
+    def _get_part(self, keys: list[str]) -> list[Any]:
+        """Returns values by several calls if together they are larger than what a server reads at once."""
+        try:
+            return list(self._store.get(keys))
+        except TooLargeError:
+            if len(keys) < 2:
+                raise
+        half = len(keys) // 2
+        return self._get_part(keys[:half]) + self._get_part(keys[half:])
 
     def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
         """Deletes values; those that are missing are gone already."""
@@ -227,7 +237,7 @@ class TDServeStorageClient(StorageKVClient):
         """Writes all entries to files in a new folder."""
         folder.mkdir()
         for number, keys in enumerate(self._list_parts()):
-            torch.save({"keys": keys, "values": self._store.get(keys)}, folder / f"part-{number:06d}.pt")
+            torch.save({"keys": keys, "values": self._get_part(keys)}, folder / f"part-{number:06d}.pt")
 
     def load(self, folder: Path) -> None:
         """Replaces all entries by those of a folder, which this process reads.
