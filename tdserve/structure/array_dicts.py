@@ -189,12 +189,8 @@ class _DictReader:
         known: Mapping[str, Entry | _DictNode] = {} if place is None else place.entries
         for key, value in content.items():
             if not isinstance(key, str):
-                raise _make_refusal(
-                    f"the key {key!r}",
-                    path,
-                    self._store,
-                    "use str(key), or nested dicts for a tuple",
-                )
+                remedy = "use str(key), or nested dicts for a tuple"
+                raise _make_refusal(f"the key {key!r}", path, self._store, remedy)
             entry = known.get(key)
             if type(value) is np.ndarray and not isinstance(entry, ValueLeaf) and value.dtype.kind not in "USO":
                 entries[key] = read_array(value, (*path, key), store=self._store)

@@ -80,15 +80,15 @@ class ShardedTable(ShardedRows):
         known = [handle.counts() for _, handle in self._handles.values()]
         return TableCounts(sum(each.rows for each in known), sum(each.inserts for each in known))
 
-    # ------------------------------------------------------------ writes
-
-    @gather_spans
     def info(self) -> dict[str, Any]:
         """Returns figures of the table, as of ``ShardedStore.info``, with ``shard_by``, () without, and
         ``on_shard_loss``."""
         placement = self.placement
         return {**super().info(), "shard_by": placement.shard_by, "on_shard_loss": placement.on_shard_loss}
 
+    # ------------------------------------------------------------ writes
+
+    @gather_spans
     def extend(
         self,
         batch: Any,

@@ -58,7 +58,8 @@ class SkippedVersions:
 
     def compute_floor(self, newest: int, max_lag: int) -> int:
         """Returns the oldest version of at most this lag, at least 0."""
-        floor = int(self.compute_places(np.array([newest]))[0]) - max_lag
+        place = newest - sum(min(max(newest - last, 0), num_skipped) for last, num_skipped in self._gaps)
+        floor = place - max_lag
         for last, num_skipped in self._gaps:
             floor += num_skipped * (floor > last)
         return max(floor, 0)

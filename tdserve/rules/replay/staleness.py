@@ -1,8 +1,7 @@
 """Decides which rows are too old: how many versions of a policy were published since the one that made them.
 
 The *lag* of a row is the newest published version minus the row's own, numbers that were skipped not counted. Version 0
-is the state before the first one.
-Rows of a policy that was deleted have no lag: they are older than any limit.
+is the state before the first one. Rows of a policy that was deleted have no lag: they are older than any limit.
 """
 
 from __future__ import annotations
