@@ -148,7 +148,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent. Nothing was deleted.
             VersionConflictError: An entry has another version. Nothing was deleted.
         """
-        encoded = _encode_keys([keys] if isinstance(keys, str) else _list_keys(keys))
+        encoded = _encode_keys(_settle_keys(keys))
         expected = [] if if_version is None else _list_versions(if_version, len(encoded))
         if not encoded:
             return 0
@@ -174,8 +174,8 @@ class KeyedHandle(EntryMapping, ByAddress):
             UnansweredPopError: There was no answer to the deletion within the client's timeout, and it is unknown
                 whether the entries were deleted. ``values`` of the error is what would have been returned.
         """
-        keys = keys if isinstance(keys, str) else _list_keys(keys)
-        encoded = _encode_keys([keys] if isinstance(keys, str) else keys)
+        keys = _settle_keys(keys)
+        encoded = _encode_keys(keys)
         if len(set(encoded)) < len(encoded):
             raise InvalidRequestError(argument="keys", reason="a key occurs twice")
         wait = self._make_wait(timeout_s, default)
@@ -247,7 +247,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
-        keys = keys if isinstance(keys, str) else _list_keys(keys)
+        keys = _settle_keys(keys)
         return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
 
     def get_with_versions(
@@ -262,7 +262,7 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Of one key a value and a version, of several the values and a list of versions.
         """
-        keys = keys if isinstance(keys, str) else _list_keys(keys)
+        keys = _settle_keys(keys)
         found = self._get(keys, timeout_s)
         values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
@@ -328,7 +328,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return [*map(show, several)] if type(several) is list else show(several)
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
-        encoded = _encode_keys([keys] if isinstance(keys, str) else keys)
+        encoded = _encode_keys(keys)
         return self._find(encoded, self._make_wait(timeout_s, default), default)
 
     def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:
@@ -424,7 +424,14 @@ def _encode_key(key: object) -> bytes:
     return encoded
 
 
-def _encode_keys(keys: Sequence[str]) -> list[bytes]:
+def _settle_keys(keys: Any) -> str | list[str]:
+    """Returns one key, or several in a list, which can be gone through twice."""
+    return keys if isinstance(keys, str) else _list_keys(keys)
+
+
+def _encode_keys(keys: str | Sequence[str]) -> list[bytes]:
+    if isinstance(keys, str):
+        return [_encode_key(keys)]
     try:
         encoded = [*map(str.encode, keys)]  # in half the time
     except (TypeError, UnicodeEncodeError):
