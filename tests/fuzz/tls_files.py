@@ -21,6 +21,9 @@ from tests.fuzz.inputs import Inputs
 
 TIMEOUT_S = 10.0
 
+HOST = "127.0.0.1"
+"""One address: of the two that a name has, another process may have taken the port of one."""
+
 SERVER_FILES = ("server.pem", "server.key", "ca.pem")
 CLIENT_FILES = ("client.pem", "client.key", "ca.pem")
 
@@ -84,7 +87,7 @@ def _serve(folder: Path) -> str:
     certificates = ServerCertificates(cert, key, ca)
     with ThreadPoolExecutor(1) as threads:
         server: Any = grpc.server(threads)
-        port = certificates.bind(server, "localhost:0")
+        port = certificates.bind(server, f"{HOST}:0")
         server.start()
         try:
             return _shake_hands(port, folder)
@@ -98,7 +101,7 @@ def _shake_hands(port: int, folder: Path) -> str:
     context.set_alpn_protocols(ALPN)
     context.load_cert_chain(folder / "client.pem", folder / "client.key")
     with (
-        socket.create_connection(("localhost", port), TIMEOUT_S) as plain,
+        socket.create_connection((HOST, port), TIMEOUT_S) as plain,
         context.wrap_socket(plain, server_hostname="localhost"),
     ):
         return "serves"

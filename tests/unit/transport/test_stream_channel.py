@@ -30,7 +30,10 @@ class Peer:
         assert self.receive(FRAME.size) == GREETING
 
     def receive(self, nbytes: int) -> bytes:
-        return self.socket.recv(nbytes, socket.MSG_WAITALL)
+        content = bytearray()
+        while len(content) < nbytes and (piece := self.socket.recv(nbytes - len(content))):
+            content += piece  # a socket with a timeout returns what has come, also with MSG_WAITALL
+        return bytes(content)
 
     def send(self, kind: int, tag: int, nbytes: int, content: bytes = b"") -> None:
         self.socket.sendall(FRAME.pack(kind, tag, nbytes) + content)
