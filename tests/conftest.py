@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -70,45 +71,38 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs ``e2e`` tests last: they take longest and locate faults least."""
-    for item in items:
-        if isinstance(item, pytest.Function) and (_is_left_out_once(item) or _is_left_out_in_turns(item)):
-            item.add_marker(pytest.mark.full)
+    """Leaves what others show to ``-m full``, and runs ``e2e`` tests last: they locate faults least."""
+    functions = [item for item in items if isinstance(item, pytest.Function) and not item.get_closest_marker("full")]
+    for item in list(_find_left_out(functions)):
+        item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
 
 
-_TRANSPORT_PARAMETERS = ("transport", "client")
+_TRANSPORTS = ("gloo", "grpc", "shm")
 
 
-def _is_left_out_once(item: pytest.Function) -> bool:
-    once = item.get_closest_marker("once")
-    return once is not None and once.args[0] not in {item.callspec.params.get(name) for name in _TRANSPORT_PARAMETERS}
+def _find_left_out(items: list[pytest.Function]) -> Iterator[pytest.Function]:
+    """Finds tests that differ from one that runs by their transport alone.
 
-
-def _is_left_out_in_turns(item: pytest.Function) -> bool:
-    if item.get_closest_marker("turns") is None:
-        return False
-    places = _find_places(item)
-    (transport,) = (places.pop((name,)) for name in _TRANSPORT_PARAMETERS if (name,) in places)
-    return sum(places.values()) % 2 != transport
-
-
-def _find_places(item: pytest.Function) -> dict[tuple[str, ...], int]:
-    """Returns the place of a test's value in the list of each parameter, or of each group of parameters.
-
-    pytest's ``indices`` are such places for parameters of fixtures only; for others they count the tests.
+    Conformance suites run over each. Of the others, the code that they examine is the same for all transports, so these
+    take turns over the tests, and over the values of other parameters; ``once`` names the one that shows most.
     """
-    places: dict[tuple[str, ...], int] = {}
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0] if isinstance(mark.args[0], (list, tuple)) else mark.args[0].replace(" ", "").split(",")
-        own = [item.callspec.params[name] for name in names]
-        for place, given in enumerate(mark.args[1]):
-            values = given.values if isinstance(given, type(pytest.param())) else given if len(names) > 1 else (given,)
-            if all(value is mine for value, mine in zip(values, own, strict=True)):
-                places[tuple(names)] = place
-                break
-    direct = {name for names in places for name in names}
-    return places | {(name,): place for name, place in item.callspec.indices.items() if name not in direct}
+    tests: dict[str, dict[tuple[object, ...], list[pytest.Function]]] = {}
+    for item in items:
+        params: dict[str, object] = item.callspec.params if hasattr(item, "callspec") else {}
+        parameter = next((name for name in ("transport", "client") if params.get(name) in _TRANSPORTS), None)
+        if parameter is None or "/conformance/" in item.nodeid:
+            continue
+        once = item.get_closest_marker("once")
+        if once is None:
+            others = tuple((name, id(value)) for name, value in params.items() if name != parameter)
+            tests.setdefault(item.nodeid.partition("[")[0], {}).setdefault(others, []).append(item)
+        elif once.args[0] != params[parameter]:
+            yield item
+    for test, groups in tests.items():
+        for turn, group in enumerate(groups.values(), zlib.crc32(test.encode())):
+            chosen = group[turn % len(group)]
+            yield from (item for item in group if item is not chosen)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

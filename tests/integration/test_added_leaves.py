@@ -231,7 +231,6 @@ def test_workers_of_a_loader_when_leaves_come_then_read_them(server: tdserve.Ser
         client.delete(name)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("num_floats", [8, CHANNEL_FLOATS])
 @pytest.mark.parametrize("way", ["extend", "early", "writer"])
 def test_leaves_when_others_write_and_sample_then_no_row_is_lost_or_torn(

@@ -157,7 +157,6 @@ def is_mapped(leaf: Any) -> bool:
     return isinstance(leaf, tensordict.MemoryMappedTensor)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:tensordict.*")
 def test_constructor_when_what_it_makes_is_stored_then_comes_out_equal(

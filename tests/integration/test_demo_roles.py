@@ -90,6 +90,7 @@ def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run
     assert "Traceback" not in learner.printed + actor.printed + first.printed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("role", ["actor", "server"])
 def test_role_when_terminated_before_it_found_the_others_then_exit_code_0(tmp_path: Path, port: int, role: str) -> None:
     with Role(tmp_path, role, role, port) as alone:

@@ -63,6 +63,7 @@ LOGGED = {
 """Options that name a folder for TensorBoard, and what is found there."""
 
 
+@pytest.mark.full
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("name", FRAMES)
 def test_program_when_it_logs_then_tensorboard_finds_its_curves(

@@ -235,6 +235,7 @@ def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others
     assert unsaid <= {1, 2, 3, 4}, "only who was killed or stopped may not have heard of its last write"
 
 
+@pytest.mark.full
 def test_clients_when_fifty_come_and_go_then_nothing_of_them_stays(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -113,6 +113,7 @@ def test_extends_when_they_are_early_and_no_data_worker_has_started_then_in_thei
             assert texts[:]["text"] == ["c", "d"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_lease_when_other_calls_find_no_data_worker_then_it_lasts_and_the_rows_are_acknowledged(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server:

@@ -97,13 +97,11 @@ def store(client: tdserve.Client, name: str, td: TensorDict) -> Any:
 # ---------------------------------------------------------------- reading
 
 
-@pytest.mark.turns
 @some_index
 def test_getitem_when_any_index_then_equals_the_local_one(store: Any, td: TensorDict, index: Any) -> None:
     assert difference(td[index], store[index]) is None
 
 
-@pytest.mark.turns
 @row_index
 def test_get_at_when_any_index_then_equals_the_local_one(store: Any, td: TensorDict, index: Any) -> None:
     for key in ["obs", ("next", "deep", "x")]:
@@ -197,7 +195,6 @@ def test_to_tensordict_when_read_then_is_all_of_it(store: Any, td: TensorDict) -
 # ---------------------------------------------------------------- writing
 
 
-@pytest.mark.turns
 @some_index
 def test_setitem_when_tensordict_then_equals_the_local_one(store: Any, td: TensorDict, index: Any) -> None:
     value = local_td(start=1000)[index].clone()
@@ -206,7 +203,6 @@ def test_setitem_when_tensordict_then_equals_the_local_one(store: Any, td: Tenso
     assert difference(store.to_tensordict(), td) is None
 
 
-@pytest.mark.turns
 @row_index
 def test_set_at_when_tensor_then_equals_the_local_one(store: Any, td: TensorDict, index: Any) -> None:
     value = local_td(start=1000)[index]["obs"]

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.loop_costs import WatchedServer, long_ones
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]  # it measures time, which says little beside other tests
 
 SIZES = [
     pytest.param((2_000, 0.006), id="2000"),
@@ -123,7 +123,6 @@ def beginnings_and_ends(
     }
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("size", SIZES)
 def test_loop_when_there_are_very_many_stores_then_no_call_keeps_it_busy(

@@ -102,7 +102,6 @@ def _update(client: tdserve.Client, name: str, td: TensorDict) -> None:
 WRITES = (_send, _init_remote, _memmap, _assign, _set, _set_at, _update)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", MEMBERS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("is_marked", [False, True])
@@ -117,7 +116,6 @@ def test_members_when_sent_over_others_then_come_out_as_they_went_in(
     assert not client[name]["s"].tensordicts[0].is_locked
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_members_when_written_by_any_call_then_come_out_as_they_went_in(
@@ -130,7 +128,6 @@ def test_members_when_written_by_any_call_then_come_out_as_they_went_in(
     assert_same(client.load_memmap(name), td)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", MEMBERS)
 @pytest.mark.parametrize("index", [1, slice(1, 2), [1], torch.arange(ROWS) == 1])
 def test_member_when_a_row_is_written_over_another_then_comes_out_as_it_went_in(
@@ -147,7 +144,6 @@ def test_member_when_a_row_is_written_over_another_then_comes_out_as_it_went_in(
     assert_same(found[2], td["s"].tensordicts[2])
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_rows_when_written_over_rows_of_others_then_come_out_as_they_went_in(
     client: tdserve.Client, name: str, kind: str
@@ -226,7 +222,6 @@ def test_members_when_none_has_elements_then_the_same_are_taken_and_others_refus
     assert_same(client.from_remote_init(name), nothing())
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_stack_when_added_under_a_new_key_then_comes_out_as_it_went_in(
     client: tdserve.Client, name: str, kind: str

@@ -111,7 +111,6 @@ def test_keywords_when_tensordict_passes_them_on_then_so_do_we(alias: str) -> No
     assert getattr(tdserve.Client, alias) is ours[alias]
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(("method", "keyword"), [(each, word) for each, words in WORKING.items() for word in words])
 def test_keyword_when_given_then_it_works(client: tdserve.Client, name: str, method: str, keyword: str) -> None:
     for number, value in enumerate(WORKING[method][keyword]):

@@ -51,7 +51,6 @@ def tensors(td: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Client, name: str, kind: str) -> None:
     client.memmap(KINDS[kind].make(), name)
@@ -73,7 +72,6 @@ def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Clie
     assert all(isinstance(leaf, FakeTensor) or isinstance(leaf.values(), FakeTensor) for leaf in tensors(fake))
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_when_into_another_then_equal_to_what_is_stored(client: tdserve.Client, name: str, kind: str) -> None:
     example = KINDS[kind]
@@ -98,7 +96,6 @@ CANNOT_BE_CHANGED = {
 """Kinds that show the entries of others, by class: memmap_ cannot put a store's memory into them."""
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CANNOT_BE_CHANGED])
 def test_refresh_when_others_have_written_then_it_is_as_what_is_loaded(
     client: tdserve.Client, name: str, kind: str

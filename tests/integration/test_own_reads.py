@@ -102,7 +102,6 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     return made
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("claims", [False, True])
 def test_sample_when_another_client_has_just_extended_then_has_these_rows(
     server: tdserve.Server, client: tdserve.Client, name: str, claims: bool

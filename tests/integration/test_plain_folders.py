@@ -29,7 +29,6 @@ def leaves(td: Any) -> dict[str, torch.Tensor]:
 OF_ITS_OWN = "lazy stack of instances that hold instances"
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != OF_ITS_OWN])
 def test_folder_when_of_any_kind_then_shows_all_but_what_is_listed(
     server: tdserve.Server, client: tdserve.Client, name: str, kind: str

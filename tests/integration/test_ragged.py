@@ -20,7 +20,6 @@ def is_sliceable(case: str) -> bool:
     return not case.startswith("strided") and "two batch" not in case and "no rows" not in case
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("case", CASES)
 def test_init_remote_when_rows_differ_then_they_come_back_equal(client: tdserve.Client, name: str, case: str) -> None:
     td = CASES[case]
@@ -33,7 +32,6 @@ def test_init_remote_when_rows_differ_then_they_come_back_equal(client: tdserve.
     assert set(td.keys(True, True)) - {"t"} <= set(client.keys(name, True, True)) or "dtypes" in case
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("case", [case for case, td in CASES.items() if td.batch_size and is_sliceable(case)])
 def test_handle_when_rows_differ_then_it_reads_and_writes_them(client: tdserve.Client, name: str, case: str) -> None:
     td = CASES[case]

@@ -274,6 +274,7 @@ def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> Non
         wait_for(lambda: is_gone(server) and all(map(is_gone, processes)), "the end of the server")
 
 
+@pytest.mark.full
 def test_server_when_its_owner_is_killed_while_a_fork_of_it_lives_then_it_ends_too(tmp_path: Path) -> None:
     with Program("own-and-fork", tmp_path) as owner:
         address, fork = owner.line(), int(owner.line())

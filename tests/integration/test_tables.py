@@ -352,7 +352,6 @@ BAD: dict[str, tuple[Callable[[Any], Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("case", BAD)
 def test_call_when_its_input_is_bad_then_typed_error_and_the_table_is_unchanged(
     client: tdserve.Client, name: str, case: str

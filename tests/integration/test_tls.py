@@ -260,6 +260,7 @@ NO_CERTIFICATE_LINE = (
 FOREIGN_LINE = "tdserve: no connection to {}: the server's certificate was refused: "
 
 
+@pytest.mark.full
 def test_commands_when_refused_then_one_line_names_the_variables(
     server: tdserve.Server, strict_server: tdserve.Server, certificates: Certificates, tmp_path: Path
 ) -> None:

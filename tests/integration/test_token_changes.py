@@ -168,6 +168,7 @@ def test_token_when_its_writer_had_claimed_rows_then_they_are_taken_back(
             operator.replay("table").extend(BATCH)
 
 
+@pytest.mark.full
 def test_token_when_it_expires_then_its_sessions_end_at_that_moment(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:

@@ -43,6 +43,7 @@ def guarded(tmp_path: Path) -> Iterator[tdserve.Server]:
         yield server
 
 
+@pytest.mark.full
 def test_calls_when_they_lack_the_token_then_the_server_holds_nothing_of_them(guarded: tdserve.Server) -> None:
     before, codes = peak_mib(guarded.pid), []
     request = control_pb2.DescribeStoreRequest(name="x" * (200 * MIB))

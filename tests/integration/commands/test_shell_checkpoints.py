@@ -82,6 +82,7 @@ def test_restore_when_into_a_root_fails_then_nothing_is_left_and_the_next_one_su
     assert not any(path.name.startswith(".") for path in (roots / "root").iterdir())
 
 
+@pytest.mark.full
 def test_restore_when_into_a_root_is_killed_then_no_server_starts_there_until_the_next_one_has_succeeded(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

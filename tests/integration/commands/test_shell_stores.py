@@ -124,6 +124,7 @@ def test_completion_when_a_store_is_begun_then_the_names_of_stores(
     assert complete("tdserve ver", TDSERVE_ADDRESS=server.address) == ["version", "versions"]
 
 
+@pytest.mark.full
 def test_completion_when_no_server_answers_then_nothing(tmp_path: Path) -> None:
     assert complete("tdserve head al", TDSERVE_ADDRESS=f"127.0.0.1:{quiet_port()}") == []
     assert complete("tdserve head al", TDSERVE_TOKEN_FILE=str(tmp_path / "none")) == []

@@ -59,6 +59,7 @@ def test_tail_when_the_table_has_gone_round_then_the_newest_rows_in_order(client
     assert shell.json("info", "table")["samples"] == 0
 
 
+@pytest.mark.full
 def test_tail_when_a_terminal_is_narrow_then_each_row_takes_one_line(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

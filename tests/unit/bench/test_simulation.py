@@ -73,6 +73,7 @@ def test_simulation_when_a_server_is_lost_then_each_client_waits_once_and_the_ot
     assert max(tally.found_s) < SMALL.back_at_s + PROBE_INTERVAL_S + 1.0  # and the pause between its calls
 
 
+@pytest.mark.full
 def test_simulation_when_control_is_slow_then_its_server_is_busy_and_calls_wait() -> None:
     slow = simulate(replace(SMALL, lost_at_s=9.0), CallCosts(control_s=2e-3))
     fast = simulate(replace(SMALL, lost_at_s=9.0))

@@ -46,8 +46,7 @@ print("ends", flush=True)
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("timeout_s", [0.7, 60.0])
+@pytest.mark.parametrize(("rank", "timeout_s"), [(0, 0.7), (1, 60.0)])
 def test_process_when_it_ends_while_a_group_is_formed_then_cleanly_and_soon(rank: int, timeout_s: float) -> None:
     command = [sys.executable, "-c", PROGRAM, str(rank), str(timeout_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

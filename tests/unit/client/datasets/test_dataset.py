@@ -116,7 +116,6 @@ def test_iteration_when_of_many_rows_then_few_reads(
     assert len(reads) < 20_000 // BLOCK_ROWS + 10
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("world_size", [1, 2, 8, 200])
 @pytest.mark.parametrize("sampler", [None, tdserve.Fifo(), SHUFFLED])
 def test_batches_when_readers_share_an_epoch_then_each_row_comes_once(
@@ -185,7 +184,6 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("kind", VIEWS)
 @pytest.mark.parametrize("sampler", [None, SHUFFLED])
 def test_batches_when_of_a_view_then_its_rows_divided_as_those_of_a_store(

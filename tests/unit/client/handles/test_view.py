@@ -145,7 +145,6 @@ WRITES: dict[str, Call] = {
 }
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("call", list(WRITES.values()), ids=list(WRITES))
 def test_view_when_written_then_the_store_has_it_as_a_local_one_would(store: Any, call: Call) -> None:
     td = local_rows()

@@ -55,6 +55,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.once("gloo")
 def test_residents_when_their_processes_end_then_closed(client: tdserve.Client, name: str) -> None:
     store = client.memmap(TensorDict({"a": torch.arange(8)}, [8]), name)

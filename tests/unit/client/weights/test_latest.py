@@ -73,7 +73,6 @@ def test_versions_when_there_are_no_weights_then_error(client: tdserve.Client, n
         client.version(name, 1)
 
 
-@pytest.mark.turns
 @both_sizes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("copy", [False, True])

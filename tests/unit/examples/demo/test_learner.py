@@ -58,6 +58,7 @@ def options(server: tdserve.Server, **more: object) -> DemoOptions:
     return DemoOptions(**said)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_learn_alone_when_the_time_is_up_then_publishes_the_end_and_writes_a_summary(
     server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
