@@ -446,7 +446,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share", "policy_news", "whole_rows", "added")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "share", "policy_news", "whole_rows", "awaits_done", "added")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +469,7 @@ class SampleRequest(_message.Message):
     SHARE_FIELD_NUMBER: _ClassVar[int]
     POLICY_NEWS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_DONE_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
@@ -492,8 +493,9 @@ class SampleRequest(_message.Message):
     share: RankShare
     policy_news: PolicyNews
     whole_rows: int
+    awaits_done: bool
     added: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., added: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., added: _Optional[int] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")

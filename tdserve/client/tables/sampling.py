@@ -96,6 +96,8 @@ class Query:
         is_numpy: Whether they are handed over as NumPy arrays.
         share: The part of one rank in a draw for several; None: a draw of its own.
         whole_rows: Of slices, rows of the sample of which several servers draw a part each; 0: this is all of it.
+        awaits_done: Whether it is over only when the server says so: rows may leave the table with it, and must not come
+            again after a crash of the server.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Query:
     is_numpy: bool = False
     share: Share | None = None
     whole_rows: int = 0
+    awaits_done: bool = False
 
     def describe_conditions(self) -> list[str]:
         """Returns what it asks of a row, for errors."""
@@ -147,6 +150,7 @@ class Query:
             added=sum(map(COLUMN_BITS.__getitem__, self.added)),
             share=None if self.share is None else self.share.make_message(),
             whole_rows=self.whole_rows,
+            awaits_done=self.awaits_done,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -371,6 +375,8 @@ def receive_sample(
         spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
         content = finish_known_size(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
     if content is not None:
+        if query.awaits_done and pending is not None:
+            _wait_done(pending, query, deadline)
         return Sampled(content, query)
     if pending is None or posted is not None:
         if is_over():
@@ -381,9 +387,15 @@ def receive_sample(
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
     rows = Sampled(session.mover.take_rows(reply, query.make_wanted()), query)
+    if query.awaits_done and answer.HasField("accepted") and not answer.accepted.wants_written:
+        _wait_done(pending, query, deadline)
     if rows.num_torn and query.share is not None:  # nothing replaces them: others have the same rows
         raise TransferAbortedError(transfer=request, reason="rows were written while they were copied")
     return rows
+
+
+def _wait_done(pending: Pending, query: Query, deadline: Deadline) -> None:
+    pending.wait(compute_answer_timeout_s(deadline), f"the end of a sample of {query.name!r}")
 
 
 def _ask_again(

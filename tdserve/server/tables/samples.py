@@ -275,7 +275,7 @@ class Samples:
                 raise store.make_older_store_error()
             return await session.mover.get_rows(call.request, store, plan, None)
 
-        return await self._send_drawn(store, drawn, send)
+        return await self._send_drawn(call, drawn, send)
 
     async def _send_awaited(self, call: _SampleCall) -> control_pb2.Done | None:
         """Sends a sample as soon as there is one."""
@@ -294,12 +294,13 @@ class Samples:
             call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
         plan, includes_spec = drawn.plan, not call.asked.fingerprint
         send = partial(self.send, session, call.request, store, plan, includes_spec=includes_spec)
-        return await self._send_drawn(store, drawn, send)
+        return await self._send_drawn(call, drawn, send)
 
     async def _send_drawn(
-        self, store: OpenedStore, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
+        self, call: _SampleCall, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
         """Sends a sample. If that fails, what it used up is available again."""
+        store = call.store
         reach("lease.drawn")
         store.get_table().note_sample(drawn.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up
@@ -310,7 +311,7 @@ class Samples:
             raise
         if len(drawn.plan.spent):
             await self._settle(store, map(store.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
-        return done
+        return control_pb2.Done() if done is None and call.asked.awaits_done else done
 
     async def _undo(self, store: OpenedStore, parts: Sequence[SamplePlan]) -> None:
         await self._settle(store, store.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
