@@ -113,7 +113,7 @@ class _Repetition(logging.Filter):
         with self._lock:
             end_s, num_lines = self._kinds.pop(kind, (now_s + INTERVAL_S, 0))
             if now_s >= end_s:
-                record.num_left_out = max(num_lines - BURST, 0)
+                record.num_left_out = getattr(record, "num_left_out", 0) + max(num_lines - BURST, 0)
                 end_s, num_lines = now_s + INTERVAL_S, 0
             if len(self._kinds) >= MAX_KINDS:
                 del self._kinds[next(iter(self._kinds))]
@@ -196,6 +196,5 @@ class SparseLog:
         if now_s < self._next_s:
             self._num_left_out += 1
             return
-        more = f" ({self._num_left_out} more like it before)" if self._num_left_out else ""
-        self._logger.warning("%s%s", message, more)
+        self._logger.warning("%s", message, extra={"num_left_out": self._num_left_out})
         self._next_s, self._num_left_out = now_s + self._interval_s, 0

@@ -18,6 +18,7 @@ from tdserve.cli.sessions import (
     flatten_session,
     make_session_cells,
 )
+from tdserve.messages.store_figures import find_num_rows
 from tdserve.messages.store_kinds import name_kind
 
 SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
@@ -132,20 +133,24 @@ def _list_processes(server: _Server) -> list[tuple[str, ...]]:
 
 
 def _list_stores(server: _Server) -> list[tuple[str, ...]]:
-    before = {} if server.before is None else {each.description.uid: each.description for each in server.before.stores}
+    before = {} if server.before is None else {each.description.uid: each for each in server.before.stores}
     rows = []
     for each in server.now.stores:
-        described = each.description
+        described, num_rows = each.description, find_num_rows(each)
         rates = ["", ""]
-        if (earlier := before.get(described.uid)) is not None and each.description.capacity:
-            grown = (described.inserts - earlier.inserts, described.samples - earlier.samples)
+        earlier = before.get(described.uid)
+        if earlier is not None and earlier.is_open and described.capacity:
+            grown = (
+                described.inserts - earlier.description.inserts,
+                described.samples - earlier.description.samples,
+            )
             rates = [format_count(round(max(count, 0) / server.elapsed_s)) for count in grown]
         rows.append(
             (
                 str(server.server),
                 described.name,
                 name_kind(described.kind, is_queue=each.is_queue),
-                format_count(described.num_rows),
+                "" if num_rows is None else format_count(num_rows),
                 format_nbytes(described.nbytes),
                 *rates,
                 "" if described.capacity else str(described.version),

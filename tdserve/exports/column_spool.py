@@ -48,7 +48,10 @@ class ColumnSpool:
         for key, (file, dtype, shape) in self._files.items():
             file.flush()
             size = torch.Size([self.num_rows, *shape])
-            content: Any = np.memmap(file, np.uint8, "r+") if size.numel() else np.empty(0, np.uint8)
+            if not size.numel():  # nothing can be mapped
+                found[key] = torch.empty(size, dtype=dtype)
+                continue
+            content: Any = np.memmap(file, np.uint8, "r+")
             found[key] = torch.from_numpy(content).view(dtype).reshape(size)
         return found
 

@@ -203,9 +203,9 @@ def _choose_columns(path: str, columns: Sequence[SourceColumn], keys: Sequence[K
 
 
 def _have_rows(columns: Sequence[SourceColumn]) -> bool:
-    """Returns whether all arrays have the same first dimension, and it is not empty."""
+    """Returns whether all arrays have the same first dimension."""
     sizes = {column.shape[:1] for column in columns}
-    return len(sizes) == 1 and all(size and size[0] for size in sizes)
+    return len(sizes) == 1 and () not in sizes
 
 
 def _count_rows(path: str, columns: Sequence[SourceColumn]) -> int:

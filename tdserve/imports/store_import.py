@@ -9,7 +9,6 @@ from typing import Any
 
 from tdserve.base.errors import (
     CorruptDataError,
-    InvalidRequestError,
     NotSupportedError,
     StoreExistsError,
     TDServeError,
@@ -85,11 +84,18 @@ def import_store(
     with open_source(kind, os.fspath(path), options) as source:
         if source.has_rows:
             return _write_rows(client, source, str(path), name, replaces, on_progress)
-        content = source.read_whole()
-        _make_way(client, name, replaces)
-        with _add_remedy():
-            handle: StoreHandle = client.memmap(content, name, batch_size=())
+        handle = _write_whole(client, source, name, replaces, batch_size=())
     on_progress(1, 1)
+    return handle
+
+
+def _write_whole(
+    client: Client, source: ImportSource, name: str, replaces: bool, *, batch_size: tuple[int, ...]
+) -> StoreHandle:
+    content = source.read_whole()
+    _make_way(client, name, replaces)
+    with _add_remedy():
+        handle: StoreHandle = client.memmap(content, name, batch_size=batch_size)
     return handle
 
 
@@ -98,7 +104,7 @@ def _write_rows(
 ) -> StoreHandle:
     num_rows = source.num_rows
     if not num_rows:
-        raise InvalidRequestError(argument="path", reason=f"{path} has no rows")
+        return _write_whole(client, source, name, replaces, batch_size=(0,))
     room = _VALUE_ROOM * num_rows * source.row_nbytes + _VALUE_ROOM_PER_ROW * num_rows
     filling = StoreFilling(client, name, num_rows, StoreOptions(False, max(DEFAULT_MAX_OBJECT_BYTES, room), None))
     try:

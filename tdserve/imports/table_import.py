@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tdserve.base.errors import InvalidRequestError, SpecMismatchError, WrongStateError
+from tdserve.base.errors import SpecMismatchError, WrongStateError
 from tdserve.client.session.description import StoreDescription
 from tdserve.imports.formats import open_source
 from tdserve.imports.import_source import ImportOptions, split_key
@@ -49,8 +49,6 @@ def append_rows(
         raise WrongStateError(state=f"store {name!r} is of kind {described.kind}", event="appending rows")
     table, num_written = client[name], 0
     with open_source(kind, os.fspath(path), ImportOptions([split_key(key) for key in keys], split)) as source:
-        if not source.num_rows:
-            raise InvalidRequestError(argument="path", reason=f"{path} has no rows")
         for num_read, content in iter_checked(source, str(path), max_rows=described.capacity):
             rows = read_dict(content, batch_size=[num_read], store=name, declares=True)
             if not num_written:

@@ -8,7 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 
 from tdserve.base.call_times import BOUNDS_S
+from tdserve.base.config import TRANSPORTS
 from tdserve.messages.call_names import COUNTED_CALLS, READ
+from tdserve.messages.store_figures import find_num_rows
 from tdserve.messages.store_kinds import name_counted_kind, name_kind
 from tdserve.observer.labels import OTHER, make_label
 from tdserve.observer.metric_table import METRICS
@@ -76,7 +78,8 @@ def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, 
             where = moved.transport, direction
             yield "tdserve_transport_bytes_total", where, getattr(moved, f"bytes_{direction}")
             yield "tdserve_transport_transfers_total", where, getattr(moved, f"transfers_{direction}")
-    for transport, num_sessions in sorted(figures.sessions_by_transport.items()):
+    none = dict.fromkeys(TRANSPORTS[1:], 0)  # so that the end of the last session can be seen
+    for transport, num_sessions in sorted({**none, **figures.sessions_by_transport}.items()):
         yield "tdserve_sessions", (transport,), num_sessions
 
 
@@ -122,8 +125,8 @@ def _list_stores(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, La
 def _list_store(store: control_pb2.StoreFigures, label: str, kind: str) -> Iterator[tuple[str, Labels, float]]:
     described = store.description
     yield "tdserve_store_bytes", (label, kind), described.nbytes
-    if store.is_open or described.num_rows:  # how many rows a table has is known once it is open
-        yield "tdserve_store_rows", (label, kind), described.num_rows
+    if (num_rows := find_num_rows(store)) is not None:
+        yield "tdserve_store_rows", (label, kind), num_rows
     if described.capacity:
         yield "tdserve_store_capacity_rows", (label,), described.capacity
     if described.capacity and store.is_open:

@@ -121,7 +121,6 @@ def test_arrays_when_of_several_lengths_then_refused_unless_chosen_or_without_ro
         ({"x": np.array([{}, {}])}, "Python objects"),
         ({"x": np.zeros(2, [("a", "f4")])}, "structured"),
         ({"x": np.zeros(2, "M8[s]")}, r"x.*view\('int64'\), or choose others by key \(--key"),
-        ({"x": np.zeros((0, 3))}, "no rows"),
         ({"x": np.zeros(2), "x/y": np.zeros(2)}, "below the key"),
         ({"a.b": np.zeros(3), "": np.zeros(3)}, "an array in it has an empty name"),
         ({}, "no array"),

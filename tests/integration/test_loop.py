@@ -17,8 +17,8 @@ from tests.integration.loop_costs import NUM_TRIES, WatchedServer, long_ones
 pytestmark = [pytest.mark.integration, pytest.mark.full]  # it measures time, which says little beside other tests
 
 SIZES = [
-    # A limit that a loop of Python over all rows exceeds on any machine, and nothing else on a slow and busy one, where the
-    # longest callback (4 ms on a machine of its own) has taken 13 ms.
+    # A limit that a loop of Python over all rows exceeds on any machine, and nothing else on a slow and busy one, where
+    # the longest callback (4 ms on a machine of its own) has taken 13 ms.
     pytest.param((1_000_000, 0.03), id="1e6"),
     pytest.param((10_000_000, 0.005), id="1e7", marks=[pytest.mark.full, pytest.mark.timeout(1200)]),
 ]

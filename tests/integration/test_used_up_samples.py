@@ -9,7 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import tdserve
 from tests.integration.crashing import Crashing
 
 pytestmark = pytest.mark.integration
@@ -25,8 +24,8 @@ NUM_KILLS = 5
 def test_sample_when_the_server_is_killed_after_it_then_its_rows_have_left(
     tmp_path: Path, transport: Any, is_announced: bool
 ) -> None:
-    """The server is killed as soon as a sample has returned. A call without time gets an announcement of its content, one
-    with time waits for the content at once."""
+    """The server is killed as soon as a sample has returned. A call without time gets an announcement of its content,
+    one with time waits for the content at once."""
     number = torch.arange(NUM_ROWS)
     rows = TensorDict({"number": number, "body": number[:, None].expand(-1, 1_000).float()}, [NUM_ROWS])
     with Crashing(tmp_path / "root") as crashing, crashing.server.client(transport=transport, timeout_s=60.0) as client:

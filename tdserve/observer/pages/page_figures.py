@@ -12,6 +12,7 @@ from tdserve.cli.leaf_table import make_cells
 from tdserve.cli.render import escape_unprintable
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.structure_leaves import describe_leaves
+from tdserve.messages.store_figures import find_num_rows
 from tdserve.messages.store_kinds import name_kind
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -51,11 +52,11 @@ def describe_store(store: control_pb2.StoreFigures, rates: ShownRates, now_s: fl
     """Returns what a line of the list of stores shows."""
     described = store.description
     counts = (described.inserts, described.samples, described.version)
-    rate = rates.compute(described.uid or described.name, counts, now_s)
+    rate = rates.compute(described.uid or described.name, counts, now_s) if store.is_open else None
     return {
         "name": described.name,
         "kind": name_kind(described.kind, is_queue=store.is_queue),
-        "rows": described.num_rows,
+        "rows": find_num_rows(store),
         "capacity": described.capacity,
         "nbytes": described.nbytes,
         "rate": rate,

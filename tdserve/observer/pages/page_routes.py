@@ -69,7 +69,12 @@ class Pages:
             lstrip_blocks=True,
         )
         self._templates.globals |= {"has_login": has_login, "link": make_link, "style": STYLE}
-        self._templates.filters |= {"nbytes": format_nbytes, "text": escape_unprintable, "seconds": format_seconds}
+        self._templates.filters |= {
+            "nbytes": format_nbytes,
+            "text": escape_unprintable,
+            "seconds": format_seconds,
+            "count": _format_count,
+        }
 
     def _render(self, template: str, status: int = 200, /, **content: Any) -> Response:
         return HTMLResponse(self._templates.get_template(template).render(**content), status)
@@ -236,6 +241,10 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e3:.3g} ms"
+
+
+def _format_count(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
 
 
 def _parse_number(text: str) -> int:

@@ -86,6 +86,12 @@ class PrioritizedSelector(Selector):
         """The least weight of a row that may be drawn."""
         return self._tree.min_positive
 
+    def explain_none(self) -> str:
+        """See :class:`~tdserve.rules.replay.selector.Selector`."""
+        if not self._num_rows or self._tree.total:
+            return ""
+        return f"the {self._num_rows} that may be drawn have priority 0, which is never drawn with eps=0"
+
     def set_sampler(self, sampler: Prioritized) -> None:
         """Draws with another ``beta`` from now on; weights in the tree do not depend on it."""
         self._sampler = sampler

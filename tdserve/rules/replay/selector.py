@@ -66,6 +66,10 @@ class Selector(ABC):
     def set_sampler(self, sampler: Any) -> None:  # noqa: B027 (most samplers have nothing that changes)
         """Draws as this sampler from now on, which differs from the one before only in its ``changeable`` fields."""
 
+    def explain_none(self) -> str:
+        """Returns why none of the members is drawn, for an error; "" if some are, or there are none."""
+        return ""
+
     @property
     def num_drawable(self) -> int:
         """Rows that samples can have before one comes again; fewer than the members if only whole groups are drawn."""

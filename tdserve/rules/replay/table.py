@@ -435,7 +435,9 @@ class Table(Departures):
         if not self.settings.limiter.can_sample(counts, num_rows):
             return self.settings.limiter.explain_sample(counts, self.name, num_rows)
         missing = self.selectors.describe_missing(conditions, names) if names else ""
-        reason = conditions.describe(has_partial_rows=self.selectors.has_partial_rows, missing=missing)
+        reason = self.selectors.get(conditions).explain_none() or conditions.describe(
+            has_partial_rows=self.selectors.has_partial_rows, missing=missing
+        )
         num_leased = self.selectors.leases.num_leased
         leased = f" ({num_leased} are on lease)" if num_leased else ""
         return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason}{leased},"

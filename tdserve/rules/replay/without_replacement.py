@@ -26,11 +26,14 @@ class WithoutReplacement(Sampler):
     that come during an epoch belong to the next one; rows that go are skipped. A sample of more rows than there are is
     refused.
 
+    How far an epoch was is not on record: a server that was restarted begins another one, with a seed in the order of
+    the first.
+
     As the sampler of ``store.batches`` it is the order of one epoch, divided among the readers.
 
     Args:
         seed: For a replay: the same samples and rows in the same order give the same epochs; None: different ones each
-            time, and a restarted server starts again. For a store: the same order for every reader; None is 0.
+            time. For a store: the same order for every reader; None is 0.
     """
 
     seed: int | None = field(default=None, metadata={"is_omitted": True})

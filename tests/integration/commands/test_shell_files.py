@@ -82,6 +82,21 @@ def test_file_when_of_a_table_or_weights_then_rows_or_the_newest_version(
     assert "99 is not kept; kept now: 1, 2" in missing
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_file_when_of_an_empty_table_then_no_rows_of_its_structure(
+    client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str
+) -> None:
+    content = make_content()
+    client.create_queue("queue", like=content[0], max_size=1000)
+    path = str(tmp_path / f"empty{ending}")
+    shell.lines("get", "queue", path)
+    shell.lines("put", path, "copy")
+    check_equal(client["copy"][...], content[:0])
+    assert shell.json("info", "copy")["num_rows"] == 0
+    shell.lines("put", path, "queue")
+    assert len(client["queue"]) == 0
+
+
 def test_files_when_read_by_their_own_libraries_then_as_stored(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

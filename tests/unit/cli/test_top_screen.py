@@ -49,6 +49,11 @@ def show(width: int, num_servers: int) -> list[str]:
         Moment(taken_s, [ServerFigures(at, f"127.0.0.1:{60_001 + at}", figures) for at in range(num_servers)])
         for taken_s, figures in ((10.0, make_figures(100.0, 7)), (12.0, make_figures(102.0, BIG)))
     )
+    return render(before, now, width)
+
+
+def render(before: Moment | None, now: Moment, width: int) -> list[str]:
+    """Returns the lines of a look after another."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(compose_screen(before, now, NUM_STORES, width))
     assert isinstance(console.file, io.StringIO)
@@ -84,3 +89,19 @@ def test_screen_when_wide_then_all_columns_are_there_and_rates() -> None:
 def test_screen_when_narrow_then_names_that_differ_at_the_end_still_do() -> None:
     names = [line.split()[0] for line in show(80, 1) if line.startswith("nnn")]
     assert len({*names}) == len(names) == NUM_STORES // 2 + 1
+
+
+def test_screen_when_a_store_was_not_opened_then_neither_rows_nor_rates_of_it() -> None:
+    before, now = make_figures(100.0, 0), make_figures(102.0, BIG)
+    for figures in (before, now):
+        figures.stores[1].is_open = figures is now
+    before.stores[1].description.num_rows = 0
+    first, second = (Moment(at_s, [ServerFigures(0, "a", each)]) for at_s, each in ((10.0, before), (12.0, now)))
+    assert find_row(render(None, first, 400), "store-1") == ["store-1", "replay", "8.98", "TiB", "12.3k", "12.3k"]
+    opened = ["store-1", "replay", "9.88T", "8.98", "TiB", "12.3k", "12.3k"]
+    assert find_row(render(first, second, 400), "store-1") == opened
+
+
+def find_row(lines: list[str], store: str) -> list[str]:
+    """Returns the words of a store's line."""
+    return next(line.split() for line in lines if line.startswith(f"{store} "))

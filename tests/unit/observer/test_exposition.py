@@ -102,6 +102,7 @@ def test_values_when_exposed_then_as_the_server_has_counted(full: Any) -> None:
     assert get(text, "tdserve_request_duration_seconds_count", **duration) == 8
     assert get(text, "tdserve_request_duration_seconds_sum", **duration) == 0.5
     assert get(text, "tdserve_transport_bytes_total", transport="gloo", direction="out") == 6
+    assert get(text, "tdserve_sessions", transport="nccl") == 0
     assert get(text, "tdserve_store_samples_per_insert", store="queue") == 4
     assert get(text, "tdserve_store_queue_depth_rows", store="queue") == 5
     assert get(text, "tdserve_store_sample_age_seconds", store="queue") == 2.5

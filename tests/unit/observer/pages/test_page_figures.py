@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.call_times import BOUNDS_S, NUM_BUCKETS
-from tdserve.observer.pages.page_figures import ShownRates, describe_session, find_bound, list_tree
+from tdserve.observer.pages.page_figures import ShownRates, describe_session, describe_store, find_bound, list_tree
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
@@ -40,6 +40,22 @@ def test_rates_when_the_clock_began_again_then_as_if_shown_first() -> None:
     rates.compute("a", (50,), 100.0)
     assert rates.compute("a", (3,), 2.0) is None
     assert rates.compute("a", (5,), 4.0) == [1.0]
+
+
+def describe_table(rates: ShownRates, now_s: float, *, inserts: int, is_open: bool) -> Any:
+    """Returns what is shown of a table with as many rows as inserts."""
+    figures = control_pb2.StoreFigures(is_open=is_open)
+    figures.description.name, figures.description.capacity = "table", 100
+    figures.description.num_rows = figures.description.inserts = inserts
+    return describe_store(figures, rates, now_s)
+
+
+def test_store_when_it_was_not_opened_then_its_rows_are_unknown_and_no_rate_when_it_is() -> None:
+    rates = ShownRates()
+    assert describe_table(rates, 1.0, inserts=0, is_open=False)["rows"] is None
+    opened = describe_table(rates, 5.0, inserts=50, is_open=True)
+    assert (opened["rows"], opened["rate"]) == (50, None)
+    assert describe_table(rates, 7.0, inserts=60, is_open=True)["rate"][0] == 5.0
 
 
 def describe(rates: ShownRates, bytes_in: int, reported_s: float, uptime_s: float) -> Any:

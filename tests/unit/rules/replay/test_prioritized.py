@@ -86,14 +86,17 @@ def test_draw_when_all_weights_are_zero_then_none() -> None:
     selector = Prioritized(eps=0).make_selector(columns, 10)
     rng = np.random.default_rng(0)
     assert selector.draw(1, rng=rng) is None
+    assert not selector.explain_none()
     selector.add(np.arange(5))
     assert len(selector) == 5
     assert selector.draw(1, rng=rng) is None
+    assert "the 5 that may be drawn have priority 0" in selector.explain_none()
     columns.priority[[3, 7]] = 1.0
     selector.update(np.array([3, 7]))
     drawn = selector.draw(20, rng=rng)
     assert drawn is not None
     assert set(drawn.rows.tolist()) == {3}
+    assert not selector.explain_none()
     selector.remove(np.array([3, 7]))
     assert len(selector) == 4
     assert selector.draw(1, rng=rng) is None

@@ -317,6 +317,17 @@ def test_explain_sample_when_keys_or_consumers_exclude_rows_then_names_them() ->
     )
 
 
+def test_explain_sample_when_priorities_exclude_all_that_are_whole_then_says_so() -> None:
+    table = table_of(sampler=Prioritized(eps=0))
+    write(table, 2, keys=(0,))
+    write(table, 3, priorities=np.zeros(3))
+    assert table.draw_sample(1, rng=rng()) is None
+    assert table.explain_sample(1, names=["a", "b"]) == (
+        "a sample of 1 rows of table 'replay', of whose 5 rows the 3 that may be drawn have priority 0, which is never "
+        "drawn with eps=0,"
+    )
+
+
 # ---------------------------------------------------------------- staleness
 
 

@@ -1,0 +1,10 @@
+"""What the figures of a store say."""
+
+from __future__ import annotations
+
+from tdserve.v1 import control_pb2
+
+
+def find_num_rows(store: control_pb2.StoreFigures) -> int | None:
+    """Returns the number of rows; None if it is not known: nobody has used the store since the server started."""
+    return store.description.num_rows if store.is_open or store.description.num_rows else None
