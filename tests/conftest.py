@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
 
 
-_TRANSPORTS = ("gloo", "grpc", "shm")
+_TRANSPORTS = {"gloo", "grpc", "shm"}
 
 
 def _find_left_out(items: list[pytest.Function]) -> Iterator[pytest.Function]:
@@ -90,7 +90,8 @@ def _find_left_out(items: list[pytest.Function]) -> Iterator[pytest.Function]:
     tests: dict[str, dict[tuple[object, ...], list[pytest.Function]]] = {}
     for item in items:
         params: dict[str, object] = item.callspec.params if hasattr(item, "callspec") else {}
-        parameter = next((name for name in ("transport", "client") if params.get(name) in _TRANSPORTS), None)
+        named = (name for name, value in params.items() if isinstance(value, str) and value in _TRANSPORTS)
+        parameter = next(named, None)
         if parameter is None or "/conformance/" in item.nodeid:
             continue
         once = item.get_closest_marker("once")

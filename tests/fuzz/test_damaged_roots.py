@@ -25,7 +25,7 @@ def damage_roots(num_inputs: int, seed: int) -> str:
 
 @pytest.mark.timeout(240)
 def test_roots_when_damaged_then_found_and_no_content_is_wrong_and_no_process_dies() -> None:
-    outcomes = damage_roots(30, 111)
+    outcomes = damage_roots(15, 111)
     assert "check: damaged" in outcomes
     assert "read of small: right" in outcomes
 

@@ -150,6 +150,7 @@ futures = [replay.extend(row, return_early=True) for _ in range(200)]
 """
 
 
+@pytest.mark.full
 @pytest.mark.once("gloo")
 def test_extends_when_not_waited_for_before_the_interpreter_ends_then_stored(client: tdserve.Client, name: str) -> None:
     replay = client.create_replay(name, example()[0], 1_000)

@@ -125,6 +125,7 @@ assert td["rows"] == ["p", "from the child"]
 """
 
 
+@pytest.mark.full
 @pytest.mark.once("shm")
 def test_updates_when_a_forked_process_inherited_the_tensordict_then_go_both_ways(
     server: tdserve.Server, live: tdserve.StoreHandle

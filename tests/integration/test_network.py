@@ -84,13 +84,8 @@ except tdserve.ConnectError as error:
 """
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        "OUTPUT -o tds1 -p tcp ! --dport 7707",
-        pytest.param("INPUT -i tds1 -p tcp ! --sport 7707", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("rule", ["OUTPUT -o tds1 -p tcp ! --dport 7707", "INPUT -i tds1 -p tcp ! --sport 7707"])
 @pytest.mark.usefixtures("server")
 def test_client_when_the_ports_of_gloo_are_blocked_then_an_error_and_it_ends_cleanly(
     namespaces: tuple[str, str], rule: str

@@ -45,6 +45,7 @@ def shares(fleet: Fleet, child: int) -> dict[int, list[int]]:
     return {step: rows for step, *rows in lines}
 
 
+@pytest.mark.once("gloo")
 def test_sample_when_ranks_are_processes_and_writers_go_on_then_one_draw_per_step(
     client: tdserve.Client, name: str
 ) -> None:

@@ -121,7 +121,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server
     ("command", "variables"),
     [
         (("ls",), {"TOKEN": "wrong"}),
-        (("demo", "--role", "learner"), {}),
+        pytest.param(("demo", "--role", "learner"), {}, marks=pytest.mark.full),
         pytest.param(("ls",), {}, marks=pytest.mark.full),
         pytest.param(("demo", "--role", "learner"), {"TOKEN": "wrong"}, marks=pytest.mark.full),
     ],

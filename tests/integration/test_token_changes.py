@@ -145,6 +145,7 @@ def test_token_when_revoked_under_load_then_each_call_ends_with_the_reason_and_o
         other.wait_ended()
 
 
+@pytest.mark.full
 def test_token_when_its_writer_had_claimed_rows_then_they_are_taken_back(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:

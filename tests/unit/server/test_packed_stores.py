@@ -215,6 +215,7 @@ def count_calls(run: Loop, work: Coroutine[Any, Any, object]) -> int:
     return num_calls
 
 
+@pytest.mark.full
 def test_create_and_delete_when_there_are_thousands_then_as_much_work_as_beside_none(world: World, run: Loop) -> None:
     session = world.session()
 

@@ -317,7 +317,7 @@ def test_explain_sample_when_keys_or_consumers_exclude_rows_then_names_them() ->
     )
 
 
-def test_explain_sample_when_priorities_exclude_all_that_are_whole_then_says_so() -> None:
+def test_explain_sample_when_whole_rows_have_no_priority_then_names_it() -> None:
     table = table_of(sampler=Prioritized(eps=0))
     write(table, 2, keys=(0,))
     write(table, 3, priorities=np.zeros(3))
