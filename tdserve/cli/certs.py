@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ STEMS = ("ca", "server", "client")
 """Names of the files: ``STEM.pem`` is a certificate, ``STEM.key`` its private key."""
 
 _CONFIG = "[req]\ndistinguished_name = name\n[name]\n"
+_HOST_NAME = re.compile(r"[\w*][\w.*-]*")
 _EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -39,6 +41,10 @@ def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool, as_json:
     The server's is for localhost, this machine's name, and each --host. Whoever has ca.key can make others: for
     production take your own authority.
     """
+    for host in hosts:
+        if not (_is_address(host) or _HOST_NAME.fullmatch(host)):
+            reason = f"{host!r} is no name or address of a server (without a port)"
+            raise InvalidRequestError(argument="--host", reason=reason)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     names = dict.fromkeys((*_EVERYWHERE, socket.gethostname(), *hosts))
     if not (folder / "ca.pem").exists():

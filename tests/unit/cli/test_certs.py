@@ -22,3 +22,12 @@ def test_certs_when_asked_for_json_then_the_files_and_names(tmp_path: Path, caps
             end: str(tmp_path / f"made/{stem}.{name}") for end, name in (("cert", "pem"), ("key", "key"))
         }
         assert all(Path(file).is_file() for file in found[stem].values())
+
+
+@pytest.mark.parametrize("host", ["", "gpu1:7707", "a,b", "a b", "http://gpu1"])
+def test_certs_when_a_host_is_none_then_refused_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    assert main(["certs", str(tmp_path / "made"), "--host", host]) == 1
+    assert repr(host) in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
