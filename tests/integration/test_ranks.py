@@ -102,6 +102,20 @@ def test_sample_when_the_server_was_killed_then_late_ranks_get_the_rest_of_the_d
     assert not set(others["number"].tolist()) & set(first["number"].tolist() + second["number"].tolist())
 
 
+def test_rows_when_one_of_their_draw_was_deleted_then_a_restart_brings_none_back(
+    crashing: tuple[Crashing, tdserve.Client],
+) -> None:
+    server, client = crashing
+    table = create(client, "rows", 8, max_times_sampled=2)
+    twice = set(table.sample(4, rank=0, world_size=1, step=0)["index"].tolist())
+    table.sample(8, rank=0, world_size=1, step=1)
+    table.delete(torch.tensor([next(row for row in range(8) if row not in twice)]))
+    assert len(table) == 3
+    server.restart()
+    assert len(table) == 3
+    assert not twice & set(table.sample(3)["index"].tolist())
+
+
 def test_sample_when_no_step_is_named_then_each_caller_counts(client: tdserve.Client, name: str) -> None:
     table, other = create(client, name), client.replay(name)
     first, second = table.sample(4, rank=0, world_size=2), table.sample(4, rank=0, world_size=2)

@@ -63,11 +63,13 @@ class KeptDraws:
 
     Attributes:
         erasable: Runs and steps whose records are of no use any more.
+        changed: Runs and steps of draws that have changed since they were recorded.
     """
 
     def __init__(self, table: str, *, horizons: Iterable[tuple[str, int]] = ()) -> None:
         self._table = table
         self.erasable: list[tuple[str, int]] = []
+        self.changed: set[tuple[str, int]] = set()
         self._horizons = dict(horizons)
         self._draws: dict[tuple[str, int], KeptDraw] = {}
 
@@ -147,17 +149,27 @@ class KeptDraws:
         del self._draws[draw.terms.run, draw.step]
         rows.unpin(draw.rows)
 
-    def restore(self, draw: KeptDraw, rows: PinnableRows) -> None:
-        """Keeps a draw again after a restart; forgets it if some of its rows have gone."""
-        if not np.array_equal(rows.get_row_ids(draw.rows), draw.row_ids):
+    def restore(self, draws: Iterable[KeptDraw], rows: PinnableRows) -> None:
+        """Keeps draws again after a restart; forgets those of which some rows have gone."""
+        lost = []
+        for draw in draws:
+            if not np.array_equal(rows.get_row_ids(draw.rows), draw.row_ids):
+                lost.append(draw)
+                continue
+            if len(draw.spent):
+                rows.spend(draw.spent)
+            rows.consume(draw.terms.conditions.consumer, draw.rows)
+            rows.pin(draw.rows)
+            self._horizons.setdefault(draw.terms.run, BEFORE_FIRST)
+            self._draws[draw.terms.run, draw.step] = draw
+        for draw in lost:
             self._note_forgotten(draw)
-            return
-        if len(draw.spent):
-            rows.spend(draw.spent)
-        rows.consume(draw.terms.conditions.consumer, draw.rows)
-        rows.pin(draw.rows)
-        self._horizons.setdefault(draw.terms.run, BEFORE_FIRST)
-        self._draws[draw.terms.run, draw.step] = draw
+            rows.spend(draw.spent[rows.get_row_ids(draw.spent) == draw.spent_ids])
+            self._release_spent(draw, rows)
+
+    def list_changed(self) -> list[KeptDraw]:
+        """Returns those that have changed since they were recorded, and are still kept."""
+        return [self._draws[key] for key in self.changed if key in self._draws]
 
     def forget_over(self, rows: PinnableRows) -> bool:
         """Forgets the first draw, of the run that has drawn least lately, if it is over; returns whether it was."""
@@ -180,14 +192,19 @@ class KeptDraws:
         self._note_forgotten(draw)
         is_same = rows.get_row_ids(draw.rows) == draw.row_ids
         rows.unpin(draw.rows[is_same])
-        if not len(draw.spent):
-            return
-        spent = draw.spent[rows.get_row_ids(draw.spent) == draw.spent_ids]
-        for other in self._draws.values():
+        self._release_spent(draw, rows)
+
+    def _release_spent(self, draw: KeptDraw, rows: PinnableRows) -> None:
+        """Lets rows that a forgotten draw has spent leave the table, or leaves them to another draw that has them."""
+        is_there = rows.get_row_ids(draw.spent) == draw.spent_ids
+        spent, ids = draw.spent[is_there], draw.spent_ids[is_there]
+        for key, other in self._draws.items():
             is_shared = np.isin(spent, other.rows)
-            other.spent = np.concatenate((other.spent, spent[is_shared]))
-            other.spent_ids = rows.get_row_ids(other.spent)
-            spent = spent[~is_shared]
+            if is_shared.any():
+                other.spent = np.concatenate((other.spent, spent[is_shared]))
+                other.spent_ids = np.concatenate((other.spent_ids, ids[is_shared]))
+                self.changed.add(key)
+                spent, ids = spent[~is_shared], ids[~is_shared]
         if len(spent):
             rows.remove(spent)
 

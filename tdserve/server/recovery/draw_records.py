@@ -14,8 +14,11 @@ def save_draw(uid: str, draw: KeptDraw, txn: Transaction) -> None:
     txn.put("draws", _make_key(uid, draw.terms.run, draw.step), draw.to_bytes())
 
 
-def erase_draws(uid: str, table: Table, txn: Transaction) -> None:
-    """Deletes the records of draws that a table has forgotten."""
+def renew_draws(uid: str, table: Table, txn: Transaction) -> None:
+    """Deletes the records of draws that a table has forgotten, and writes those that it has changed."""
+    for draw in table.draws.list_changed():
+        save_draw(uid, draw, txn)
+    txn.show(table.draws.changed.clear)
     for run, step in table.draws.erasable:
         txn.delete("draws", _make_key(uid, run, step))
     txn.show(table.draws.erasable.clear)
@@ -23,8 +26,7 @@ def erase_draws(uid: str, table: Table, txn: Transaction) -> None:
 
 def restore_draws(db: CatalogDB, uid: str, table: Table) -> None:
     """Lets a table that was just opened keep the draws on record."""
-    for _, record in db.scan("draws", uid.encode()):
-        table.draws.restore(KeptDraw.from_bytes(record), table)
+    table.draws.restore([KeptDraw.from_bytes(record) for _, record in db.scan("draws", uid.encode())], table)
 
 
 def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:

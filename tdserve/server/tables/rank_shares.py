@@ -16,7 +16,7 @@ from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES, DrawTerms, KeptDraw
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.recovery.draw_records import erase_draws, save_draw
+from tdserve.server.recovery.draw_records import renew_draws, save_draw
 from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -142,7 +142,7 @@ class RankShares:
     def _record(self, store: OpenedStore, draw: KeptDraw) -> None:
         uid, table = store.record.uid, store.get_table()
         with self._stores.db.begin_transaction() as txn:
-            erase_draws(uid, table, txn)
+            renew_draws(uid, table, txn)
             save_draw(uid, draw, txn)
             self._stores.save_state(store, txn, store.get_table_state())
 

@@ -20,7 +20,7 @@ from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import forget_departure, save_departure
-from tdserve.server.recovery.draw_records import erase_draws
+from tdserve.server.recovery.draw_records import renew_draws
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
@@ -101,7 +101,7 @@ class RowChanges:
         ) as txn:
             self._stores.save_state(store, txn, store.get_table_state())
             self._stores.unfinished_writes.note_left(store, txn, departure)
-            erase_draws(uid, store.get_table(), txn)
+            renew_draws(uid, store.get_table(), txn)
             if departure is not None:
                 save_departure(uid, departure, txn)
 

@@ -187,7 +187,9 @@ def fork_and_end() -> int:
         os._exit(7)
     found = os.pidfd_open(pid)
     try:
-        if not select.select([found], [], [], TIMEOUT_S)[0]:
+        waiting = select.poll()  # select takes no descriptor above 1023
+        waiting.register(found, select.POLLIN)
+        if not waiting.poll(TIMEOUT_S * 1e3):
             os.kill(pid, signal.SIGKILL)
     finally:
         os.close(found)

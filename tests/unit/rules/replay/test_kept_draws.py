@@ -269,8 +269,7 @@ def restarted(table: Table, draws: list[KeptDraw]) -> Table:
         table.get_state(),
         make_column=lambda name, dtype, shape: columns.get(name, np.zeros(shape, dtype)),
     )
-    for draw in draws:
-        found.draws.restore(KeptDraw.from_bytes(draw.to_bytes()), found)
+    found.draws.restore([KeptDraw.from_bytes(draw.to_bytes()) for draw in draws], found)
     return found
 
 
@@ -293,6 +292,28 @@ def test_restore_when_rows_have_gone_then_forgotten() -> None:
     again = restarted(table, draws)
     with pytest.raises(StepForgottenError):
         again.draws.find(0, TWO)
+
+
+def test_restore_when_one_row_has_gone_then_the_others_that_were_spent_leave() -> None:
+    table = full_table(8, max_times_sampled=2)
+    draws = [drawn(table, 0), drawn(table, 1, DrawTerms(4, 2, PLAIN))]
+    once = np.setdiff1d(np.arange(8), draws[0].rows)
+    delete(table, once[:1])
+    again = restarted(table, draws)
+    assert (len(table), len(again)) == (3, 3)
+    plan = again.draw_sample(3, rng=rng())
+    assert plan is not None
+    assert set(plan.rows.tolist()) <= set(once[1:].tolist())
+
+
+def test_forget_when_another_draw_has_the_spent_rows_then_it_is_to_be_recorded_with_them() -> None:
+    table = full_table(4, max_times_sampled=2)
+    kept, forgotten = drawn(table, 1), drawn(table, 0)
+    go_on(table, 1)
+    assert table.draws.forget_over(table)
+    assert table.draws.list_changed() == [kept]
+    assert sorted(kept.spent.tolist()) == sorted(forgotten.rows.tolist())
+    assert len(restarted(table, [kept])) == 0
 
 
 def test_restore_when_several_runs_have_drawn_then_each_has_its_steps_and_the_order_stays() -> None:
