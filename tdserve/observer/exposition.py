@@ -78,9 +78,8 @@ def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, 
             where = moved.transport, direction
             yield "tdserve_transport_bytes_total", where, getattr(moved, f"bytes_{direction}")
             yield "tdserve_transport_transfers_total", where, getattr(moved, f"transfers_{direction}")
-    none = dict.fromkeys(TRANSPORTS[1:], 0)  # so that the end of the last session can be seen
-    for transport, num_sessions in sorted({**none, **figures.sessions_by_transport}.items()):
-        yield "tdserve_sessions", (transport,), num_sessions
+    for transport in TRANSPORTS[1:]:  # also without a session: its end can be seen
+        yield "tdserve_sessions", (transport,), figures.sessions_by_transport.get(transport, 0)
 
 
 def _list_processes(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, Labels, float]]:

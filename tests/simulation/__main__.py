@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import gc
 import importlib
 import logging
@@ -21,6 +22,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.simulation import virtual_time
@@ -39,11 +41,27 @@ def run_seed(seed: int) -> Result:
     from tests.simulation.schedule import run_root
 
     place = Path("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp", f"tdserve-simulation-{os.getuid()}-{seed}")
-    shutil.rmtree(place, ignore_errors=True)
-    try:
-        return seed, "", run_root(place, seed, SCHEDULES_PER_RUN)
-    except Exception:  # noqa: BLE001 (it is reported)
-        return seed, traceback.format_exc(), {}
+    with _lock(f"{place}.lock"):  # paths follow from the seed, too: another run of it goes first
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            return seed, "", run_root(place, seed, SCHEDULES_PER_RUN)
+        except Exception:  # noqa: BLE001 (it is reported)
+            return seed, traceback.format_exc(), {}
+
+
+@contextmanager
+def _lock(path: str) -> Iterator[None]:
+    """Waits until no other process holds the lock, and holds it. Its file goes with the last one."""
+    while True:
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+                continue  # it was removed meanwhile
+            try:
+                yield
+            finally:
+                os.unlink(path)
+            return
 
 
 def _prepare(*, shows_log: bool) -> None:

@@ -18,6 +18,7 @@ def run_schedules(num_schedules: int, seed: int) -> str:
     return run.stdout
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 51))])
 def test_schedules_when_anything_may_fail_at_any_step_then_what_was_promised_holds(seed: int) -> None:
     assert run_schedules(500, seed).startswith("500 schedules")

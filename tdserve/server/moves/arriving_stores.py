@@ -169,12 +169,8 @@ class ArrivingStores:
         if record.name != name or not folder.is_dir():
             raise missing
         self._check_free(name)
-        # It is sealed for this move where it is: none of what came by other moves was released.
-        for other, content in self._stores.db.scan("arriving"):
-            if other != move.encode() and _read_record(content).uid == record.uid:
-                await self._remove(other.decode())
         await asyncio.to_thread(moved_files.sync_files, folder)
-        if not folder.is_dir():  # another move was completed meanwhile
+        if not folder.is_dir():  # the store was shown meanwhile
             raise missing
         moved.client_id = self._clients.get(move, b"")
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
@@ -220,9 +216,12 @@ class ArrivingStores:
         if self._stores.catalog.find(name) is not None:
             self._check_free(name)
             await self._creation.delete(name)  # the record of where it was
-        self._show(move, control_pb2.MovedStore.FromString(content))
+        for other in self._show(move, control_pb2.MovedStore.FromString(content)):
+            await self._remove(other)
 
-    def _show(self, move: str, moved: control_pb2.MovedStore) -> None:
+    def _show(self, move: str, moved: control_pb2.MovedStore) -> list[str]:
+        """Makes a store visible; returns other moves that have brought it. Not one of them was released: the source
+        names one."""
         record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
         specs = [(codec.decode(spec), order) for spec, order in zip(moved.specs, moved.orders, strict=True)]
         for spec, _ in specs:
@@ -239,8 +238,15 @@ class ArrivingStores:
             state = KINDS[record.kind].begin_copy(stores.root.arriving_folder(move), record, state, stores.db)
         else:
             state = KINDS[record.kind].arrive(state)
+        others = [
+            other.decode()
+            for other, content in stores.db.scan("arriving")
+            if other != move.encode() and _read_record(content).uid == record.uid
+        ]
         with stores.db.begin_transaction() as txn:
             txn.put("stores", record.name.encode(), record.to_bytes())
+            for other in others:  # so that a restart takes the files of this move
+                txn.delete("arriving", other.encode())
             if record.packed:
                 txn.put("packed", record.uid.encode(), moved.packed)
             if state:
@@ -257,6 +263,7 @@ class ArrivingStores:
         reach("move.shown")
         stores.db.delete("arriving", move.encode())
         self._clients.pop(move, None)
+        return others
 
 
 def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> StoreRecord:

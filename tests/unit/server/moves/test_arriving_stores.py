@@ -155,23 +155,20 @@ def test_complete_when_given_up_then_refused(world: World, run: Loop, source: So
     assert list_left(world) == ([], [])
 
 
-def test_complete_when_another_move_is_completed_meanwhile_then_refused_and_what_is_on_record_has_files(
-    world: World, run: Loop, source: Source, arriving: ArrivingStores, monkeypatch: pytest.MonkeyPatch
+def test_complete_when_another_move_was_released_then_that_is_shown_and_this_one_removed(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores
 ) -> None:
     async def scenario() -> None:
         for move in (MOVE, LATER):
             await source.bring(arriving, move)
-        await source.complete(arriving)
-        held = Held(monkeypatch, "sync_files")
-        again = asyncio.create_task(source.complete(arriving))
-        await held.wait()
         await source.complete(arriving, LATER)
-        await held.let_go()
-        with pytest.raises(InvalidRequestError, match="no files"):
-            await again
+        await source.complete(arriving)  # its mover does not know that the seal was lost
+        assert list_left(world) == ([MOVE, LATER], [MOVE, LATER])
+        await arriving.show("x", LATER)
 
     run(scenario())
-    assert list_left(world) == ([LATER], [LATER])
+    assert world.stores.get("x").record.uid == source.uid
+    assert list_left(world) == ([], [])
 
 
 def test_forget_client_when_it_was_bringing_a_store_then_only_what_it_has_brought_is_removed(
