@@ -78,7 +78,7 @@ def _list_requests(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str, 
             where = moved.transport, direction
             yield "tdserve_transport_bytes_total", where, getattr(moved, f"bytes_{direction}")
             yield "tdserve_transport_transfers_total", where, getattr(moved, f"transfers_{direction}")
-    for transport in TRANSPORTS[1:]:  # also without a session: its end can be seen
+    for transport in sorted({*TRANSPORTS[1:], *figures.sessions_by_transport}):  # from 0 on: the last one's end is seen
         yield "tdserve_sessions", (transport,), figures.sessions_by_transport.get(transport, 0)
 
 
