@@ -96,8 +96,8 @@ class Query:
         is_numpy: Whether they are handed over as NumPy arrays.
         share: The part of one rank in a draw for several; None: a draw of its own.
         whole_rows: Of slices, rows of the sample of which several servers draw a part each; 0: this is all of it.
-        awaits_done: Whether it is over only when the server says so, since it uses something up: until then the server
-            may undo it, or draw its rows again after a crash.
+        awaits_done: Whether it is over only when the server says so: until then the server may draw rows that leave
+            with it again after a crash.
     """
 
     name: str

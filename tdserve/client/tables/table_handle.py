@@ -464,8 +464,7 @@ class TableHandle(FollowedTable):
             is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
             is_numpy=self._client.wants_arrays(numpy, device),
             share=share,
-            # A draw for ranks is on record before, and rows on lease are acknowledged.
-            awaits_done=self.settings.uses_up and share is None and not is_lease,
+            awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
         )
 
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:

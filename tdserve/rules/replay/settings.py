@@ -111,11 +111,6 @@ class Settings:
         return self.sampler.counts_samples or bool(self.max_times_sampled)
 
     @property
-    def uses_up(self) -> bool:
-        """Whether a sample takes something from others: rows that leave with it, or what the limiter allows."""
-        return bool(self.max_times_sampled) or not self.limiter.min_drawable
-
-    @property
     def draws_once(self) -> bool:
         """Whether each row is drawn once, and all of them are as likely: a sample has no row twice."""
         return self.max_times_sampled == 1 and self.sampler.draws_any_row
