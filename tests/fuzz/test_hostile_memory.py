@@ -144,7 +144,7 @@ FLOODS: dict[str, tuple[int, Callable[[], list[Message]]]] = {
     "pages of keys": (2, lambda: copies(300, list={"store": "keyed"})),
     "many small fields": (2, lambda: copies(10, read={"store": "rows", "keys": [{} for _ in range(200_000)]})),
     "large samples": (2, lambda: copies(40, sample={"store": "ring", "num_rows": 1 << 20, "num_batches": 16})),
-    "pages of names": (2, lambda: copies(2_000, catalog={"list_stores": {}})),
+    "pages of names": (2, lambda: copies(5_000, catalog={"list_stores": {}})),
     "structures": (1, describe_large_spec),
     "a table of very many rows": (1, create_large_table),
 }  # fmt: skip

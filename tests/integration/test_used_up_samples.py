@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import tdserve
 from tests.integration.crashing import Crashing
 
 pytestmark = pytest.mark.integration
@@ -16,6 +17,15 @@ pytestmark = pytest.mark.integration
 NUM_ROWS = 600
 BATCH = 40
 NUM_KILLS = 5
+
+
+def create_full(client: tdserve.Client) -> tdserve.ReplayHandle:
+    """Returns a full table whose rows leave it with their first sample."""
+    number = torch.arange(NUM_ROWS)
+    rows = TensorDict({"number": number, "body": number[:, None].expand(-1, 1_000).float()}, [NUM_ROWS])
+    table = client.create_replay("table", rows[0], NUM_ROWS, max_times_sampled=1)
+    table.extend(rows)
+    return table
 
 
 @pytest.mark.once("gloo")  # others have waited for the server at the end all along
@@ -26,11 +36,8 @@ def test_sample_when_the_server_is_killed_after_it_then_its_rows_have_left(
 ) -> None:
     """The server is killed as soon as a sample has returned. A call without time gets an announcement of its content,
     one with time waits for the content at once."""
-    number = torch.arange(NUM_ROWS)
-    rows = TensorDict({"number": number, "body": number[:, None].expand(-1, 1_000).float()}, [NUM_ROWS])
     with Crashing(tmp_path / "root") as crashing, crashing.server.client(transport=transport, timeout_s=60.0) as client:
-        table = client.create_replay("table", rows[0], NUM_ROWS, max_times_sampled=1)
-        table.extend(rows)
+        table = create_full(client)
         had: list[int] = []
         for _ in range(NUM_KILLS):
             sample = table.sample(BATCH, timeout_s=0.0 if is_announced else 60.0)
@@ -43,11 +50,8 @@ def test_sample_when_the_server_is_killed_after_it_then_its_rows_have_left(
 
 
 def test_batches_when_the_server_is_killed_meanwhile_then_no_row_comes_twice(tmp_path: Path) -> None:
-    number = torch.arange(NUM_ROWS)
-    rows = TensorDict({"number": number, "body": number[:, None].expand(-1, 1_000).float()}, [NUM_ROWS])
     with Crashing(tmp_path / "root") as crashing, crashing.server.client(transport="gloo", timeout_s=60.0) as client:
-        table = client.create_replay("table", rows[0], NUM_ROWS, max_times_sampled=1)
-        table.extend(rows)
+        table = create_full(client)
         had: list[int] = []
         with table.batches(BATCH, prefetch=2) as batches:
             for turn in range(NUM_ROWS // BATCH // 2):

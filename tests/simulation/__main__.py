@@ -55,8 +55,8 @@ def _lock(path: str) -> Iterator[None]:
     while True:
         with open(path, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
-                continue  # it was removed meanwhile
+            if not os.fstat(file.fileno()).st_nlink:
+                continue  # the one before has removed it
             try:
                 yield
             finally:

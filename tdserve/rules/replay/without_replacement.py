@@ -26,8 +26,7 @@ class WithoutReplacement(Sampler):
     that come during an epoch belong to the next one; rows that go are skipped. A sample of more rows than there are is
     refused.
 
-    How far an epoch was is not on record: a server that was restarted begins another one, with a seed in the order of
-    the first.
+    How far an epoch was is not on record. A restarted server begins a new one; with a seed, in the order of the first.
 
     As the sampler of ``store.batches`` it is the order of one epoch, divided among the readers.
 

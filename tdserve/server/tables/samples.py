@@ -311,7 +311,9 @@ class Samples:
             raise
         if len(drawn.plan.spent):
             await self._settle(store, map(store.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
-        return control_pb2.Done() if done is None and call.asked.awaits_done else done
+        if done is None and call.asked.awaits_done:  # the content has gone over the channel, which says no more
+            return control_pb2.Done()
+        return done
 
     async def _undo(self, store: OpenedStore, parts: Sequence[SamplePlan]) -> None:
         await self._settle(store, store.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
