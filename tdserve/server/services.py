@@ -94,6 +94,7 @@ def assemble(
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming, values_worker=values_worker)
     row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
+    entries = KeyedEntries(stores, answers, values_worker=values_worker)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
     return Services(
         stores=stores,
@@ -130,10 +131,10 @@ def assemble(
             relays=versions.relays,
             groups=groups,
             adoption=adoption,
-            entries=KeyedEntries(stores, answers, values_worker=values_worker),
+            entries=entries,
             store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
             catalog=CatalogRequests(stores, held),
-            moves=MoveRequests(stores, creation, syncing),
+            moves=MoveRequests(stores, creation, syncing, entries),
             dead_values=DeadValues(stores, values_worker),
             held=held,
             syncing=syncing,

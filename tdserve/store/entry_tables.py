@@ -148,6 +148,14 @@ class EntryTables:
                 num_entries -= 1
         return num_entries
 
+    def list_answers(self) -> list[tuple[bytes, bytes]]:
+        """Returns the requests (client and number) of which an answer is kept, with their answers."""
+        with self.objects.convert_faults(), self.objects.begin_read() as txn:
+            return [
+                (bytes(request), bytes(unseal(request, content, self.objects.path)))
+                for request, content in _iter_from(txn.cursor(db=self._answers), b"")
+            ]
+
     def change(
         self,
         apply: Callable[[EntryChanges], bytes],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -122,16 +124,20 @@ def _compute_map_bytes(max_bytes: int, root: FilePath) -> int:
     return -(-wanted // _MAP_STEP_BYTES) * _MAP_STEP_BYTES
 
 
+@contextmanager
+def read_tables(store: OpenedStore) -> Iterator[EntryTables | None]:
+    """A block that may read the tables of a store; None if nothing was ever put. Raises CorruptDataError."""
+    epoch = 0 if store.generations is None else store.generations.objects_epoch
+    values = object_folders.get_folder(store.folder, epoch)
+    if not Objects.exists(values):
+        yield None
+        return
+    with Objects(values) as objects:
+        yield EntryTables.open(objects, store.folder)
+
+
 def _count_entries(store: OpenedStore, now_s: float) -> int:
     """Returns the number of entries of a store; 0 if they cannot be read."""
-    if store.generations is None:
-        return 0
-    values = object_folders.get_folder(store.folder, store.generations.objects_epoch)
-    if not Objects.exists(values):
-        return 0
-    try:
-        with Objects(values) as objects:
-            tables = EntryTables.open(objects, store.folder)
-            return 0 if tables is None else tables.count(b"", int(now_s * 1000), max_expired=_MAX_EXPIRED)
-    except TDServeError:
-        return 0
+    with suppress(TDServeError), read_tables(store) as tables:
+        return 0 if tables is None else tables.count(b"", int(now_s * 1000), max_expired=_MAX_EXPIRED)
+    return 0

@@ -11,6 +11,7 @@ from tdserve.base.ids import REQUEST_BYTES
 from tdserve.rules.kv.entry_changes import check_num_keys
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.kinds.keyed_kind import read_tables
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
@@ -98,6 +99,19 @@ class KeyedEntries:
         order.list_entries.store.CopyFrom(store.make_ref(session.worker.known_specs))
         order.list_entries.request.CopyFrom(asked)
         return control_pb2.Done.FromString((await session.worker.submit(order)).answer)
+
+    def record_answers(self, store: OpenedStore) -> None:
+        """Records the answers that only a store has: those of changes that were committed when this process was killed.
+
+        Call it before the store goes elsewhere: the retries come to this server.
+
+        Raises:
+            CorruptDataError: One is damaged. Some may be on record.
+        """
+        with read_tables(store) as tables:
+            answers = [] if tables is None else tables.list_answers()
+        for request, answer in answers:
+            self._record(request[:-REQUEST_BYTES], int.from_bytes(request[-REQUEST_BYTES:], "big"), answer)
 
     async def _change(
         self, session: ClientSession, request: int, store: OpenedStore, change: worker_pb2.ChangeEntries

@@ -18,6 +18,7 @@ from tdserve.base.failpoints import reach
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
+from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
@@ -36,10 +37,12 @@ class LeavingStores:
 
     Args:
         stores: All stores of the server.
+        entries: Keeps the answers to changes of keyed stores.
     """
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: Stores, entries: KeyedEntries) -> None:
         self._stores = stores
+        self._entries = entries
         self._sealing = Sealing(stores)
         self._lists = FileLists()
 
@@ -91,6 +94,8 @@ class LeavingStores:
         try:
             await self._sealing.wait_at_rest(store, seal, deadline)
             reach("move.sealed")
+            if store.keyed is not None:
+                self._entries.record_answers(store)
             files = await self._lists.list_files(store, seal)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=describe_store(self._stores, store))
         except BaseException:

@@ -13,6 +13,7 @@ from tdserve.rules.placement import PlacementRecord
 from tdserve.server import inline_tasks
 from tdserve.server.creation import Creation
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
+from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.checkpoints import Checkpoints
 from tdserve.server.moves.leaving_stores import LeavingStores, read_blocks
@@ -30,6 +31,7 @@ class MoveRequests:
         stores: All stores of the server.
         creation: Deletes records of where stores are.
         syncing: Syncs stores that have come.
+        entries: Keeps the answers to changes of keyed stores that leave.
 
     Attributes:
         leaving: Stores that leave this server.
@@ -38,10 +40,10 @@ class MoveRequests:
         handlers: Of these requests, by kind.
     """
 
-    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing) -> None:
+    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing, entries: KeyedEntries) -> None:
         self._stores = stores
         self._creation = creation
-        self.leaving = LeavingStores(stores)
+        self.leaving = LeavingStores(stores, entries)
         self.arriving = ArrivingStores(stores, creation, syncing)
         self.checkpoints = Checkpoints(stores)
         self.handlers: Mapping[str, Callable[[ClientSession, int, Any], Awaitable[control_pb2.Done]]] = {

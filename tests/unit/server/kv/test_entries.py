@@ -10,11 +10,13 @@ import pytest
 from tensordict import TensorDict
 
 from tdserve.base import failpoints
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidSpecError,
     KeyNotFoundError,
     SpecMismatchError,
+    StoreMovedError,
     StoreNotFoundError,
     VersionConflictError,
     WrongStateError,
@@ -23,6 +25,7 @@ from tdserve.base.ids import make_client_id
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
+from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block
@@ -113,6 +116,22 @@ def test_put_when_its_answer_finds_no_room_in_the_catalog_then_the_worker_keeps_
     world.answers.forget_client(hello.client_id)  # as if control had died while it owed the answer
     store.get_keyed().recorded.clear()
     assert serve(requests, run, world.session_of(hello, 3), 1, put=putting(store, b"a")).version == 1
+
+
+def test_put_when_only_the_worker_has_its_answer_and_the_store_has_moved_then_a_retry_gets_it(
+    world: World, requests: Requests, run: Loop, store: OpenedStore
+) -> None:
+    hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
+    serve(requests, run, world.session_of(hello, 1), 1, put=putting(store, b"a"))
+    world.answers.forget_client(hello.client_id)  # as if control had died before it recorded the answer
+    leaving, seal = requests.moves.leaving, Seal(2, f"{7:032x}")
+    run(leaving.seal(store, seal, Deadline.after(5.0)))
+    run(leaving.release("k", store.record.uid, seal, 1))
+    with pytest.raises(StoreMovedError):
+        serve(requests, run, world.session(2), 1, put=putting(store, b"a"))
+    world.reopen()
+    session = world.session_of(hello, 3)
+    assert serve(world.services.requests, run, session, 1, put=putting(store, b"a")).version == 1
 
 
 def test_put_when_the_server_was_restarted_then_goes_on(

@@ -32,8 +32,12 @@ def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
     return world.stores.get(name)
 
 
+def get_leaving(world: World) -> LeavingStores:
+    return world.services.requests.moves.leaving
+
+
 def seal(world: World, run: Loop, store: OpenedStore, timeout_s: float = 5.0) -> control_pb2.MoveAnswer:
-    return run(LeavingStores(world.stores).seal(store, SEAL, Deadline.after(timeout_s)))
+    return run(get_leaving(world).seal(store, SEAL, Deadline.after(timeout_s)))
 
 
 def make_arriving(world: World) -> ArrivingStores:
@@ -50,7 +54,7 @@ def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dic
 
 
 def release(world: World, run: Loop, uid: str) -> None:
-    run(LeavingStores(world.stores).release("x", uid, SEAL, 1))
+    run(get_leaving(world).release("x", uid, SEAL, 1))
 
 
 def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: World, run: Loop) -> None:
@@ -62,10 +66,10 @@ def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: 
         store.check_present()
     with pytest.raises(StoreMovedError):
         world.stores.seals.seal("x", Seal(SESSION, f"{8:032x}"))  # another move of the same client
-    LeavingStores(world.stores).unseal("x", Seal(OTHER, MOVE))
-    LeavingStores(world.stores).on_session_ended(OTHER)
+    get_leaving(world).unseal("x", Seal(OTHER, MOVE))
+    get_leaving(world).on_session_ended(OTHER)
     assert world.stores.seals.find("x") == SEAL
-    LeavingStores(world.stores).on_session_ended(SESSION)
+    get_leaving(world).on_session_ended(SESSION)
     world.stores.seals.begin("x")
     store.check_present()
 
@@ -82,7 +86,7 @@ def test_seal_when_a_request_does_not_end_then_the_store_serves_again(world: Wor
 
 def test_seal_when_its_session_ends_while_it_waits_then_the_store_serves_again(world: World, run: Loop) -> None:
     store = make_table(world, run)
-    leaving = LeavingStores(world.stores)
+    leaving = get_leaving(world)
     world.stores.seals.begin("x")
 
     async def end_session() -> None:
@@ -174,7 +178,7 @@ def test_find_when_a_table_follows_a_policy_then_both_may_move(world: World, run
     run(world.creation.create(make_request(name="p", kind=control_pb2.STORE_KIND_WEIGHTS)))
     create(world, run, policy="p")
     for name in ("r", "p"):
-        assert LeavingStores(world.stores).find(name).name == name
+        assert get_leaving(world).find(name).name == name
 
 
 def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:
@@ -182,7 +186,7 @@ def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:
     request = control_pb2.MoveRequest(store="x", place=placement.to_json())
     run(world.services.requests.moves.place(request.store, request.place))
     with pytest.raises(NotSupportedError, match="parts"):
-        LeavingStores(world.stores).find("x")
+        get_leaving(world).find("x")
     run(world.services.requests.moves.place("x", PlacementRecord("replay", (2, 1)).to_json()))
     record = world.stores.catalog.get("x")
     assert PlacementRecord.from_json(record.settings).servers == (2, 1)
