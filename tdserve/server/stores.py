@@ -472,6 +472,15 @@ class Stores:
         forget_draw_records(self.db, record.uid, txn)
         txn.delete("pending", make_departure_key(record.uid))
 
+    def give_way(self, record: StoreRecord) -> None:
+        """Removes a store in whose place another one, or the record of where it is now, has just been recorded. Its
+        space is not free before ``free``."""
+        store = self.opened.pop(record.name)
+        if store is not None and store.generations is not None:
+            store.generations.mark_deleted()
+        self.root.move_to_trash(record.name, record.uid)
+        self.catalog.remove(record.name)
+
     def _remove(self, record: StoreRecord) -> None:
         self.root.move_to_trash(record.name, record.uid)
         self.db.delete("stores", record.name.encode())

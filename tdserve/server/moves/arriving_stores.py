@@ -30,7 +30,6 @@ from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name, check_uid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
-from tdserve.server.creation import Creation
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.kinds.surviving_rows import rename_generations
@@ -50,13 +49,11 @@ class ArrivingStores:
 
     Args:
         stores: All stores of the server.
-        creation: Deletes the records of where stores were that come back.
         syncing: Syncs them.
     """
 
-    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing) -> None:
+    def __init__(self, stores: Stores, syncing: Syncing) -> None:
         self._stores = stores
-        self._creation = creation
         self._syncing = syncing
         self._clients: dict[str, bytes] = {}  # who brings what has come, by move
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # by move, while a step of it is taken
@@ -71,7 +68,9 @@ class ArrivingStores:
             if self._stores.catalog.find_name(record.uid) is None:
                 self._clients[move] = moved.client_id
                 continue
-            if not record.packed and not root.store_folder(record.name).exists():
+            if not record.packed and root.arriving_folder(move).exists():
+                root.move_to_trash(record.name, move)  # the files of the record of where it was
+                root.empty_trash(move)
                 root.take_arrived(record.name, move)
             db.delete("arriving", key)
         for folder in root.list_arriving():
@@ -213,15 +212,16 @@ class ArrivingStores:
     async def _show_arrived(self, name: str, move: str) -> None:
         if (content := self._stores.db.get("arriving", check_store_name(move).encode())) is None:
             return
-        if self._stores.catalog.find(name) is not None:
-            self._check_free(name)
-            await self._creation.delete(name)  # the record of where it was
-        for other in self._show(move, control_pb2.MovedStore.FromString(content)):
+        self._check_free(name)
+        known = self._stores.catalog.find(name)
+        for other in self._show(move, control_pb2.MovedStore.FromString(content), known):
             await self._remove(other)
+        if known is not None:
+            await self._stores.free(known.uid)
 
-    def _show(self, move: str, moved: control_pb2.MovedStore) -> list[str]:
-        """Makes a store visible; returns other moves that have brought it. Not one of them was released: the source
-        names one."""
+    def _show(self, move: str, moved: control_pb2.MovedStore, before: StoreRecord | None) -> list[str]:
+        """Makes a store visible in the place of the record of where it was, if there is one; returns other moves that
+        have brought it. Not one of them was released: the source names one."""
         record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
         specs = [(codec.decode(spec), order) for spec, order in zip(moved.specs, moved.orders, strict=True)]
         for spec, _ in specs:
@@ -233,7 +233,8 @@ class ArrivingStores:
         state = KINDS[record.kind].rename_orders(state, names) if state else state
 
         stores = self._stores
-        stores.catalog.check_free(record.name)
+        if before is None:
+            stores.catalog.check_free(record.name)
         if moved.is_copy:
             state = KINDS[record.kind].begin_copy(stores.root.arriving_folder(move), record, state, stores.db)
         else:
@@ -244,6 +245,8 @@ class ArrivingStores:
             if other != move.encode() and _read_record(content).uid == record.uid
         ]
         with stores.db.begin_transaction() as txn:
+            if before is not None:
+                stores.forget_rules(before, txn)
             txn.put("stores", record.name.encode(), record.to_bytes())
             for other in others:  # so that a restart takes the files of this move
                 txn.delete("arriving", other.encode())
@@ -254,6 +257,8 @@ class ArrivingStores:
             for draw in moved.draws:
                 save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
         reach("move.recorded")
+        if before is not None:
+            stores.give_way(before)
         if record.packed:
             moved_files.remove(stores.root.arriving_folder(move))
         else:

@@ -139,11 +139,7 @@ class LeavingStores:
         reach("move.released")
         # In the same turn: the end of the session would let the store serve again.
         stores.seals.unseal(store.name)
-        stores.opened.pop(store.name)
-        if store.generations is not None:
-            store.generations.mark_deleted()
-        stores.root.move_to_trash(store.name, store.record.uid)
-        stores.catalog.remove(store.name)
+        stores.give_way(store.record)
         stores.catalog.add(packed)
         await asyncio.to_thread(stores.db.sync)  # before the content goes
         await stores.free(store.record.uid)

@@ -44,7 +44,7 @@ class MoveRequests:
         self._stores = stores
         self._creation = creation
         self.leaving = LeavingStores(stores, entries)
-        self.arriving = ArrivingStores(stores, creation, syncing)
+        self.arriving = ArrivingStores(stores, syncing)
         self.checkpoints = Checkpoints(stores)
         self.handlers: Mapping[str, Callable[[ClientSession, int, Any], Awaitable[control_pb2.Done]]] = {
             "move": self.serve,

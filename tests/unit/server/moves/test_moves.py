@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from tdserve.base import failpoints
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    CapacityError,
     DeadlineExceededError,
     NotSupportedError,
     StoreExistsError,
@@ -41,7 +43,7 @@ def seal(world: World, run: Loop, store: OpenedStore, timeout_s: float = 5.0) ->
 
 
 def make_arriving(world: World) -> ArrivingStores:
-    return ArrivingStores(world.stores, world.creation, world.services.syncing)
+    return ArrivingStores(world.stores, world.services.syncing)
 
 
 def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dict[bytes, bytes]) -> None:
@@ -142,14 +144,38 @@ def test_show_when_a_crash_comes_before_the_files_have_their_place_then_the_rest
     contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
     release(world, run, uid)
     bring(world, run, sealed, contents)
-    run(world.creation.delete("x"))
+    where_it_was = world.stores.get("x")  # which has files, since somebody has used it
     with world.db.begin_transaction() as txn:  # as far as the crash lets it come
         txn.put("stores", b"x", sealed.store.record)
         txn.put("states", uid.encode(), sealed.store.state)
     world.reopen()
     make_arriving(world).restore()
     assert world.stores.get("x").record.uid == uid
+    assert world.stores.get("x").folder == where_it_was.folder
     assert world.root.list_arriving() == []
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_show_when_the_catalog_is_full_then_the_record_of_where_it_was_stays(
+    world: World, run: Loop, is_used: bool
+) -> None:
+    store = make_table(world, run)
+    uid, sealed = store.record.uid, seal(world, run, store)
+    contents = {path: (store.folder / path.decode()).read_bytes() for path in sealed.files.paths}
+    release(world, run, uid)
+    bring(world, run, sealed, contents)
+    if is_used:
+        world.stores.get("x")
+    failpoints.arm("catalog.written=ENOSPC")
+    try:
+        with pytest.raises(CapacityError):
+            run(make_arriving(world).show("x", MOVE))
+    finally:
+        failpoints.arm("")
+    with pytest.raises(StoreMovedError, match="server 1"):
+        world.stores.seals.check_here("x")
+    run(make_arriving(world).show("x", MOVE))
+    assert world.stores.get("x").record.uid == uid
 
 
 def test_receive_when_another_move_was_released_then_that_is_kept(world: World, run: Loop) -> None:
