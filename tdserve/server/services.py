@@ -84,9 +84,9 @@ def assemble(
         sessions: Numbers of the open sessions.
     """
     stores, (held, unsent) = Stores(root, db, watch, workers), make_budgets(config.memory_limit_bytes)
-    creation, answers = Creation(stores, sessions), CommittedAnswers(db)
-    values_worker, rule_keys = workers[VALUES_WORKER], RuleKeys()
-    reads, changes, groups, traffic = Reads(), RowChanges(stores, answers), Groups(), Traffic(unsent)
+    creation, answers, values_worker = Creation(stores, sessions), CommittedAnswers(db), workers[VALUES_WORKER]
+    reads, groups, traffic, rule_keys = Reads(), Groups(), Traffic(unsent), RuleKeys()
+    entries, changes = KeyedEntries(stores, answers, values_worker=values_worker), RowChanges(stores, answers)
     writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
@@ -94,7 +94,6 @@ def assemble(
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming, values_worker=values_worker)
     row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
-    entries = KeyedEntries(stores, answers, values_worker=values_worker)
     syncing = Syncing(stores, interval_s=config.sync_interval_s, before=claiming.catch_up)
     return Services(
         stores=stores,

@@ -994,7 +994,7 @@ class FrozenStore(_message.Message):
     def __init__(self, store: _Optional[_Union[MovedStore, _Mapping]] = ..., files: _Optional[_Union[FileSizes, _Mapping]] = ...) -> None: ...
 
 class MovedStore(_message.Message):
-    __slots__ = ("record", "state", "specs", "orders", "draws", "packed", "is_copy", "client_id")
+    __slots__ = ("record", "state", "specs", "orders", "draws", "packed", "is_copy", "client_id", "lost")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
@@ -1003,6 +1003,7 @@ class MovedStore(_message.Message):
     PACKED_FIELD_NUMBER: _ClassVar[int]
     IS_COPY_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     state: bytes
     specs: _containers.RepeatedCompositeFieldContainer[_spec_pb2.Spec]
@@ -1011,7 +1012,8 @@ class MovedStore(_message.Message):
     packed: bytes
     is_copy: bool
     client_id: bytes
-    def __init__(self, record: _Optional[bytes] = ..., state: _Optional[bytes] = ..., specs: _Optional[_Iterable[_Union[_spec_pb2.Spec, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., draws: _Optional[_Iterable[bytes]] = ..., packed: _Optional[bytes] = ..., is_copy: bool = ..., client_id: _Optional[bytes] = ...) -> None: ...
+    lost: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, record: _Optional[bytes] = ..., state: _Optional[bytes] = ..., specs: _Optional[_Iterable[_Union[_spec_pb2.Spec, _Mapping]]] = ..., orders: _Optional[_Iterable[str]] = ..., draws: _Optional[_Iterable[bytes]] = ..., packed: _Optional[bytes] = ..., is_copy: bool = ..., client_id: _Optional[bytes] = ..., lost: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CatalogRequest(_message.Message):
     __slots__ = ("describe_store", "list_stores", "list_keys")

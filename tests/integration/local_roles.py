@@ -76,6 +76,9 @@ def put(client: tdserve.Client, kind: str, name: str, content: TensorDict) -> ob
             assert isinstance(handle, tdserve.ReplayHandle)
             handle.set_at_("content", content["content"], torch.arange(len(content)))
         return "stored"
+    if kind == "overwrite_key":
+        client[name].set_at_("first", content["first"], slice(0, len(content)))
+        return "stored"
     if kind == "add_key":
         client[name]["added"] = content["body"]
         return "stored"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import numpy as np
 
@@ -44,16 +43,6 @@ class TensordictKind(StoreKind):
         store = OpenedStore(record, spec, folder, generations=generations)
         stores.unfinished_writes.restore(store)
         return store
-
-    def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
-        """Records rows whose writer had left them half written: they are damaged until they are written again."""
-        if not record.packed:
-            generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
-            lost = np.flatnonzero(generations.values[:-1] & 1)
-            generations.close()
-            if len(lost):
-                Overwrite(record.uid, POWER_LOSS, 0, RowSet.from_rows(lost), ()).save(db)
-        return state
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
         rows = SurvivingRows.find(folder, record, specs.get(record.fingerprint, record.order))

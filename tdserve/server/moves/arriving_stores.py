@@ -13,6 +13,7 @@ import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,10 +36,12 @@ from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.kinds.surviving_rows import rename_generations
 from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
+from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.waiting import retrieve_exception
 from tdserve.store import moved_files
+from tdserve.store.catalog_db import Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
 from tdserve.v1 import control_pb2
@@ -247,15 +250,9 @@ class ArrivingStores:
         with stores.db.begin_transaction() as txn:
             if before is not None:
                 stores.forget_rules(before, txn)
-            txn.put("stores", record.name.encode(), record.to_bytes())
             for other in others:  # so that a restart takes the files of this move
                 txn.delete("arriving", other.encode())
-            if record.packed:
-                txn.put("packed", record.uid.encode(), moved.packed)
-            if state:
-                txn.put("states", record.uid.encode(), json.dumps(state).encode())
-            for draw in moved.draws:
-                save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
+            _save(record, state, moved, txn)
         reach("move.recorded")
         if before is not None:
             stores.give_way(before)
@@ -282,6 +279,19 @@ def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> Stor
     return replace(record, name=name, uid=move, is_restored=record.kind == TableKind.name)
 
 
+def _save(record: StoreRecord, state: dict[str, Any], moved: control_pb2.MovedStore, txn: Transaction) -> None:
+    """Records a store that has come, and all that is known of it."""
+    txn.put("stores", record.name.encode(), record.to_bytes())
+    if record.packed:
+        txn.put("packed", record.uid.encode(), moved.packed)
+    if state:
+        txn.put("states", record.uid.encode(), json.dumps(state).encode())
+    for number, lost in enumerate(moved.lost):
+        Overwrite.from_moved(lost, record.uid, number, record.num_rows).save(txn)
+    for draw in moved.draws:
+        save_draw(record.uid, KeptDraw.from_bytes(draw), txn)
+
+
 def _check_moved(moved: control_pb2.MovedStore) -> StoreRecord:
     """Returns the record of a store that another server has, as a client says.
 
@@ -298,6 +308,8 @@ def _check_moved(moved: control_pb2.MovedStore) -> StoreRecord:
             raise CorruptDataError(path="record", expected="the structure that it names", actual=f"{len(names)} others")
         for draw in moved.draws:
             KeptDraw.from_bytes(draw)
+        for number, lost in enumerate(moved.lost):
+            Overwrite.from_moved(lost, record.uid, number, record.num_rows)
     except (TDServeError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise RemoteProtocolError(expected="what is on record of a store", received=str(fault)[:200]) from fault
     return record

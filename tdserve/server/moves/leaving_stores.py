@@ -164,5 +164,7 @@ def describe_store(stores: Stores, store: OpenedStore) -> control_pb2.MovedStore
     for fingerprint, order in sorted(named | (store.versions.structures if store.versions else set())):
         moved.specs.append(codec.encode(stores.specs.get(fingerprint, order)))
         moved.orders.append(order)
+    if store.table is None:  # a table gives such rows up
+        moved.lost.extend(overwrite.moved for overwrite in store.lost.overwrites)
     moved.draws.extend(draw for _, draw in stores.db.scan("draws", record.uid.encode()))
     return moved

@@ -71,9 +71,14 @@ class Sealing:
             lambda: self._stores.seals.is_idle(name, num_own=num_own_requests), f"requests under way for {name!r}"
         )
         await wait(
-            lambda: not store.writes and (keeps_unfinished or not _has_unfinished(store)),
+            lambda: not store.writes and (keeps_unfinished or not self._has_unfinished(store)),
             f"rows of {name!r} that a client has begun to write",
         )
+
+    def _has_unfinished(self, store: OpenedStore) -> bool:
+        if store.table is None:  # rows stay lost until they are written again, by whomever
+            return self._stores.unfinished_writes.may_be_written(store, store.lost.row_set)
+        return bool(store.lost) or bool(store.table.ring.num_reserved)
 
     def end(self, name: str, seal: Seal) -> None:
         """Lets a store serve again. Does nothing unless this very seal holds it."""
@@ -91,10 +96,6 @@ class Sealing:
         if store is not None:
             store.is_leaving = False
             store.waiters.call_back()
-
-
-def _has_unfinished(store: OpenedStore) -> bool:
-    return bool(store.lost) or (store.table is not None and bool(store.table.ring.num_reserved))
 
 
 async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:

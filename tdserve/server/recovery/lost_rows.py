@@ -37,6 +37,9 @@ _WHOLE = b"whole "
 POWER_LOSS = "power-loss"
 """Takes the place of a writer's lock: no writer died, but the rows had not reached the disk when the power was lost."""
 
+LOST_WRITER = "lost-writer"
+"""Takes the place of a writer's lock in a store that has moved or was copied: the writer has not followed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Overwrite:
@@ -68,11 +71,45 @@ class Overwrite:
         """Content of the record."""
         return (_WHOLE if self.is_whole else b"") + json.dumps(self.keys).encode() + b"\n" + self.rows.encode()
 
+    @property
+    def moved(self) -> bytes:
+        """What is known of it where the store is next, or where a copy of the store is."""
+        cause = POWER_LOSS if self.lock_name == POWER_LOSS else LOST_WRITER
+        return cause.encode() + b"\n" + self.record
+
+    @classmethod
+    def from_moved(cls, content: bytes, uid: str, number: int, num_rows: int) -> Overwrite:
+        """Returns the overwrite of which ``moved`` is known.
+
+        Args:
+            content: The result of ``moved``.
+            uid: Incarnation of the store here.
+            number: Distinguishes the overwrites of the store that have come with it.
+            num_rows: Rows of the store.
+
+        Raises:
+            CorruptDataError, ValueError: It is something else.
+        """
+        cause, _, record = content.partition(b"\n")
+        if cause not in (POWER_LOSS.encode(), LOST_WRITER.encode()):
+            raise CorruptDataError(path="record", expected="the cause of lost rows", actual=repr(cause)[:80])
+        moved = cls.from_record(record, uid, cause.decode(), number)
+        if outside := moved.rows - RowSet.run(0, num_rows):
+            raise CorruptDataError(path="record", expected=f"rows below {num_rows}", actual=f"{len(outside)} others")
+        return moved
+
+    @classmethod
+    def from_record(cls, content: bytes, uid: str, lock_name: str, request: int) -> Overwrite:
+        """Returns the overwrite that has this ``record``."""
+        keys, _, rows = content.removeprefix(_WHOLE).partition(b"\n")
+        paths = tuple(tuple(path) for path in json.loads(keys))
+        return cls(uid, lock_name, request, RowSet.decode(rows), paths, is_whole=content.startswith(_WHOLE))
+
     def select_left(self, rows: RowSet) -> ReservedRows:
         """Returns the record of those of its rows that have left their table meanwhile."""
         return ReservedRows(self.uid, self.lock_name, -self.request, rows.encode())
 
-    def save(self, db: CatalogDB) -> None:
+    def save(self, db: CatalogDB | Transaction) -> None:
         """Saves the record."""
         db.put("pending", self.key, self.record)
 
@@ -104,13 +141,8 @@ class Overwrite:
     @classmethod
     def load(cls, db: CatalogDB, uid: str) -> list[Overwrite]:
         """Returns all records of one store."""
-        found = []
-        for lock_name, request, content in writer_records.load(db, _KIND, uid):
-            keys, _, rows = content.removeprefix(_WHOLE).partition(b"\n")
-            paths = tuple(tuple(path) for path in json.loads(keys))
-            is_whole = content.startswith(_WHOLE)
-            found.append(cls(uid, lock_name, request, RowSet.decode(rows), paths, is_whole=is_whole))
-        return found
+        found = writer_records.load(db, _KIND, uid)
+        return [cls.from_record(content, uid, lock_name, request) for lock_name, request, content in found]
 
 
 @dataclass

@@ -5,7 +5,7 @@ import pytest
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.messages.row_sets import RowSet
-from tdserve.server.recovery.lost_rows import LostRows, Overwrite
+from tdserve.server.recovery.lost_rows import LOST_WRITER, POWER_LOSS, LostRows, Overwrite
 from tdserve.structure.tree import Path
 from tests.unit.server.world import World
 
@@ -44,6 +44,18 @@ def test_load_when_saved_then_those_of_the_store_as_they_were(world: World) -> N
 def test_load_when_a_uid_is_the_beginning_of_another_then_only_its_own(world: World) -> None:
     overwrite(1, uid="u1").save(world.db)
     assert Overwrite.load(world.db, "u") == []
+
+
+@pytest.mark.parametrize("lock_name", ["lock", POWER_LOSS])
+def test_from_moved_when_given_what_moves_then_the_rows_and_keys_without_the_lock(lock_name: str) -> None:
+    before = Overwrite("u", lock_name, 7, rows_of(1, 3), (A, NB))
+    found = Overwrite.from_moved(before.moved, "v", 2, 4)
+    assert (found.uid, found.request, found.rows.rows.tolist(), found.keys) == ("v", 2, [1, 3], (A, NB))
+    assert found.lock_name == (POWER_LOSS if lock_name == POWER_LOSS else LOST_WRITER)
+    with pytest.raises(CorruptDataError, match="rows below 3"):
+        Overwrite.from_moved(before.moved, "v", 2, 3)
+    with pytest.raises(CorruptDataError, match="cause"):
+        Overwrite.from_moved(b"../lock" + before.moved[before.moved.index(b"\n") :], "v", 2, 4)
 
 
 def test_check_when_a_lost_row_is_asked_for_then_error_names_it_and_else_not() -> None:
