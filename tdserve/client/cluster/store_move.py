@@ -28,6 +28,7 @@ from tdserve.base.failpoints import reach
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.cut_short_moves import finish_cut_short
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.part_errors import note_elsewhere
@@ -120,6 +121,7 @@ def move_store(
             raise InvalidRequestError(argument="name", reason=reason)
         try:
             with reach_within(MOVE_REACH_S):
+                finish_cut_short(members, {place.server, target})
                 if whole is None:
                     _move_whole(servers, name, place.server, target, on_progress, deadline)
                 else:
@@ -303,11 +305,18 @@ class _Copying:
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)
             self._check_time()
-            self.may_be_released = True
-            source(release=self.target)
+            self._release(source)
         except BaseException:
             with suppress(TDServeError):  # a session that is lost unseals it, too; what was released stays so
                 source(unseal=True)
+            raise
+
+    def _release(self, source: _Ask) -> None:
+        self.may_be_released = True
+        try:
+            source(release=self.target)
+        except (WrongStateError, StoreNotFoundError):  # the seal was lost before
+            self.may_be_released = False
             raise
 
     def _ask(self, server: int, role: str, **step: Any) -> control_pb2.MoveAnswer:

@@ -78,6 +78,7 @@ _QUESTIONS = {
 _MOVE_STEPS = {
     **dict.fromkeys(("list_files", "read", "seal", "unseal", "release"), _ADMIN),
     **dict.fromkeys(("receive", "write", "complete", "sync", "give_up", "place"), _ADMIN),
+    "list_complete": _Rule(Role.ADMIN, is_server_wide=True),
     "show": _READ,  # any client that finds a released store completes its move, and changes nothing else
 }
 

@@ -84,6 +84,17 @@ class ArrivingStores:
         """Returns the ids of the clients that bring what has come."""
         return set(self._clients.values())
 
+    def list_complete(self) -> list[control_pb2.ArrivedStore]:
+        """Returns what is complete and may have been released, with the moves by which it has come."""
+        found = [
+            (move.decode(), control_pb2.MovedStore.FromString(each)) for move, each in self._stores.db.scan("arriving")
+        ]
+        return [
+            control_pb2.ArrivedStore(store=StoreRecord.from_bytes(moved.record).name, move=move)
+            for move, moved in found
+            if not moved.is_copy
+        ]
+
     def forget_client(self, client_id: bytes) -> None:
         """Removes, soon, what a client has brought that is gone for good; stores that may have been released stay."""
         for move in [move for move, brings in self._clients.items() if brings == client_id]:

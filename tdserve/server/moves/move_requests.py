@@ -68,6 +68,8 @@ class MoveRequests:
         step = asked.WhichOneof("step")
         if step in ("list_files", "read", "seal"):
             return control_pb2.Done(moved=await self._read(session, step, asked))
+        if step == "list_complete":
+            return control_pb2.Done(moved=control_pb2.MoveAnswer(complete=self.arriving.list_complete()))
         if step == "unseal":
             self.leaving.unseal(asked.store, Seal(session.number, asked.move))
         elif step == "release":

@@ -35,6 +35,12 @@ def list_files(client: tdserve.ClusterClient, name: str) -> tuple[Callable[..., 
 
 def release_only(mover: tdserve.ClusterClient, name: str, target: int, *, move: str) -> None:
     """Takes all steps of a move but the last."""
+    at_source, uid = complete_only(mover, name, target, move=move)
+    at_source(uid=uid, move=move, release=target)
+
+
+def complete_only(mover: tdserve.ClusterClient, name: str, target: int, *, move: str) -> tuple[Callable[..., Any], str]:
+    """Takes all steps of a move but the last two; returns the results of ``list_files``."""
     at_source, uid = list_files(mover, name)
     at_target = partial(request_step, mover.members.get(target), name, move=move)
     sealed = at_source(uid=uid, move=move, seal=True)
@@ -45,4 +51,4 @@ def release_only(mover: tdserve.ClusterClient, name: str, target: int, *, move: 
         written = control_pb2.FileBlock(path=path, content=found.content)
         at_target(write=control_pb2.FileBlocks(blocks=[written]))
     at_target(complete=sealed.store)
-    at_source(uid=uid, move=move, release=target)
+    return at_source, uid

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.moves.move_steps import request_step
-from tests.integration.cluster.moving import ROW, choose_other, list_files, make_rows, release_only
+from tests.integration.cluster.moving import ROW, choose_other, complete_only, list_files, make_rows, release_only
 from tests.integration.cluster.names import next_name
 from tests.processes import quiet_port, wait_for
 
@@ -89,6 +89,26 @@ def test_move_when_given_up_then_what_had_come_is_never_shown(
         at_source(uid=uid, move=move, release=target)
     client.rebalance(name, target)
     assert store["x"].tolist() == [9, 1, 2]
+
+
+def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_what_has_come(
+    client: tdserve.ClusterClient, address: str, name: str
+) -> None:
+    store = client.memmap(TensorDict({"x": torch.arange(3)}, [3]), name)
+    source, move, other = client.find_server(name), f"{4:032x}", next_name()
+    target = choose_other(client, name)
+    arrived = Path(client.members.get(target).stats()["root"], "arriving", move)
+    client.memmap(TensorDict({"x": torch.arange(3)}, [3]), other)
+    with tdserve.connect(address) as mover:
+        assert isinstance(mover, tdserve.ClusterClient)
+        complete_only(mover, name, target, move=move)
+        client.rebalance(other, source)
+        client.rebalance(other, target)
+        assert arrived.exists()  # its mover still has the store sealed
+    assert store["x"].tolist() == [0, 1, 2]  # after the end of the seal
+    client.rebalance(other, source)
+    assert not arrived.exists()
+    client.delete(other)
 
 
 def test_seal_when_a_request_is_waiting_then_it_goes_on_at_the_other_server(
