@@ -58,16 +58,28 @@ def get_staleness(stores: KindStores, store: OpenedStore) -> Staleness | None:
     if weights is not None:
         newest = weights.get_versions().newest
         staleness.remote_since_s = None
-        table.selectors.follow(weights.record.uid, newest.version if newest is not None else 0)
+        follow(stores, store, weights.record.uid, newest.version if newest is not None else 0)
     elif staleness.remote_since_s is None:
         if stores.find(policy) is None:
-            table.selectors.follow("", 0)
+            follow(stores, store, "", 0)
         else:
             staleness.remote_since_s = 0.0  # it has moved
     if table.selectors.dropped:
         drop_references(table.selectors.dropped, num_rows=store.record.capacity)
     stores.followers.setdefault(policy, set()).add(store.name)
     return staleness
+
+
+def follow(stores: KindStores, store: OpenedStore, uid: str, newest: int) -> None:
+    """Sets the newest version of a table's policy; arguments as of ``Staleness.follow``. That it is another policy is
+    recorded at once: after a restart the rows would else be those of the one before."""
+    table = store.get_table()
+    known = table.selectors.staleness
+    is_other = known is not None and known.uid != uid
+    table.selectors.follow(uid, newest)
+    if is_other:
+        with stores.db.begin_transaction(is_decided=True) as txn:
+            stores.save_state(store, txn, store.get_table_state())
 
 
 def wake_followers(stores: KindStores, policy: str) -> None:

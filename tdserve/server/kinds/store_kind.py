@@ -15,7 +15,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.store.adopted import Adopted
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.catalog_db import CatalogDB, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
 from tdserve.store.root import Root
 from tdserve.store.watermark import SyncedStore, Watermark
@@ -34,6 +34,9 @@ class KindStores(Protocol):
 
     def find(self, name: str) -> OpenedStore | None:
         """Returns the visible store of this name. Raises CorruptDataError."""
+
+    def save_state(self, store: OpenedStore, txn: Transaction, state: object) -> None:
+        """Saves what a store's rules need after a restart."""
 
 
 class StoreKind(ABC):

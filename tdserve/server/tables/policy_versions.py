@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import MAX_TEXT_BYTES
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
-from tdserve.server.kinds.policies import find_weights, get_staleness
+from tdserve.server.kinds.policies import find_weights, follow, get_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import Coming
@@ -58,11 +58,8 @@ def adopt_reported_policy(
     staleness.remote_since_s = news.created_s if news.uid else None
     if (news.uid, newest) == (known, staleness.newest):
         return
-    store.get_table().selectors.follow(news.uid, newest)
+    follow(stores, store, news.uid, newest)
     get_staleness(stores, store)
-    if news.uid != known:  # after a restart the table would else take its policy for deleted
-        with stores.db.begin_transaction() as txn:
-            stores.save_state(store, txn, store.get_table_state())
     store.waiters.wake()
 
 

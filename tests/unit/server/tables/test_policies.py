@@ -14,6 +14,7 @@ from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.server import descriptions
 from tdserve.server.kinds.policies import get_staleness, wake_followers
 from tdserve.server.opened_store import OpenedStore
@@ -74,6 +75,21 @@ def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_ther
     run(world.creation.delete("p"))
     get_staleness(world.stores, made)
     assert (staleness.uid, staleness.newest) == ("", 0)
+
+
+def test_policy_when_deleted_and_the_server_is_started_again_then_its_rows_stay_without_a_version(
+    world: World, run: Loop, made: OpenedStore
+) -> None:
+    extend(world, run, made, rows(0, 4))
+    publish(world, run)
+    get_staleness(world.stores, made)
+    run(world.creation.delete("p"))
+    get_staleness(world.stores, made)
+    world.reopen()
+    again = world.stores.get(made.name)
+    staleness = get_staleness(world.stores, again)
+    assert staleness is not None
+    assert staleness.get_versions(np.arange(4)).tolist() == [UNKNOWN] * 4
 
 
 def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run: Loop, made: OpenedStore) -> None:
