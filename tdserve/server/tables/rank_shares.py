@@ -136,8 +136,12 @@ class RankShares:
                 paths = _find_measured(store, draw.terms.balance)
                 sizes = [await self._rule_keys.measure(store, path, draw.rows, session) for path in paths]
                 draw.deal(np.sum(sizes, axis=0))
-                store.check_present()
-                self._record(store, draw)
+                try:
+                    store.check_present()
+                    self._record(store, draw)
+                except BaseException:
+                    draw.shares = None  # a restart would deal otherwise: row sizes may have changed
+                    raise
 
     def _record(self, store: OpenedStore, draw: KeptDraw) -> None:
         uid, table = store.record.uid, store.get_table()

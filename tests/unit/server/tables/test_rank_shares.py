@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tdserve.base import failpoints
 from tdserve.base.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -13,6 +14,7 @@ from tdserve.base.errors import (
     StepForgottenError,
     WrongStateError,
 )
+from tdserve.rules.replay.kept_draw import KeptDraw
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
@@ -169,6 +171,19 @@ def test_sample_when_the_draw_cannot_be_recorded_then_undone(
             read(world, run, store, 4, share(0))
     assert store.get_table().counts.samples == 0
     assert len(read(world, run, store, 4, share(0))) == 4
+
+
+def test_sample_when_its_deal_cannot_be_recorded_then_dealt_again(world: World, run: Loop, store: OpenedStore) -> None:
+    balanced = [share(rank, balance=path("a")) for rank in (0, 1)]
+    failpoints.arm("catalog.written:2=ENOSPC")  # behind the record of the draw
+    try:
+        with pytest.raises(CapacityError):
+            read(world, run, store, 4, balanced[0])
+    finally:
+        failpoints.arm("")
+    assert [len(read(world, run, store, 4, each)) for each in balanced] == [4, 4]
+    ((_, record),) = world.db.scan("draws")
+    assert KeptDraw.from_bytes(record).shares is not None
 
 
 def test_delete_when_draws_are_on_record_then_the_records_go_too(world: World, run: Loop, store: OpenedStore) -> None:
