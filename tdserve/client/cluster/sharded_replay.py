@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.shard_draws import ShardDraws
+from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
 from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
 from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
@@ -77,12 +79,22 @@ class ShardedReplayHandle(ShardedTable):
                     self._make_queries(conditions, share=share, **options), share, num_rows, deadline
                 )
                 return self._finish(drawn, device)
-        is_lease = bool(consumer)
-        drawn = self._draws.draw(self._make_queries(conditions, is_lease=is_lease, **options), num_rows, deadline)
-        if is_lease:
-            for part in drawn:
-                acknowledge(part.client, part.query, name_rows(part.rows), self.make_deadline(None))
+        if consumer:
+            drawn = self._take_all(self._make_queries(conditions, is_lease=True, **options), num_rows, deadline)
+        else:
+            drawn = self._draws.draw(self._make_queries(conditions, **options), num_rows, deadline)
         return self._finish(drawn, device)
+
+    def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> list[DrawnPart]:
+        """Takes rows and acknowledges them before anybody has them; takes others for those of which the lease has ended
+        meanwhile, as with a restart of a server."""
+        taken: list[DrawnPart] = []
+        while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
+            for part in self._draws.draw(queries, num_missing, deadline):
+                with suppress(WrongStateError):
+                    acknowledge(part.client, part.query, name_rows(part.rows), self.make_deadline(None))
+                    taken.append(part)
+        return taken
 
     def _finish(self, drawn: Any, device: Any) -> Any:
         query = drawn[0].query

@@ -24,7 +24,7 @@ from tdserve.client.tables.change_requests import (
 from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
+from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
 
 MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
@@ -131,8 +131,7 @@ class ReplayHandle(TableHandle):
             if not is_lease:
                 td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             else:
-                td = take_rows(self._client, query, num_rows, deadline)
-                acknowledge(self._client, query, td, self._client.deadline(None))
+                td = take_and_acknowledge(self._client, query, num_rows, deadline)
             return query.hand_over(to_device(td, device))
 
         def draw_counted(share: Share) -> Any:

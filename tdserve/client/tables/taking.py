@@ -46,6 +46,19 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
     return build_taken(client, query, take_sampled(client, query, num_rows, deadline))
 
 
+def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
+    """Takes rows and acknowledges them before anybody has them: takes others if the lease has ended meanwhile, as with
+    a restart of the server. Errors as of ``take_sampled``."""
+    while True:
+        td = take_rows(client, query, num_rows, deadline)
+        try:
+            acknowledge(client, query, td, client.deadline(None))
+            return td
+        except WrongStateError:
+            if deadline.expired:
+                raise
+
+
 def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Sampled:
     """Takes rows on lease.
 
