@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
@@ -161,7 +162,7 @@ class ServerFiles(Generic[_Loaded]):
         cert, key: PEM files of its own certificate.
         client_ca: PEM file of the authorities for clients; None asks clients for no certificate.
         load: Makes it of these.
-        log: Gets a warning when changed files cannot be used.
+        log: Gets a warning when changed files cannot be used, and when clients will refuse the certificate.
 
     Attributes:
         loaded: What was made last.
@@ -184,6 +185,7 @@ class ServerFiles(Generic[_Loaded]):
         self._lock = Lock()
         self._version = find_version(*self._files)
         self.loaded = load(*self._files)
+        self._warn_of_refusal()
 
     def renew(self) -> bool:
         """Makes it anew if a file has changed, and returns whether it did; what cannot be used is left alone."""
@@ -197,7 +199,38 @@ class ServerFiles(Generic[_Loaded]):
             except InvalidRequestError as error:
                 self._log.warning("the certificates have changed and cannot be used, the former ones stay: %s", error)
                 return False
+            self._warn_of_refusal()
             return True
+
+    def _warn_of_refusal(self) -> None:
+        cert, key, _ = self._files
+        if reason := explain_refusal(cert, key):
+            self._log.warning("clients will refuse the certificate %s: %s", cert, reason)
+
+
+def explain_refusal(cert: str, key: str) -> str:
+    """Returns why every client refuses the certificate of a server, such as "certificate has expired"; "" if only its
+    authority and name decide, or if it changes just now.
+
+    A handshake in memory finds it out, in which the client trusts the certificate itself: ``ssl`` cannot show the times
+    of a certificate that is no authority's.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        _load_chain(server, "tls_cert", cert, key)
+        client.load_verify_locations(cert)
+        ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+        for end in (*ends, *ends):  # the client's hello, the server's answer, the client's opinion of it
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as fault:
+        return fault.verify_message
+    except (InvalidRequestError, OSError):
+        return ""
+    return ""
 
 
 def _refuse_password() -> str:

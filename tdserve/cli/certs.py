@@ -78,7 +78,7 @@ def make_certificate(folder: Path, stem: str, hosts: Sequence[str], days: int) -
         folder: It gets ``STEM.pem`` and ``STEM.key``.
         stem: Its name, and the subject's.
         hosts: Names and addresses of a server; empty for a client.
-        days: How long it is valid; negative for one that has expired.
+        days: How long it is valid; at least 1.
 
     Raises:
         NotSupportedError: There is no openssl command, or it fails.

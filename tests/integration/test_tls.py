@@ -20,9 +20,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.certs import make_authority, make_certificate
 from tdserve.cli.main import main
 from tdserve.client.session.catalog_client import CatalogClient
+from tests.integration.certificates import Certificates
 from tests.integration.logged_server import run_server
 from tests.processes import REPOSITORY
 from tests.recording_proxy import recording
@@ -30,62 +30,10 @@ from tests.roots import make_quick_root
 
 SECRET = b"the words that nobody else may read, "
 TOKEN = "a-token-that-nobody-else-may-read"
-HOSTS = ["localhost", "127.0.0.1"]
 
 
 NEVER_S = 600.0
 """What a refused client would wait if it tried again."""
-
-
-class Certificates:
-    """A folder with an authority, a server's certificate and a client's."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        make_authority(folder, 2)
-        self.make("server")
-        self.make("client", hosts=[])
-
-    def make(self, stem: str, *, hosts: list[str] = HOSTS) -> None:
-        make_certificate(self.folder, stem, hosts, 2)
-
-    def make_expired(self, stem: str) -> None:
-        """Signs a server's certificate anew, until yesterday."""
-        self.make(stem)
-        cert, key, asked = (self.folder / f"{stem}.{ending}" for ending in ("pem", "key", "csr"))
-        names = self.folder / "names"
-        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-        authority = [
-            "-extfile",
-            names,
-            "-CA",
-            self.folder / "ca.pem",
-            "-CAkey",
-            self.folder / "ca.key",
-            "-CAcreateserial",
-        ]
-        commands = (
-            ["openssl", "x509", "-x509toreq", "-in", cert, "-signkey", key, "-out", asked],
-            ["openssl", "x509", "-req", "-in", asked, *authority, "-days", "-1", "-out", cert],
-        )
-        for command in commands:
-            subprocess.run([str(part) for part in command], check=True, capture_output=True)
-
-    @property
-    def server(self) -> dict[str, Any]:
-        return self.find("server")
-
-    def find(self, stem: str) -> dict[str, Any]:
-        """The settings of a server with this certificate."""
-        return {"tls_cert": str(self.folder / f"{stem}.pem"), "tls_key": str(self.folder / f"{stem}.key")}
-
-    @property
-    def trusting(self) -> tdserve.TLS:
-        return tdserve.TLS(ca=self.folder / "ca.pem")
-
-    @property
-    def proving(self) -> tdserve.TLS:
-        return tdserve.TLS(self.folder / "ca.pem", self.folder / "client.pem", self.folder / "client.key")
 
 
 @pytest.fixture(scope="module")
@@ -202,14 +150,20 @@ def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
             assert client.stores() == []
 
 
-def test_client_when_the_certificate_has_expired_then_refused_with_the_reason(certificates: Certificates) -> None:
+def test_client_when_the_certificate_has_expired_then_refused_with_the_reason_and_the_server_has_said_so(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     certificates.make_expired("expired")
-    with (
-        make_quick_root() as root,
-        tdserve.Server(root, port=0, **certificates.find("expired")) as made,
-        pytest.raises(tdserve.HandshakeRefusedError, match="expired"),
-    ):
-        made.client(tls=certificates.trusting, timeout_s=NEVER_S)
+    cert, key = certificates.find("expired").values()
+    with run_server(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as made:
+        with pytest.raises(tdserve.HandshakeRefusedError, match="expired"):
+            tdserve.connect(made.address, tls=certificates.trusting, timeout_s=NEVER_S)
+        (line,) = [line for line in made.lines() if "will refuse the certificate" in line]
+        assert line.endswith(f"{cert}: certificate has expired")
+        certificates.make("expired")
+        with tdserve.connect(made.address, tls=certificates.trusting) as client:
+            assert client.stores() == []
+        assert sum("will refuse" in line for line in made.lines()) == 1
 
 
 def test_client_when_without_tls_then_refused_with_the_remedy(server: tdserve.Server) -> None:
