@@ -128,8 +128,10 @@ def move_store(
                     _move_part(servers, whole, name, place.server, target, on_progress, deadline)
             directory.forget(name)
             return target
-        except (StoreNotFoundError, WrongStateError):  # somebody else has moved it, or a server was started again
+        except (StoreNotFoundError, WrongStateError) as error:  # somebody else has moved it, or a server began anew
             if deadline.expired or num_attempts == MAX_ATTEMPTS:
+                if isinstance(error, StoreNotFoundError) and members.lost:
+                    raise members.explain_not_asked(members.lost[0], f"which may have {name!r}") from error
                 raise
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from tdserve.base.errors import ConnectError, DeadlineExceededError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreNotFoundError
 from tests.integration.cluster.losing import connecting, join_addresses, rows
 from tests.integration.cluster.moving import choose_other
 from tests.integration.cluster.names import name_owned_by
 from tests.integration.crashing import Crashing
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +66,16 @@ def test_move_when_its_target_or_source_is_away_then_refused_soon(crashing: list
             client.rebalance(name, 1)
         assert len(table) == 5
         client.delete(name)
+
+
+def test_move_when_the_server_that_may_have_it_is_away_then_the_error_says_so(crashing: list[Crashing]) -> None:
+    name = name_owned_by(0, 3)
+    with connecting(crashing, timeout_s=60.0) as client:
+        with killed(crashing, 2), raising_soon(f"server 2, which may have '{name}'"):
+            client.rebalance(name, 1)
+        wait_for(lambda: not client.stats().get("lost"), "an answer of the server")
+        with pytest.raises(StoreNotFoundError):
+            client.rebalance(name, 1)
 
 
 def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashing: list[Crashing]) -> None:
