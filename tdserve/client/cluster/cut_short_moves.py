@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tdserve.base.errors import StoreMovedError, TDServeError
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.placement_records import find_here
 from tdserve.client.moves.move_steps import request_step
 
 
@@ -52,7 +53,7 @@ def _finish(members: Members, target: int, name: str, move: str) -> None:
 
 def _ask(members: Members, server: int, name: str) -> _Knowledge:
     try:
-        members.get(server).catalog.find(name)
-    except StoreMovedError as moved:
-        return _Knowledge(is_sealed=True) if moved.server is None else _Knowledge(moved.move)
-    return _Knowledge()
+        found = find_here(members.get(server), name)
+    except StoreMovedError:
+        return _Knowledge(is_sealed=True)
+    return _Knowledge(found.move) if isinstance(found, StoreMovedError) else _Knowledge()

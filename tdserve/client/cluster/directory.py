@@ -24,7 +24,7 @@ from tdserve.base.errors import (
 from tdserve.client.client import Client
 from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, record_forwards
+from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
@@ -265,12 +265,7 @@ class Directory:
         return found, bool(lost)
 
     def _ask_server(self, server: int, name: str, timeout_s: float | None = None) -> _Answer:
-        try:
-            return self._members.get(server).catalog.find(name, timeout_s=timeout_s)
-        except StoreMovedError as error:
-            if error.server is None:
-                raise
-            return error
+        return find_here(self._members.get(server), name, timeout_s=timeout_s)
 
     def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError, deadline: Deadline) -> Place:
         """Returns where a store is, by what a server has answered: it, or to which server it has moved."""

@@ -17,11 +17,28 @@ from tdserve.base.ids import make_uid
 from tdserve.client.client import Client
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
+from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.store_changes import create_store, delete_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.placement import DIRECTORY, PlacementRecord, choose_owner, find_whole
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
+
+
+def find_here(
+    client: Client, name: str, *, timeout_s: float | None = None
+) -> StoreDescription | StoreMovedError | None:
+    """Returns what a server knows of a name, or that the store is at another server; None if it knows nothing.
+
+    Raises:
+        StoreMovedError: The store is sealed, and perhaps about to move.
+    """
+    try:
+        return client.catalog.find(name, timeout_s=timeout_s)
+    except StoreMovedError as error:
+        if error.server is None:
+            raise
+        return error
 
 
 def create_record(client: Client, name: str, record: PlacementRecord, *, exists_ok: bool = False) -> None:
@@ -38,12 +55,14 @@ def create_record(client: Client, name: str, record: PlacementRecord, *, exists_
 
 
 def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:
-    """Gives the server of a part a copy of the record of the whole store, unless it has this one."""
-    found = members.get(server).catalog.find(name)
+    """Gives the server of a part a copy of the record of the whole store, unless it has this one. An owner of the name
+    that knows at which server the record is keeps that, since a copy goes when the part does."""
+    client = members.get(server)
+    found = find_here(client, name)
     if found is None:
-        create_record(members.get(server), name, copy, exists_ok=True)
-    elif found.settings != copy.to_json():
-        request_step(members.get(server), name, place=copy.to_json())
+        create_record(client, name, copy, exists_ok=True)
+    elif isinstance(found, StoreDescription) and found.settings != copy.to_json():
+        request_step(client, name, place=copy.to_json())
 
 
 def delete_record(client: Client, name: str) -> None:
@@ -58,8 +77,12 @@ def delete_copy(members: Members, name: str, server: int) -> None:
 
 
 def _has_copy(client: Client, name: str) -> bool:
-    found = client.catalog.find(name)
-    return found is not None and found.kind == "placement" and PlacementRecord.from_json(found.settings).is_copy
+    found = find_here(client, name)
+    return (
+        isinstance(found, StoreDescription)
+        and found.kind == "placement"
+        and PlacementRecord.from_json(found.settings).is_copy
+    )
 
 
 def record_forwards(members: Members, stores: Mapping[int, Iterable[str]]) -> dict[int, TransportError]:

@@ -230,8 +230,10 @@ def choose_refuge(servers: ClusterServers, name: str, drained: int) -> int:
         WrongStateError: All servers have a part.
         ConnectError: None of those that may have it answers.
     """
-    whole = find_whole(name)
-    record = None if whole is None else servers.directory.find(whole).placement
+    whole, record = find_whole(name), None
+    if whole is not None:
+        servers.directory.forget(whole)  # one of its parts may have moved
+        record = servers.directory.find(whole).placement
     taken = {drained, *(() if record is None else record.servers)}
     lost: ConnectError | None = None
     for server in order_servers(name, len(servers.members)):

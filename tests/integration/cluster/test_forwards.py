@@ -105,6 +105,25 @@ def test_shared_store_when_a_server_has_joined_and_its_own_is_away_then_found_by
         assert sorted(client.replay(name)[:]["number"].tolist()) == [*range(1, 20)]
 
 
+def test_part_when_it_moves_to_the_owner_that_has_joined_then_moved_and_the_owner_still_knows(
+    growing: list[Crashing],
+) -> None:
+    name = next(name for name in iter(next_name, None) if choose_owner(name, 3) == 2)
+    with connecting(growing[:2]) as client:
+        table = client.create_replay(name, rows(1)[0], 300, shards=2)
+        for number in range(20):
+            table.extend(rows(1, number), writer=number)
+    with connecting(growing) as client:
+        client.init_remote(CONTENT, name_owned_by(2, 3))  # the owners of names learn of the table
+        assert sorted(client.drain(0) + client.drain(1)) == [f"{name}#0", f"{name}#1"]
+        assert sorted(client.replay(name)[:]["number"].tolist()) == list(range(20))
+        assert client.rebalance(f"{name}#0", 1) == 1
+        with pytest.raises(StoreExistsError):
+            client.create_replay(name, rows(1)[0], 300)
+        client.delete(name)
+        assert name not in client
+
+
 def test_restore_when_under_a_prefix_then_owners_of_the_new_names_lead_there(
     growing: list[Crashing], tmp_path: Path
 ) -> None:
