@@ -124,14 +124,15 @@ def restore_cluster(
     wanted = {names} if isinstance(names, str) else None if names is None else {*names}
     check_no_parts(wanted or ())
     chosen: dict[int, _Chosen] = {}
+    taken = {name for server in range(len(members)) for name in members.get(server).catalog.stores()}
     for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
         archive = open_archive(find_server_place(place, server))
         found = load(archive, checkpoint_id)
         stores = [each.name for each in found.stores if each.name != DIRECTORY]  # which the servers keep by themselves
         kept = [each for each in stores if wanted is None or _get_whole(each) in wanted]
-        chosen[server] = _Chosen(archive, found, kept, {*members.get(server).catalog.stores()})
+        chosen[server] = _Chosen(archive, found, kept)
     _drop_doubles(chosen)
-    _check_names(chosen.values(), wanted or set(), prefix)
+    _check_names(chosen.values(), wanted or set(), prefix, taken)
     restored: dict[int, list[str]] = {}
     try:
         for server, each in chosen.items():
@@ -141,7 +142,7 @@ def restore_cluster(
                 each.checkpoint,
                 names=each.names,
                 prefix=prefix,
-                taken=each.taken,
+                taken=taken,
                 deadline=deadline,
                 on_progress=on_progress,
             )
@@ -162,13 +163,11 @@ class _Chosen(NamedTuple):
         archive: Where its checkpoints are.
         checkpoint: One of them.
         names: Names of its stores that come back.
-        taken: Names that the server's stores have now.
     """
 
     archive: Archive
     checkpoint: Checkpoint
     names: list[str]
-    taken: set[str]
 
 
 def _drop_doubles(chosen: Mapping[int, _Chosen]) -> None:
@@ -184,15 +183,16 @@ def _drop_doubles(chosen: Mapping[int, _Chosen]) -> None:
         each.names[:] = [name for name in each.names if name in shared or latest[name] == server]
 
 
-def _check_names(chosen: Collection[_Chosen], wanted: Collection[str], prefix: str) -> None:
-    """Raises StoreNotFoundError or StoreExistsError before anything is restored."""
+def _check_names(chosen: Collection[_Chosen], wanted: Collection[str], prefix: str, taken: Collection[str]) -> None:
+    """Raises StoreNotFoundError or StoreExistsError before anything is restored; ``taken`` are the names of all
+    servers' stores."""
     there = {name for each in chosen for name in each.names}
     missing = sorted({*wanted} - there - {_get_whole(each) for each in there})
     if missing:
         raise StoreNotFoundError(name=missing[0])
     for each in chosen:
         for name in each.names:
-            if prefix + name in each.taken:
+            if prefix + name in taken:
                 raise StoreExistsError(name=prefix + name)
 
 
@@ -203,10 +203,14 @@ def _find_ids(members: Members, place: Place, checkpoint: str | None) -> list[st
     if not any(ids):
         reason = f"there are no checkpoints of servers at {os.fspath(place)}"
         raise InvalidRequestError(argument="place", reason=reason)
-    if not all(ids[:-1]) or ids[-1]:
-        reason = f"{os.fspath(place)} has checkpoints of another number of servers than the {len(members)} given here"
+    if ids[-1]:
+        reason = f"{os.fspath(place)} has checkpoints of more servers than the {len(members)} given here"
         raise InvalidRequestError(argument="place", reason=reason)
-    by_uid = [{get_uid(each): each for each in of_server} for of_server in ids[:-1]]
+    while not ids[-1]:  # of servers that have joined since
+        ids.pop()
+    if not all(ids):
+        raise InvalidRequestError(argument="place", reason=f"{os.fspath(place)} has none of server {ids.index([])}")
+    by_uid = [{get_uid(each): each for each in of_server} for of_server in ids]
     common = [uid for uid in by_uid[0] if all(uid in each for each in by_uid)]
     if checkpoint is not None:
         uid = get_uid(checkpoint)
@@ -215,7 +219,7 @@ def _find_ids(members: Members, place: Place, checkpoint: str | None) -> list[st
             reason = f"{os.fspath(place)} has no checkpoint {checkpoint!r} of all servers; it has {known}"
             raise InvalidRequestError(argument="checkpoint", reason=reason)
         return [each[uid] for each in by_uid]
-    return [each[common[-1]] for each in by_uid] if common else [each[-1] for each in ids[:-1]]
+    return [each[common[-1]] for each in by_uid] if common else [each[-1] for each in ids]
 
 
 def _get_whole(name: str) -> str:

@@ -150,7 +150,7 @@ class ClusterMoves:
         timeout_s: float = CHECKPOINT_TIMEOUT_S,
         on_progress: OnRestore = lambda _: None,
     ) -> list[str]:
-        """Brings stores of a checkpoint of as many servers back, each to the server of its number.
+        """Brings stores of a checkpoint of as many servers, or fewer, back, each to the server of its number.
 
         Args:
             place: As of ``checkpoint``.
@@ -166,8 +166,7 @@ class ClusterMoves:
             The names of the new stores.
 
         Raises:
-            InvalidRequestError: The place has checkpoints of another number of servers, or no such checkpoint. Nothing
-                was restored.
+            InvalidRequestError: The place has checkpoints of more servers, or no such checkpoint. Nothing was restored.
             TDServeError: As of ``Client.restore``; a name is looked for at all servers before anything is restored.
         """
         deadline = Deadline.after(timeout_s)

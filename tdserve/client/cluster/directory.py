@@ -57,6 +57,9 @@ IGNORED_SEARCH_S = 0.1
 SHORTEST_S = 0.5
 """Time for a server's answer, and for the connection to it, however little is left of the call's own."""
 
+LOOK_S = 10.0
+"""Most time for a server's answer, before it is found out whether it stands still; one that is busy is asked again."""
+
 LOOK_AGAIN_S = 0.02
 """Pause before it is asked again where a store is that is being moved."""
 
@@ -198,6 +201,9 @@ class Directory:
             ConnectError: Nobody listens there, and nothing was sent before that was found out; or a server that does
                 not answer may have such a store. The error names the server; the client's timeout is not waited for.
         """
+        role = f"which {'decides about' if server == self.get_owner(name) else 'has'} the name {name!r}"
+        if server in self._members.lost:  # one that stands still would take the request, and carry it out later
+            self._members.check_answers(server, role, patience_s=REACH_S)
         if name not in self._places:
             self._forward_check.check_creation(name)
         try:
@@ -206,8 +212,7 @@ class Directory:
         except ConnectError as error:
             if not error.retryable:
                 raise
-            role = "decides about" if server == self.get_owner(name) else "has"
-            reason = f"server {server}, which {role} the name {name!r}, does not answer: {error.reason}"
+            reason = f"server {server}, {role}, does not answer: {error.reason}"
             raise ConnectError(address=error.address, reason=reason) from error
 
     def forget(self, name: str) -> None:
@@ -257,7 +262,7 @@ class Directory:
             DeadlineExceededError: One that is alive did not answer within half of the time.
         """
         rest_s = deadline.remaining_s
-        timeout_s = None if rest_s is None else max(SHORTEST_S, rest_s / 2)  # others may have the store
+        timeout_s = LOOK_S if rest_s is None else min(max(SHORTEST_S, rest_s / 2), LOOK_S)  # others may have the store
         if deadline.timeout_s == 0:  # as any call that asks once
             timeout_s = ONCE_GRACE_S
         calls = {server: partial(self._ask_server, server, name, timeout_s) for server in servers}

@@ -157,11 +157,12 @@ class Members:
         except TDServeError:
             return False
 
-    def check_answers(self, server: int, role: str) -> None:
+    def check_answers(self, server: int, role: str, *, patience_s: float = PATIENCE_S) -> None:
         """Waits a moment for a server that does not answer.
 
         Args:
             role: What is asked of it, for the error: ``"to which 'a' moves"``.
+            patience_s: How long one that listens may take to answer.
 
         Raises:
             ConnectError: It does not answer; the error names it.
@@ -169,7 +170,7 @@ class Members:
         begun_s = time.monotonic()
         while True:
             try:
-                if check_health(self.membership.find(server), timeout_s=PATIENCE_S, tls=self._tls):
+                if check_health(self.membership.find(server), timeout_s=patience_s, tls=self._tls):
                     return
                 why = PeerLostError(peer=f"server {server}", reason="it is starting, or ends")
             except (TransportError, DeadlineExceededError) as error:

@@ -125,7 +125,11 @@ def find_id(place: Place, checkpoint: str | None) -> str:
     """
     ids = list_ids(open_archive(place))
     if not ids:
-        raise InvalidRequestError(argument="place", reason=f"{place} has no checkpoint")
+        first = find_server_place(place, 0)
+        of_cluster = (
+            f"; {first} has: connect to all servers to restore {place}" if list_ids(open_archive(first)) else ""
+        )
+        raise InvalidRequestError(argument="place", reason=f"{place} has no checkpoint{of_cluster}")
     if checkpoint is not None and checkpoint not in ids:
         reason = f"{place} has no checkpoint {checkpoint!r}; it has {', '.join(ids[-MAX_NAMED:])}"
         raise InvalidRequestError(argument="checkpoint", reason=reason)

@@ -1,4 +1,4 @@
-"""Checkpoints of several servers, brought back to as many others."""
+"""Checkpoints of several servers, brought back to as many others, or more."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.integration.cluster.moving import ROW, choose_other, make_rows
 from tests.integration.cluster.names import name_owned_by, next_name
 
 pytestmark = pytest.mark.integration
+
+CONTENT = TensorDict({"x": torch.arange(3)}, [3])
 
 
 @pytest.fixture
@@ -74,11 +76,50 @@ def test_stores_when_restored_to_other_servers_then_shared_ones_too(
             assert restored.stores() == before
         with tdserve.connect(",".join(server.address for server in others[:2])) as two:
             assert isinstance(two, tdserve.ClusterClient)
-            with pytest.raises(InvalidRequestError, match="another number of servers"):
+            with pytest.raises(InvalidRequestError, match="more servers than the 2 given"):
                 two.restore(tmp_path / "place")
+        with others[0].client() as one, pytest.raises(InvalidRequestError, match="connect to all servers"):
+            one.restore(tmp_path / "place")
     finally:
         for name in names:
             client.delete(name)
+
+
+def test_store_when_it_has_moved_since_then_its_name_is_taken(client: tdserve.ClusterClient, tmp_path: Path) -> None:
+    name = next_name()
+    store = client.memmap(CONTENT, name)
+    try:
+        client.checkpoint(tmp_path / "place")
+        client.rebalance(name, choose_other(client, name))
+        with pytest.raises(StoreExistsError, match=name):
+            client.restore(tmp_path / "place", names=[name])
+        assert sum(name in client.members.get(server).stores() for server in range(3)) == 1
+        assert store["x"].tolist() == CONTENT["x"].tolist()
+    finally:
+        client.delete(name)
+
+
+def test_stores_when_restored_to_more_servers_then_found_and_their_names_taken(
+    others: list[tdserve.Server], tmp_path: Path
+) -> None:
+    names = [next_name() for _ in range(6)]
+    shared = next_name()
+    with tdserve.connect(",".join(server.address for server in others[:2])) as two:
+        for name in names:
+            two.memmap(CONTENT, name)
+        two.create_replay(shared, ROW, 300, shards="all").extend(make_rows(0, 20))
+        two.checkpoint(tmp_path / "place")
+        for name in (*names, shared):
+            two.delete(name)
+    with tdserve.connect(",".join(server.address for server in others)) as three:
+        assert three.restore(tmp_path / "place", names=[*names, shared]) == sorted([*names, shared])
+        for name in names:
+            assert three[name]["x"].tolist() == CONTENT["x"].tolist()
+            with pytest.raises(StoreExistsError):
+                three.memmap(CONTENT, name)
+        assert sorted(three.replay(shared)[:]["number"].tolist()) == list(range(20))
+        for name in (*names, shared):
+            three.delete(name)
 
 
 def test_table_when_restored_without_its_policy_on_its_server_then_it_follows_the_copy_on_another(

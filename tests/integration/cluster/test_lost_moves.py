@@ -1,7 +1,10 @@
-"""Moves whose servers are away, or are lost in the middle: they end soon, and the store stays where it was."""
+"""Moves and creations whose servers are away, stand still, or are lost in the middle: they end soon, and nothing has
+changed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +79,24 @@ def test_move_when_the_server_that_may_have_it_is_away_then_the_error_says_so(cr
         wait_for(lambda: not client.stats().get("lost"), "an answer of the server")
         with pytest.raises(StoreNotFoundError):
             client.rebalance(name, 1)
+
+
+def test_creation_when_the_owner_stands_still_then_refused_soon_and_nothing_is_created_later(
+    crashing: list[Crashing],
+) -> None:
+    name = name_owned_by(1, 3)
+    with connecting(crashing, timeout_s=4.0) as client:
+        client.create_replay(name, rows(1)[0], 10)  # so that it is connected
+        client.delete(name)
+        os.kill(crashing[1].server.pid, signal.SIGSTOP)
+        try:
+            with raising_soon(f"server 1, which decides about the name '{name}'"):
+                client.create_replay(name, rows(1)[0], 10)
+        finally:
+            os.kill(crashing[1].server.pid, signal.SIGCONT)
+        wait_for(lambda: not client.stats().get("lost"), "an answer of the server")
+        client.create_replay(name, rows(1)[0], 10)  # it would exist if the first request had been sent
+        client.delete(name)
 
 
 def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashing: list[Crashing]) -> None:
