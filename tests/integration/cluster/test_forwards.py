@@ -105,7 +105,7 @@ def test_shared_store_when_a_server_has_joined_and_its_own_is_away_then_found_by
         assert sorted(client.replay(name)[:]["number"].tolist()) == [*range(1, 20)]
 
 
-def test_part_when_it_moves_to_the_owner_that_has_joined_then_moved_and_the_owner_still_knows(
+def test_part_when_it_moves_to_the_owner_that_has_joined_then_found_there(
     growing: list[Crashing],
 ) -> None:
     name = next(name for name in iter(next_name, None) if choose_owner(name, 3) == 2)

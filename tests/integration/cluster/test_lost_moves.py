@@ -71,7 +71,7 @@ def test_move_when_its_target_or_source_is_away_then_refused_soon(crashing: list
         client.delete(name)
 
 
-def test_move_when_the_server_that_may_have_it_is_away_then_the_error_says_so(crashing: list[Crashing]) -> None:
+def test_move_when_the_server_that_may_have_it_is_away_then_the_error_names_it(crashing: list[Crashing]) -> None:
     name = name_owned_by(0, 3)
     with connecting(crashing, timeout_s=60.0) as client:
         with killed(crashing, 2), raising_soon(f"server 2, which may have '{name}'"):
