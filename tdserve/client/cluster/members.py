@@ -261,7 +261,7 @@ class Members:
             if failure is None:
                 found[server] = future.result()
                 self.note_answer(server)
-            elif isinstance(failure, TransportError) and failure.retryable:
+            elif isinstance(failure, (ConnectError, PeerLostError)) and failure.retryable:
                 self.note_unreached(server, failure)
                 lost[server] = failure
             elif isinstance(failure, DeadlineExceededError) and not self._answers(server):

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, InvalidRequestError, TransportError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    EndOfStreamError,
+    InvalidRequestError,
+    TransferAbortedError,
+    TransportError,
+)
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.session_client import SessionClient
@@ -279,6 +285,8 @@ class ShardDraws:
                 if not (query.is_lease or is_used_up):
                     raise
                 limits[shard] = counts[shard] // self._find_unit(query) // 2
+                return None
+            except TransferAbortedError:  # rows were written meanwhile; the next try finds them whole
                 return None
             return found
 
