@@ -11,10 +11,10 @@
     │   │   └── StructureChangedError FAILED_PRECONDITION  (the same)
     │   ├── StoreNotFoundError        NOT_FOUND            name, near, listing
     │   ├── StoreMovedError           FAILED_PRECONDITION  name, server, move           retryable
-    │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing, entry  also a KeyError
+    │   ├── KeyNotFoundError          NOT_FOUND            store, key, listing, entry, elsewhere  also a KeyError
     │   ├── StoreExistsError          ALREADY_EXISTS       name, reason
     │   ├── KeyExistsError            ALREADY_EXISTS       store, key           also a KeyError
-    │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual
+    │   ├── VersionConflictError      FAILED_PRECONDITION  store, key, expected, actual, elsewhere
     │   ├── SelectionError            OUT_OF_RANGE         selection, reason    also an IndexError
     │   ├── StepForgottenError        OUT_OF_RANGE         store, step, kept, next
     │   ├── WrongStateError           FAILED_PRECONDITION  state, event

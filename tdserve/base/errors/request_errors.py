@@ -83,11 +83,12 @@ _MAX_SHOWN_KEY = 200
 
 
 class KeyNotFoundError(RequestError, KeyError):
-    """The store, or an entry of a keyed store, has no such key; where ``key`` is empty, it has none at all."""
+    """The store, or an entry of a keyed store, has no such key; where ``key`` is empty, it has none at all. Of a shared
+    store ``elsewhere`` has what was changed at other servers."""
 
     code = "NOT_FOUND"
     template = "store {store!r} has no key {key!r}; {listing} lists its keys"
-    defaults = {"store": "", "key": "", "listing": "", "entry": ""}
+    defaults = {"store": "", "key": "", "listing": "", "entry": "", "elsewhere": ""}
 
     def _message(self) -> str:
         store, listing = self.fields["store"], self.fields["listing"]
@@ -100,7 +101,7 @@ class KeyNotFoundError(RequestError, KeyError):
         return template.format(**{**self.fields, "key": shown, "listing": listing})
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
-        return self._message()
+        return self._text
 
 
 class KeyExistsError(RequestError, KeyError):
@@ -124,11 +125,11 @@ class StoreExistsError(RequestError):
 
 class VersionConflictError(RequestError):
     """An entry of a keyed store has another version than the caller expected; 0 stands for an absent entry. Nothing was
-    changed."""
+    changed, but for what ``elsewhere`` names: entries of a shared store that other servers have."""
 
     code = "FAILED_PRECONDITION"
     template = "store {store!r}, key {key!r}: expected version {expected}, it has {actual}"
-    defaults = {"store": "", "key": "", "expected": 0, "actual": 0}
+    defaults = {"store": "", "key": "", "expected": 0, "actual": 0, "elsewhere": ""}
 
 
 class SelectionError(RequestError, IndexError):
@@ -166,10 +167,6 @@ class ShardLostError(RequestError):
     code = "FAILED_PRECONDITION"
     template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it anew, empty"
     defaults = {"name": "", "shard": 0, "server": 0, "address": "", "elsewhere": ""}
-
-    def _message(self) -> str:
-        elsewhere = self.fields["elsewhere"]
-        return super()._message() + (f"; {elsewhere}" if elsewhere else "")
 
 
 class ReadOnlyError(RequestError):

@@ -31,7 +31,13 @@ class TDServeError(Exception):
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         self.fields: dict[str, Field] = {**self.defaults, **fields}
         self.request_id = ""
-        super().__init__(self._message())
+        super().__init__(self._text)
+
+    @property
+    def _text(self) -> str:
+        """The message, with what a call that has several steps has done in others (the field ``elsewhere``)."""
+        elsewhere = self.fields.get("elsewhere")
+        return self._message() + (f"; {elsewhere}" if elsewhere else "")
 
     def _message(self) -> str:
         return self.template.format(**self.fields)
@@ -53,7 +59,7 @@ class TDServeError(Exception):
         """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""
         self.request_id = request_id
         if request_id and self.code == "INTERNAL":
-            self.args = (f"{self._message()} (request {request_id} in the server's log)",)
+            self.args = (f"{self._text} (request {request_id} in the server's log)",)
 
 
 def _rebuild(cls: type[_Error], fields: dict[str, Field], request_id: str) -> _Error:

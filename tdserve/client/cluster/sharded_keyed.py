@@ -17,6 +17,7 @@ from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.session.call_traces import gather_spans
+from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
 
@@ -40,6 +41,10 @@ def create_sharded_keyed(
         client.create_kv(name_part(name, shard), like, part_bytes, eviction, ttl_s, exists_ok=True)
 
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
+
+
+MAX_NAMED_KEYS = 8
+"""Keys that an error names."""
 
 
 class ShardedKeyedHandle(EntryMapping, ShardedStore):
@@ -67,16 +72,23 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         return where
 
     def _ask_owners(
-        self, keys: Sequence[str], call: Callable[[Any, list[str], list[int]], Any], timeout_s: float | None = None
+        self,
+        keys: Sequence[str],
+        call: Callable[[Any, list[str], list[int]], Any],
+        timeout_s: float | None = None,
+        *,
+        done: str = "",
     ) -> dict[int, Any]:
         """Calls the parts that have these keys.
 
         Args:
             call: Gets the part, its keys, and their positions.
             timeout_s: How long each server is waited for; None: the client's timeout.
+            done: What then has happened to the entries, such as "put", for errors; "" if nothing was changed.
 
         Raises:
-            ConnectError: One does not answer in time.
+            ConnectError: One does not answer in time. The others have done it.
+            TDServeError: The first error of a part. The others have done it.
         """
         where = self._split(keys)
 
@@ -88,7 +100,13 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers), timeout_s)}
         reach_s = timeout_s or None  # a call that asks once still opens its connections
         deadline = None if reach_s is None else Deadline.after(reach_s)
-        return self.ask_each(where, act, reach_s=reach_s, deadline=deadline)
+
+        def explain_done(shards: list[int]) -> str:
+            names = [keys[number] for shard in shards for number in where[shard]]
+            more = f" and {len(names) - MAX_NAMED_KEYS} more" if len(names) > MAX_NAMED_KEYS else ""
+            return f"{', '.join(map(repr, names[:MAX_NAMED_KEYS]))}{more} were {done}, at other servers" if done else ""
+
+        return self.ask_each(where, act, reach_s=reach_s, deadline=deadline, explain_done=explain_done)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""
@@ -130,7 +148,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
                 )
                 return part.put(some, chosen, versions, **options)
 
-            return self._join(names, self._ask_owners(names, put_some, timeout_s)) if names else []
+            return self._join(names, self._ask_owners(names, put_some, timeout_s, done="put")) if names else []
 
         return self._cluster.later(put) if return_early else put()
 
@@ -143,16 +161,31 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
             return int(part.delete(some, versions, **options))
 
-        return sum(self._ask_owners(names, delete, options.get("timeout_s")).values()) if names else 0
+        timeout_s = options.get("timeout_s")
+        return sum(self._ask_owners(names, delete, timeout_s, done="deleted").values()) if names else 0
 
     def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server."""
+        """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server. Nothing is
+        deleted before all are there."""
         reach_s = _find_reach_s(options.get("timeout_s", 0))
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, default, **options), reach_s)
         names = _list_names(keys)
-        popped = self._ask_owners(names, lambda part, some, _: part.pop(some, default, **options), reach_s)
+        if default is NO_DEFAULT:
+            self._wait_present(names, options.get("timeout_s", 0))
+        popped = self._ask_owners(
+            names, lambda part, some, _: part.pop(some, default, **options), reach_s, done="popped"
+        )
         return self._join(names, popped)
+
+    def _wait_present(self, keys: Sequence[str], timeout_s: float | None) -> None:
+        """Waits until all entries are there; errors as of ``get``."""
+        if timeout_s != 0:
+            self.get(keys, timeout_s=timeout_s)
+            return
+        for key, version in zip(keys, self.versions(keys), strict=True):
+            if not int(version):
+                raise make_missing_error(self.name, key.encode(errors="surrogatepass"))
 
     # ------------------------------------------------------------ reads
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
+    DeadlineExceededError,
     ShardLostError,
     StoreMovedError,
     StoreNotFoundError,
@@ -233,16 +234,30 @@ class ShardedStore:
             time.sleep(until.limit(PROBE_INTERVAL_S))
 
     def _ask_some(
-        self, asked: list[int], call: Callable[[int, Any], _Result], reach_s: float, deadline: Deadline | None
-    ) -> tuple[dict[int, _Result], dict[int, TransportError | ShardLostError]]:
-        """Calls parts; returns the results, and the failures of those that are lost or whose servers do not answer."""
+        self,
+        asked: list[int],
+        call: Callable[[int, Any], _Result],
+        reach_s: float,
+        deadline: Deadline | None,
+        *,
+        keeps_refusals: bool = False,
+    ) -> tuple[dict[int, _Result], dict[int, TDServeError]]:
+        """Calls parts; returns the results, and the failures of those that are lost or whose servers do not answer.
+
+        Args:
+            keeps_refusals: Whether what a part refuses is a failure, too; otherwise it is raised.
+        """
         timeout_s = None if deadline is None else deadline.remaining_s
-        failures: dict[int, TransportError | ShardLostError] = {}
+        failures: dict[int, TDServeError] = {}
 
         def ask(shard: int) -> list[_Result]:
             try:
                 return [self.ask_part(shard, partial(call, shard), timeout_s)]
-            except ShardLostError as error:
+            except (TransportError, DeadlineExceededError):  # perhaps the server does not answer
+                raise
+            except TDServeError as error:
+                if not keeps_refusals and not isinstance(error, ShardLostError):
+                    raise
                 failures[shard] = error
                 return []
 
@@ -276,7 +291,8 @@ class ShardedStore:
 
         Args:
             reach_s: How long a server is waited for; None: the client's timeout, as if it were the only one.
-            explain_done: Returns what these shards have done although others do not answer, and what to do, for errors.
+            explain_done: Returns what these shards have done although others do not answer, or refuse it, and what to
+                do, for errors.
 
         Raises:
             TransportError: One does not answer. The calls of the others were made.
@@ -284,12 +300,12 @@ class ShardedStore:
             TDServeError: The first other error.
         """
         reach_s = self._cluster.timeout_s if reach_s is None else reach_s
-        found, failures = self._ask_some(list(shards), call, reach_s, deadline)
+        found, failures = self._ask_some(list(shards), call, reach_s, deadline, keeps_refusals=True)
         if not failures:
             return found
         done = explain_done(sorted(found)) if found else ""
         for failure in failures.values():
-            if len(failures) == 1 or isinstance(failure, ShardLostError):
+            if len(failures) == 1 or not isinstance(failure, TransportError):
                 raise note_elsewhere(failure, done)
         reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
         raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)

@@ -192,5 +192,5 @@ def make_not_held_error(num_lost: int, num_rows: int) -> WrongStateError:
     """Returns the error for rows that their owner does not hold."""
     lost = f"{num_lost} of these {num_rows} rows are not held by this owner"
     why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
-    state = f"{lost}: they were {why}; none was acknowledged, go on with the rows that the next take returns"
+    state = f"{lost}: they were {why}; none of these was acknowledged, go on with the rows that the next take returns"
     return WrongStateError(state=state, event="acknowledging rows")

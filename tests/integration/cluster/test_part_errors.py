@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import (
+    DeadlineExceededError,
     InvalidRequestError,
     KeyNotFoundError,
     NotSupportedError,
@@ -21,7 +22,10 @@ from tdserve.base.errors import (
     TDServeError,
     TooLargeError,
     VersionConflictError,
+    WrongStateError,
 )
+from tdserve.rules.placement import hash_to_shard
+from tests.integration.cluster.losing import fill_each, rows as numbered_rows
 from tests.integration.cluster.names import next_name
 
 pytestmark = pytest.mark.integration
@@ -30,6 +34,11 @@ pytestmark = pytest.mark.integration
 def rows(num_rows: int) -> TensorDict:
     """Returns some rows."""
     return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+
+
+def key_of_shard(shard: int) -> str:
+    """Returns a key that one of three servers has."""
+    return next(key for key in map(str, range(1000)) if hash_to_shard(key.encode(), 3) == shard)
 
 
 def get_text_of(act: Callable[[], Any], kind: type[TDServeError], name: str) -> str:
@@ -112,3 +121,42 @@ def test_restore_when_one_part_is_named_then_refused_and_the_whole_comes_back(
     client.restore(tmp_path, names=[name], prefix="copy-")
     assert len(client.replay(f"copy-{name}")) == 4
     client.delete(f"copy-{name}")
+
+
+def test_put_when_one_entry_has_another_version_then_the_error_names_what_other_servers_have_put(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    kv = user.create_kv(name, shards="all")
+    first, second, third = (key_of_shard(shard) for shard in range(3))
+    kv.put(first, 1)
+    text = get_text_of(lambda: kv.put([first, second, third], [9, 9, 9], if_version=0), VersionConflictError, name)
+    assert repr(first) in text
+    assert text.endswith(f"{second!r}, {third!r} were put, at other servers")
+    assert kv.get([first, second, third]) == [1, 9, 9]
+
+
+def test_pop_when_an_entry_of_another_server_is_missing_then_nothing_is_deleted(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    kv = user.create_kv(name, shards="all")
+    first, second = key_of_shard(0), key_of_shard(1)
+    kv.put(first, 1)
+    for timeout_s, kind in ((0, KeyNotFoundError), (0.2, DeadlineExceededError)):
+        with pytest.raises(kind):
+            kv.pop([first, second], timeout_s=timeout_s)
+        assert kv[first] == 1
+    kv.put(second, 2)
+    assert kv.pop([second, first]) == [2, 1]
+
+
+def test_ack_when_rows_of_one_server_are_not_held_then_the_error_names_those_that_were_acknowledged(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    queue = user.create_queue(name, numbered_rows(1)[0], 30, shards="all")
+    fill_each(queue)
+    taken = queue.take(30, ack=False)
+    is_first = taken["index"] < queue.part_capacity
+    queue.ack(taken[is_first])
+    with pytest.raises(WrongStateError, match="20 of these 30 rows were acknowledged"):
+        queue.ack(taken)
+    assert len(queue) == 0
