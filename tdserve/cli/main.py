@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -116,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; ``None`` takes the process's own.
     """
+    # Its warning about whoever asks whether it traces; making a ragged tensor asks.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     try:
         code = cli.main(args=None if arguments is None else list(arguments), prog_name="tdserve", standalone_mode=False)
         sys.stdout.flush()

@@ -338,8 +338,8 @@ class ShardedStore:
         left_out = frozenset(silent.union(self._lost_parts.list_shards()))
         before = self._lost_parts.replace_left_out(left_out)
         if new := (left_out - before) & silent:
-            shown = sorted(new)
-            _log.warning("store %r goes on without shards %s, until their servers answer", self.name, shown)
+            shown = ", ".join(f"shard {shard} (server {self.placement.servers[shard]})" for shard in sorted(new))
+            _log.warning("store %r goes on without %s, until there is an answer", self.name, shown)
         for shard in self._lost_parts.take_unreported():
             _log.warning("store %r goes on without shard %d, which %s", self.name, shard, self._explain_lost(shard))
         if bool(left_out) != bool(before):

@@ -67,6 +67,11 @@ class TableHandle(FollowedTable):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
 
+    @property
+    def part_capacity(self) -> int:
+        """Rows of each shard: here all, for programs that also meet shared tables."""
+        return self.capacity
+
     def __len__(self) -> int:
         """Returns the number of live rows; costs as much as a small read. ``counts`` sends no request."""
         self._counts.update(ask_counts(self._client, self.name, self._client.deadline(None)))
