@@ -19,8 +19,8 @@ from tests.rough_proxy import RoughProxy, run_rough_proxy
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 1.0
-LATE_S = 1.5
-"""How long after its deadline a call may end, as in ``test_partitions``."""
+LATE_S = 3.0
+"""How long after its deadline a call may end on a machine that has ten times more to do than it can."""
 
 ROWS = TensorDict({"x": torch.ones(8, 100_000)}, [8])
 """3.2 MB: many messages, so that a fault comes in the middle of some."""
