@@ -26,18 +26,19 @@ class _Knowledge(NamedTuple):
     is_sealed: bool = False
 
 
-def finish_cut_short(members: Members, targets: Iterable[int]) -> None:
+def finish_cut_short(members: Members, name: str, targets: Iterable[int]) -> None:
     """Has servers show what was released to them, and remove what nobody will release any more.
 
     What a mover still works on stays: its store is sealed. So does everything while another server does not answer.
     Nothing is raised: moves of other stores do not depend on it.
 
     Args:
+        name: The store that is to be moved, for which the token is asked.
         targets: Numbers of the servers that are asked what has come to them.
     """
     for target in targets:
-        with suppress(TDServeError):  # such as that of a token for some stores only
-            for arrived in request_step(members.get(target), "", list_complete=True).complete:
+        with suppress(TDServeError):
+            for arrived in request_step(members.get(target), name, list_complete=True).complete:
                 _finish(members, target, arrived.store, arrived.move)
 
 

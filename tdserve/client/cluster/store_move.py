@@ -121,7 +121,7 @@ def move_store(
             raise InvalidRequestError(argument="name", reason=reason)
         try:
             with reach_within(MOVE_REACH_S):
-                finish_cut_short(members, {place.server, target})
+                finish_cut_short(members, name, {place.server, target})
                 if whole is None:
                     _move_whole(servers, name, place.server, target, on_progress, deadline)
                 else:

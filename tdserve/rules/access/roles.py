@@ -77,8 +77,7 @@ _QUESTIONS = {
 
 _MOVE_STEPS = {
     **dict.fromkeys(("list_files", "read", "seal", "unseal", "release"), _ADMIN),
-    **dict.fromkeys(("receive", "write", "complete", "sync", "give_up", "place"), _ADMIN),
-    "list_complete": _Rule(Role.ADMIN, is_server_wide=True),
+    **dict.fromkeys(("receive", "write", "complete", "list_complete", "sync", "give_up", "place"), _ADMIN),
     "show": _READ,  # any client that finds a released store completes its move, and changes nothing else
 }
 

@@ -69,7 +69,8 @@ class MoveRequests:
         if step in ("list_files", "read", "seal"):
             return control_pb2.Done(moved=await self._read(session, step, asked))
         if step == "list_complete":
-            return control_pb2.Done(moved=control_pb2.MoveAnswer(complete=self.arriving.list_complete()))
+            granted = [each for each in self.arriving.list_complete() if session.caller.grant.has_store(each.store)]
+            return control_pb2.Done(moved=control_pb2.MoveAnswer(complete=granted))
         if step == "unseal":
             self.leaving.unseal(asked.store, Seal(session.number, asked.move))
         elif step == "release":
