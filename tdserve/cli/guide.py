@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 
@@ -37,8 +38,15 @@ def guide(topic: str | None, as_json: bool) -> None:
         for line in shown.get().splitlines():  # each is padded to the width
             click.echo(line.rstrip())
     else:
-        names = [name for name in pages if topic and topic in name] or get_close_matches(topic, pages)
+        names = _find_near(topic, pages) if topic else []
         raise click.BadParameter(f"no topic {topic!r}; choose from {', '.join(names or pages)}", param_hint="TOPIC")
+
+
+def _find_near(topic: str, pages: Mapping[str, str]) -> list[str]:
+    """Returns the topics with such a heading; without one, those with such a name."""
+    heading = re.compile(rf"^#+ .*\b{re.escape(topic)}\b", re.MULTILINE | re.IGNORECASE)
+    headed = [name for name, page in pages.items() if heading.search(page)]
+    return headed or [name for name in pages if topic in name] or get_close_matches(topic, pages)
 
 
 def _read_pages() -> Iterator[tuple[str, str]]:

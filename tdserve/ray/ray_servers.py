@@ -112,11 +112,17 @@ def start(
         raise InvalidRequestError(argument="storage", reason=f"{storage!r} is not an absolute path")
     if placement not in _PLACEMENTS:
         raise InvalidRequestError(argument="placement", reason=f"{placement!r} is none of {', '.join(_PLACEMENTS)}")
+    if lifetime not in (None, "detached"):
+        raise InvalidRequestError(argument="lifetime", reason=f"{lifetime!r} is neither None nor 'detached'")
+    wanted = dict(resources or {"CPU": 1})
+    for key, amount in wanted.items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount > 0:
+            raise InvalidRequestError(argument="resources", reason=f"{key!r}: {amount!r} is no positive number")
     Server(storage, **settings)  # raises if one of them is invalid
     if count_servers(name):
         reason = f"servers of this name run: connect('ray://{name}'), or tdserve.ray.shutdown({name!r})"
         raise InvalidRequestError(argument="name", reason=reason)
-    wanted, token = dict(resources or {"CPU": 1}), token or secrets.token_urlsafe(32)
+    token = token or secrets.token_urlsafe(32)
     group = placement_group([wanted] * num_servers, placement, name=f"{NAMESPACE}/{name}", lifetime=lifetime)
     actors: list[Any] = []
     try:

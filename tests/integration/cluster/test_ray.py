@@ -127,6 +127,7 @@ class TestOneNode:
         with pytest.raises(DeadlineExceededError, match="'CPU': 9"):
             tdserve_ray.start(1, storage=storage, name="large", resources={"CPU": 9}, timeout_s=0.5)
         wrong: list[dict[str, Any]] = [{"storage": "here"}, {"placement": "near"}, {"name": "a/b"}, {"port": -1}]
+        wrong += [{"resources": {"CPU": -1}}, {"resources": {"GPU": "1"}}, {"lifetime": "long"}]
         for settings in wrong:
             with pytest.raises(InvalidRequestError):
                 tdserve_ray.start(1, **{"storage": str(storage), "name": "other", **settings})

@@ -42,7 +42,13 @@ def test_guide_when_asked_for_json_then_the_topics_or_a_page(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("topic", "near"), [("queue", "queues, transfer-queue"), ("repaly", "replay"), ("chats", "chats-and-values")]
+    ("topic", "near"),
+    [
+        ("queue", "queues, transfer-queue"),
+        ("repaly", "replay"),
+        ("chats", "chats-and-values"),
+        ("ray", "cluster, datasets, migrating"),
+    ],
 )
 def test_topic_when_nearly_right_then_named_and_exit_code_2(
     topic: str, near: str, capsys: pytest.CaptureFixture[str]
