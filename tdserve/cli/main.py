@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; ``None`` takes the process's own.
     """
-    # Its warning about whoever asks whether it traces; making a ragged tensor asks.
+    # Torch warns here whenever a ragged tensor is made, which is no fault of the user.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     try:
         code = cli.main(args=None if arguments is None else list(arguments), prog_name="tdserve", standalone_mode=False)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 1.0
 LATE_S = 3.0
-"""How long after its deadline a call may end on a machine that has ten times more to do than it can."""
+"""How long after its deadline a call may end, four at once and beside other tests; ``test_partitions`` is stricter."""
 
 ROWS = TensorDict({"x": torch.ones(8, 100_000)}, [8])
 """3.2 MB: many messages, so that a fault comes in the middle of some."""

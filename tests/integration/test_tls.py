@@ -150,7 +150,7 @@ def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
             assert client.stores() == []
 
 
-def test_client_when_the_certificate_has_expired_then_refused_with_the_reason_and_the_server_has_said_so(
+def test_client_when_the_certificate_has_expired_then_refused_with_the_reason_and_the_server_logs_it(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     certificates.make_expired("expired")

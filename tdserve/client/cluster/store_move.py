@@ -121,7 +121,6 @@ def move_store(
             raise InvalidRequestError(argument="name", reason=reason)
         try:
             with reach_within(MOVE_REACH_S):
-                finish_cut_short(members, name, {place.server, target})
                 if whole is None:
                     _move_whole(servers, name, place.server, target, on_progress, deadline)
                 else:
@@ -274,6 +273,7 @@ class _Copying:
         at_target = partial(self._ask, self.target, f"to which {self.name!r} moves")
         self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
         self.servers.members.check_answers(self.target, f"to which {self.name!r} moves")
+        finish_cut_short(self.servers.members, self.name, (self.source, self.target))
         move = make_uid()
         target = partial(at_target, move=move, deadline=self.deadline)
         try:

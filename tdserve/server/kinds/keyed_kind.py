@@ -127,9 +127,9 @@ def _compute_map_bytes(max_bytes: int, root: FilePath) -> int:
 @contextmanager
 def read_tables(store: OpenedStore) -> Iterator[EntryTables | None]:
     """A block that may read the tables of a store; None if nothing was ever put. Raises CorruptDataError."""
-    epoch = 0 if store.generations is None else store.generations.objects_epoch
-    values = object_folders.get_folder(store.folder, epoch)
-    if not Objects.exists(values):
+    generations = store.generations
+    values = None if generations is None else object_folders.get_folder(store.folder, generations.objects_epoch)
+    if values is None or not Objects.exists(values):
         yield None
         return
     with Objects(values) as objects:
