@@ -23,7 +23,7 @@ from tdserve.server.access.gate import Gate
 from tdserve.server.access.token_register import TokenRegister
 from tdserve.server.client_process import ClientProcess
 from tdserve.server.compaction import compact_all
-from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.observation import Observation, read_package_version
 from tdserve.server.observer_process import ObserverProcess
@@ -118,7 +118,7 @@ class ControlProcess:
         )
         self._observer = observer
         self._checkpoints = checkpoints
-        make_local = partial(PermitMover, services.mover_context)
+        make_local = partial(make_local_mover, services.mover_context)
         self._local_listener = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
 
     def _make_worker(self, number: int, make: Callable[..., DataWorker]) -> DataWorker:

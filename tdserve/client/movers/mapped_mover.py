@@ -26,7 +26,7 @@ from tdserve.client.transfers.read import try_decode_values
 from tdserve.client.transfers.upload import SentContent
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore
-from tdserve.data.stored_entries import decode_entries, find_entries
+from tdserve.data.stored_entries import find_entries
 from tdserve.messages.content import may_be_packed, read_layout, select_spec, write_layout
 from tdserve.messages.row_numbers import decode_repeats, decode_rows
 from tdserve.messages.selection.selection import Selection
@@ -198,8 +198,6 @@ class MappedMover(ClientMover):
 
     def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
         """Reads the entries. The next read needs no answer."""
-        if reply.accepted.values:
-            return decode_entries(reply.accepted.values)
         store = self.open_mapped(name, stored, reply.accepted)
         self._local.remember_readable(store)
         found = find_entries(store, keys)

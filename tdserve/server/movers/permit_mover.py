@@ -50,7 +50,7 @@ class PermitMover(SessionMover):
     Args:
         context: What all movers share.
         session: Session whose content it moves.
-        client: Local client of the session. If it only reads, everything that it would write raises NotSupportedError.
+        client: Local client of the session. One that holds no lock may only read.
     """
 
     transport = LOCAL_TRANSPORT
@@ -68,17 +68,21 @@ class PermitMover(SessionMover):
 
     @property
     def claim_holder(self) -> ClaimHolder | None:
-        """The client, unless it only reads."""
-        return self._claim_holder if self.lock_name else None
+        """The client."""
+        return self._claim_holder
 
     def take_claim(self, store: OpenedStore, grant: Callable[[], control_pb2.Claim | None]) -> control_pb2.Claim | None:
         """Returns the claim at once: the client extends no table again before it has its answer."""
         return grant()
 
+    @property
+    def lacks_values(self) -> bool:
+        """Whether the client cannot read values itself."""
+        return self._client.lacks_values
+
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""
         client, store, values = self._client, rows.store, make_put_values(rows)
-        client.check_writes(f"writing to {store.name!r}")
         client.add_spool(rows.asked.content, values)
         written = control_pb2.Written()
         if store.spec.tensors:
@@ -126,7 +130,7 @@ class PermitMover(SessionMover):
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
         values = b""
-        if self._client.lacks_values and store.spec.values:
+        if self.lacks_values and store.spec.values:
             paths = [path for path, _ in store.spec.values]
             values = await self._read_values(store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
@@ -149,7 +153,6 @@ class PermitMover(SessionMover):
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the client write the tensors into the store's files."""
-        self._client.check_writes(f"writing to {store.name!r}")
         await self._client.let_write(request, control_pb2.Accepted(uid=store.uid, path=store.path))
         self._traffic.count_received(self.transport, content)
 
@@ -166,7 +169,7 @@ class PermitMover(SessionMover):
     ) -> control_pb2.Done | None:
         """Sends the client the store and the structure to read."""
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
-        if self._client.lacks_values and store.spec.values:
+        if self.lacks_values and store.spec.values:
             keys = decode_paths(asked.keys)
             chosen = store.spec.select(keys, store=store.name) if keys else store.spec
             paths = [path for path, _ in chosen.values]
@@ -182,12 +185,12 @@ class PermitMover(SessionMover):
     async def get_entries(
         self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
-        """Lets the client read entries itself, once there are all; sends them if it cannot."""
+        """Lets the client read entries itself, once there are all."""
         accepted, worker = control_pb2.Accepted(uid=store.record.uid), self._session.worker
-        if self._client.lacks_values or asked.timeout_s:
+        if asked.timeout_s:
             order = worker_pb2.Order(send_entries=make_send_entries(store, worker, asked))
-            order.send_entries.only_checks = not self._client.lacks_values
-            accepted.values = (await worker.submit(order)).values
+            order.send_entries.only_checks = True
+            await worker.submit(order)
         self._traffic.count_sent(self.transport, 0)
         return control_pb2.Done(accepted=accepted)
 
@@ -195,7 +198,6 @@ class PermitMover(SessionMover):
         self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Has the client write the file. If that fails, the file is unlinked even while a client may still fill it."""
-        self._client.check_writes(f"publishing {store.name!r}")
         accepted = control_pb2.Accepted(uid=store.record.uid)
         accepted.path = self._get_relative(make_unfinished_path(store, publishing))
         if publishing.recycles is not None:

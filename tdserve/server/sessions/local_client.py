@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tdserve.base.errors import NotSupportedError, PeerLostError
+from tdserve.base.errors import PeerLostError
 from tdserve.base.ids import make_uid
 from tdserve.base.machine import read_pid_namespace
 from tdserve.control.local import LocalConnection
@@ -94,16 +94,6 @@ class LocalClient:
         self._is_lost = False
         self.lacks_values = attach.lacks_values
         self.lock_name = lock_name
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether the client has declared that it only reads; it holds no lock then."""
-        return not self.lock_name
-
-    def check_writes(self, doing: str) -> None:
-        """Raises NotSupportedError if the client has declared that it only reads; ``doing`` names the operation."""
-        if self.is_read_only:
-            raise NotSupportedError(feature=doing, reason="this client has declared that it only reads")
 
     async def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
         """Sends a message, without waiting for anything. ``rest`` and errors are those of ``LocalConnection.send``."""

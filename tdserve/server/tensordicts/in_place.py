@@ -53,7 +53,6 @@ class InPlace:
             TDServeError: Nothing was written.
             PeerLostError: The client was lost in the middle: the rows are lost until they are written again.
         """
-        client.check_writes(f"writing to {store.name!r}")
         keys = tuple(decode_paths(asked.keys))
         overwrite = Overwrite(store.record.uid, client.lock_name, request, rows, keys)
         async with hold_rows(store, rows, keys, check) as held:

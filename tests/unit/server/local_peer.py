@@ -16,7 +16,7 @@ from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.data.mapped_stores import MappedStore, OpenStores
-from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
@@ -92,7 +92,7 @@ class LocalPeer:
             is_gone=world.process_watch.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
-        self.session.attach(self.local, PermitMover(world.mover_context, self.session, self.local))
+        self.session.attach(self.local, make_local_mover(world.mover_context, self.session, self.local))
         return self
 
     async def __aexit__(

@@ -146,7 +146,7 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
             assert session.transport == "shm"
             assert isinstance(session.connection, LocalClient)
             assert session.mover.lock_name == invited(session).lock_name
-            assert (session.connection.is_read_only, session.connection.lacks_values) == (False, True)
+            assert (bool(session.connection.lock_name), session.connection.lacks_values) == (True, True)
         lock.release()
 
     within(scenario)
@@ -159,7 +159,7 @@ def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(with
             await visitor.attach(session, is_read_only=True)
             assert (await visitor.receive()).HasField("welcome")
             assert isinstance(session.connection, LocalClient)
-            assert session.connection.is_read_only
+            assert not session.connection.lock_name
             assert session.mover.lock_name == ""
 
     within(scenario)

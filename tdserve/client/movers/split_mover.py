@@ -1,0 +1,121 @@
+"""The mover of a client on the server's machine that cannot read or write all files of the server itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tdserve.base.deadline import Deadline
+from tdserve.client.content.read_content import Content
+from tdserve.client.local.local_claim import LocalClaim
+from tdserve.client.movers.channel_mover import ChannelMover
+from tdserve.client.movers.mapped_mover import MappedMover
+from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.pending import Reply
+from tdserve.data.mapped_stores import MappedStore
+from tdserve.messages.selection.selection import Selection
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT
+from tdserve.store.entry_tables import FoundEntries
+from tdserve.structure.capture import Captured
+from tdserve.structure.tree import Spec
+from tdserve.v1 import control_pb2
+
+
+class SplitMover(ClientMover):
+    """Copies what this process can read or write itself out of and into the server's files, and moves the rest over
+    the session's channel.
+
+    Args:
+        mapped: Moves what is read.
+        channel: Moves entries of keyed stores if this process cannot open them.
+        writes: The one of the two that moves what is written.
+        lacks_values: Whether this process cannot read values itself.
+    """
+
+    transport = LOCAL_TRANSPORT
+    draws_rows = True
+
+    def __init__(
+        self, mapped: MappedMover, channel: ChannelMover, *, writes: MappedMover | ChannelMover, lacks_values: bool
+    ) -> None:
+        self.max_joined_bytes, self.takes_claims = writes.max_joined_bytes, writes.takes_claims
+        self._reads, self._writes = mapped, writes
+        self._entries: ClientMover = channel if lacks_values else mapped
+
+    @property
+    def is_ready(self) -> bool:
+        """As of what moves the writes."""
+        return self._writes.is_ready
+
+    @property
+    def inline_bytes(self) -> int:
+        """As of what moves the writes."""
+        return self._writes.inline_bytes
+
+    def prepare(
+        self,
+        captured: Sequence[Captured],
+        target: WriteTarget,
+        *,
+        margin_nbytes: int = 0,
+        fetch: Callable[[], Captured] | None = None,
+    ) -> Outgoing:
+        """As of what moves the writes."""
+        return self._writes.prepare(captured, target, margin_nbytes=margin_nbytes, fetch=fetch)
+
+    def take_apart(self, captured: Captured) -> None:
+        """As of what moves the writes."""
+        self._writes.take_apart(captured)
+
+    def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
+        """As of what moves the writes."""
+        return self._writes.open_claim(name, stored, claim)
+
+    def find_known(self, name: str, spec: Spec) -> MappedStore | None:
+        """As of MappedMover."""
+        return self._reads.find_known(name, spec)
+
+    def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
+        """As of MappedMover."""
+        return self._reads.open_mapped(name, spec, accepted)
+
+    def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
+        """As of MappedMover."""
+        return self._reads.take_rows(reply, wanted)
+
+    def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
+        """As of MappedMover."""
+        return self._reads.read_listed(wanted, selection)
+
+    def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
+        """As of MappedMover."""
+        return self._reads.draw_rows(wanted, num_rows, is_counted=is_counted)
+
+    def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
+        """As of MappedMover."""
+        return self._reads.read_known(wanted, stored, request, deadline)
+
+    def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
+        """As of MappedMover."""
+        return self._reads.take_selection(reply, wanted, stored)
+
+    def find_entries(self, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries | None:
+        """As of what moves entries."""
+        return self._entries.find_entries(name, stored, keys)
+
+    def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
+        """As of what moves entries."""
+        return self._entries.take_entries(reply, name, stored, keys)
+
+    def find_file(self, path: str) -> Path:
+        """As of MappedMover."""
+        return self._reads.find_file(path)
+
+    def check_maps(self, what: str, *, writable: bool) -> None:
+        """As of MappedMover."""
+        self._reads.check_maps(what, writable=writable)
+
+    def forget_deleted(self) -> None:
+        """As of MappedMover."""
+        self._reads.forget_deleted()
