@@ -131,14 +131,14 @@ class LocalConnection(asyncio.Protocol):
             self.close()
 
 
-async def listen(
-    root: Path,
-    on_message: Callable[[LocalConnection, control_pb2.ClientMessage], None],
-    on_lost: Callable[[LocalConnection], None],
-) -> asyncio.AbstractServer:
+async def listen(root: Path, make_connection: Callable[[], LocalConnection]) -> asyncio.AbstractServer:
     """Listens in the root folder, and replaces the socket of a server that is gone.
 
     Any process that sees the socket may connect: a session needs the key that it got over gRPC.
+
+    Args:
+        root: The folder.
+        make_connection: Makes this end of each connection.
 
     Raises:
         OSError: The folder takes no socket.
@@ -154,10 +154,7 @@ async def listen(
             bound.close()
             raise
     loop = asyncio.get_running_loop()
-    strangers: dict[LocalConnection, None] = {}
-    server = await loop.create_unix_server(
-        lambda: LocalConnection(on_message, on_lost, strangers), sock=bound, start_serving=False
-    )
+    server = await loop.create_unix_server(make_connection, sock=bound, start_serving=False)
     try:
         await server.start_serving()
     except BaseException:  # the server is being stopped
@@ -166,33 +163,44 @@ async def listen(
     return server
 
 
-class SocketEnd:
-    """The client's end, with any number of writers and one reading thread.
-
-    Args:
-        root: The server's root folder, as this process sees it.
-        on_message: Called for every message, in the reading thread; a callback that takes long there may call ``look``.
-        on_end: Called at the end of that thread, whatever ended it.
+def connect(root: Path) -> socket.socket:
+    """Connects to the server of a root folder.
 
     Raises:
         ConnectError: No server listens there, or this process may not connect.
     """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with _make_short_name(root) as path:
+            connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise ConnectError(address=str(root / SOCKET_NAME), reason=error.strerror or str(error)) from error
+    return connection
+
+
+class SocketEnd:
+    """The client's end, with any number of writers and one reading thread.
+
+    Args:
+        connection: A connection to the server.
+        on_message: Called for every message, in the reading thread; a callback that takes long there may call ``look``.
+        on_end: Called at the end of that thread, whatever ended it.
+    """
 
     def __init__(
-        self, root: Path, *, on_message: Callable[[control_pb2.ServerMessage], None], on_end: Callable[[], None]
+        self,
+        connection: socket.socket,
+        *,
+        on_message: Callable[[control_pb2.ServerMessage], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._on_message = on_message
         self._on_end = on_end
         self._frames = FrameReader()
         self._waiting: deque[control_pb2.ServerMessage] = deque()
         self._lock = Lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            with _make_short_name(root) as path:
-                self._socket.connect(path)
-        except OSError as error:
-            self._socket.close()
-            raise ConnectError(address=str(root / SOCKET_NAME), reason=error.strerror or str(error)) from error
+        self._socket = connection
         self._thread = Thread(target=self._read, name="tdserve-local-socket", daemon=True)
 
     @property

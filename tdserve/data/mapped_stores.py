@@ -43,6 +43,7 @@ class MappedStore:
     """One mapped store.
 
     Attributes:
+        name: Its name.
         uid: Incarnation: a store that is deleted and created again has another.
         spec: As stored, rows included.
         leaves: The mapped tensors by path.
@@ -55,8 +56,11 @@ class MappedStore:
         structure: Number of the structure whose files are mapped.
         row_values_nbytes: Size of the non-tensor values of a row, as of the last rows that were read.
         used_at: Turn of the cache at which it was last asked for.
+        lacks_values: Whether this process cannot read its values.
+        keeps: What its folder's path needs, as long as the store is mapped.
     """
 
+    name: str
     uid: str
     folder: FilePath
     spec: Spec
@@ -69,16 +73,13 @@ class MappedStore:
     structure: int = 0
     row_values_nbytes: int = 0
     used_at: int = 0
+    lacks_values: bool = False
+    keeps: object = None
     tables: tuple[Objects, EntryTables] | None = None
     _objects: tuple[int, Objects] | None = None
     _writable_generations: Generations | None = None
     _tables: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
-
-    @property
-    def name(self) -> str:
-        """Name of the store and of its folder."""
-        return self.folder.name
 
     @cached_property
     def identity(self) -> str:
@@ -181,8 +182,8 @@ class MappedStore:
 
     @cached_property
     def compares_rows(self) -> bool:
-        """Whether it was created with ``checksum=True``."""
-        return is_compared(self.folder)
+        """Whether it was created with ``checksum=True``, and this process can read all that the checksums are of."""
+        return not (self.lacks_values and self.spec.values) and is_compared(self.folder)
 
     @cached_property
     def _comparison(self) -> RowComparison:
@@ -269,7 +270,7 @@ class OpenStores:
     If there are too many, those not asked for the longest are dropped. A caller that uses one keeps it mapped.
 
     Args:
-        writes_values: As in MappedStore.
+        writes_values, lacks_values: As in MappedStore.
         is_read_only: Whether tensors are mapped for reading only.
         max_stores: Most stores.
         max_mappings: Most mappings of leaves.
@@ -280,12 +281,14 @@ class OpenStores:
         self,
         *,
         writes_values: bool,
+        lacks_values: bool = False,
         is_read_only: bool = False,
         max_stores: int = MAX_MAPPED_STORES,
         max_mappings: int = MAX_MAPPINGS,
         max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
         self._writes_values = writes_values
+        self._lacks_values = lacks_values
         self._is_read_only = is_read_only
         self._max_stores = max_stores
         self._max_mappings = max_mappings
@@ -325,11 +328,15 @@ class OpenStores:
             self._turn = store.used_at = self._turn + 1  # threads may take the same turn
         return store
 
-    def get(self, ref: worker_pb2.StoreRef, spec: Spec | None = None) -> MappedStore:
+    def get(
+        self, ref: worker_pb2.StoreRef, spec: Spec | None = None, *, name: str = "", keeps: object = None
+    ) -> MappedStore:
         """Returns the store of a reference, and maps it if necessary.
 
         Args:
             spec: Its structure, in its own order of keys; None takes the structure that was learnt, in any order.
+            name: Its name; by default that of its folder.
+            keeps: Kept as long as it is mapped.
 
         Raises:
             CorruptDataError: Its files are missing or damaged.
@@ -343,7 +350,8 @@ class OpenStores:
         with self._lock:
             store = self._stores.get(ref.uid)
             if store is None or store.structure != ref.structure or store.is_gone:
-                opened = self._open(ref, spec)
+                opened = self._open(ref, spec, name or FilePath(ref.folder).name)
+                opened.keeps = keeps
                 self._remove(ref.uid)
                 self._make_room(opened)
                 store = self._stores[ref.uid] = opened
@@ -415,7 +423,7 @@ class OpenStores:
             self._readable = {}
             self._num_mappings = 0
 
-    def _open(self, ref: worker_pb2.StoreRef, spec: Spec) -> MappedStore:
+    def _open(self, ref: worker_pb2.StoreRef, spec: Spec, name: str) -> MappedStore:
         folder = FilePath(ref.folder)
         generations = Generations.open(folder / GENERATION_FILE, uid=ref.uid, writable=False)
         adopted = Adopted.load(folder)
@@ -423,13 +431,14 @@ class OpenStores:
         try:
             leaves = open_leaves(folder, spec, writable=not (self._is_read_only or read_only))
         except CorruptDataError:
-            _check_structure(generations, ref, folder.name)
+            _check_structure(generations, ref, name)
             raise
-        _check_structure(generations, ref, folder.name)
+        _check_structure(generations, ref, name)
         if generations.is_deleted:  # the folder may already belong to the next store of this name
-            raise StoreNotFoundError(name=folder.name)
+            raise StoreNotFoundError(name=name)
         max_object_bytes = ref.max_object_bytes or DEFAULT_MAX_OBJECT_BYTES
         return MappedStore(
+            name,
             ref.uid,
             folder,
             spec,
@@ -439,6 +448,7 @@ class OpenStores:
             max_object_bytes=max_object_bytes,
             read_only=read_only,
             structure=ref.structure,
+            lacks_values=self._lacks_values,
         )
 
 

@@ -27,7 +27,7 @@ from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
 from tdserve.server.root_watch import watch_root
 from tdserve.store.archive import check_outside_roots
-from tdserve.store.root import Root
+from tdserve.store.root import STORES, Root
 
 READY_PREFIX = "tdserve ready at "
 """Start of the one line that a server prints once it accepts connections; the address follows."""
@@ -76,7 +76,7 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     if config.checkpoint_to is not None:
         check_outside_roots(config.checkpoint_to, config.root)
     tokens = TokenRegister.open(config)
-    root = Root.acquire(config.root)
+    root = Root.acquire(config.root, is_closed=_is_closed(config))
     try:
         _warn_of_readers(config, root)
         recover(root)
@@ -181,18 +181,24 @@ def _format_address(config: ServerConfig, port: int) -> str:
 
 def _set_umask(config: ServerConfig) -> None:
     """Sets the umask. Without one in the configuration it keeps the inherited one, and denies write access to group and
-    others as well; where tokens have roles all access, which no role would hold for."""
+    others as well. Where tokens have roles it allows read access below folders that others cannot enter: who may read
+    a store is lent its folder."""
     umask = config.umask
     if umask is None:
         before = os.umask(0o022)
-        umask = before | (0o022 if config.tokens_file is None else 0o077)
+        umask = 0o022 if _is_closed(config) else before | 0o022
     os.umask(umask)
+
+
+def _is_closed(config: ServerConfig) -> bool:
+    """Returns whether other users may enter no folder of a new root, since no role would hold for them there."""
+    return config.tokens_file is not None and config.umask is None
 
 
 def _warn_of_readers(config: ServerConfig, root: Root) -> None:
     """Logs that other users can read a root that is older than its tokens with roles."""
     mode = root.path.stat().st_mode & 0o777
-    if config.tokens_file is not None and config.umask is None and mode & 0o077:
+    if _is_closed(config) and mode & 0o077 and (root.path / STORES).stat().st_mode & 0o077:
         _log.warning(
             "other users of this machine can open the files in %s (mode %03o), whatever the roles of their tokens; "
             "chmod 700 denies it",

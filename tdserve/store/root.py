@@ -44,7 +44,12 @@ _NONCE_BYTES = 16
 _HOLDER_BYTES = 512
 """Size of the lock file. It never changes, so a start on a full disk has room for its text."""
 _MAX_SHOWN_NAME = 60
-_SUBFOLDERS = ("arriving", "catalog", "requests", "sessions", "stores")
+STORES = "stores"
+"""Folder of the stores' folders."""
+
+_OPEN_MODE, _CLOSED_MODE = 0o777, 0o700
+
+_SUBFOLDERS = ("arriving", "catalog", "requests", "sessions", STORES)
 
 
 class Root:
@@ -70,7 +75,9 @@ class Root:
         self._holder = holder
 
     @classmethod
-    def acquire(cls, path: str | os.PathLike[str], *, address: str = "", pid: int | None = None) -> Root:
+    def acquire(
+        cls, path: str | os.PathLike[str], *, address: str = "", pid: int | None = None, is_closed: bool = False
+    ) -> Root:
         """Creates the folders if needed and takes the root for this process.
 
         Args:
@@ -78,6 +85,7 @@ class Root:
             address: Where the server listens, for other servers' messages. Often not known yet: see
                 :meth:`set_address`.
             pid: Process named as the holder; by default this one.
+            is_closed: Whether other users may enter none of the folders that are created, whatever the umask.
 
         Raises:
             RootInUseError: Another server has it; the error names its process, host and address. Nothing was changed.
@@ -90,14 +98,15 @@ class Root:
         with convert_os_errors(root):
             _refuse_checkpoints(root)
             _refuse_unfinished_restore(root)
-            _make_folder(root)
+            mode = _CLOSED_MODE if is_closed else _OPEN_MODE
+            _make_folder(root, mode)
             lock_fd = _open_lock(root)
         try:
             with convert_os_errors(root):
                 _lock_or_refuse(lock_fd, root)
                 server_id = _read_or_create_server_id(root)
                 for name in _SUBFOLDERS:
-                    (root / name).mkdir(exist_ok=True)
+                    (root / name).mkdir(mode, exist_ok=True)
                 nonce = secrets.token_hex(_NONCE_BYTES)
                 replace_file(root / _NONCE_FILE, nonce.encode())
                 holder: dict[str, str | int] = {"pid": pid or os.getpid(), "host": socket.gethostname()}
@@ -400,9 +409,9 @@ def _refuse_unfinished_restore(root: Path) -> None:
         raise InvalidRequestError(argument="root", reason=reason)
 
 
-def _make_folder(root: Path) -> None:
+def _make_folder(root: Path, mode: int) -> None:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, FileNotFoundError) as fault:
         reason = f"{root} cannot be made: {str(fault.strerror).lower()}; is something else there, or above it?"
         raise InvalidRequestError(argument="root", reason=reason) from fault

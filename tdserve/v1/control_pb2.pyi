@@ -214,7 +214,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[int] = ..., worker: _Optional[int] = ..., server_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., reader: _Optional[int] = ..., local: _Optional[_Union[LocalRoot, _Mapping]] = ..., gpu: _Optional[str] = ..., why_not: _Optional[str] = ..., interface: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LocalRoot(_message.Message):
-    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key")
+    __slots__ = ("root", "nonce", "device", "inode", "pid_namespace", "lock_name", "key", "is_lending")
     ROOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class LocalRoot(_message.Message):
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LOCK_NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_LENDING_FIELD_NUMBER: _ClassVar[int]
     root: str
     nonce: str
     device: int
@@ -229,7 +230,26 @@ class LocalRoot(_message.Message):
     pid_namespace: str
     lock_name: str
     key: bytes
-    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
+    is_lending: bool
+    def __init__(self, root: _Optional[str] = ..., nonce: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., pid_namespace: _Optional[str] = ..., lock_name: _Optional[str] = ..., key: _Optional[bytes] = ..., is_lending: bool = ...) -> None: ...
+
+class Borrow(_message.Message):
+    __slots__ = ("session", "key", "store")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    key: bytes
+    store: str
+    def __init__(self, session: _Optional[int] = ..., key: _Optional[bytes] = ..., store: _Optional[str] = ...) -> None: ...
+
+class Borrowed(_message.Message):
+    __slots__ = ("is_lent", "failure")
+    IS_LENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    is_lent: bool
+    failure: Failure
+    def __init__(self, is_lent: bool = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("session", "key", "is_read_only", "lacks_values")

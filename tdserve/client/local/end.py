@@ -6,8 +6,8 @@ import atexit
 import os
 import platform
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
 from queue import Empty, SimpleQueue
 from threading import Condition, Lock
@@ -24,6 +24,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
+from tdserve.client.local.root_files import LentFiles, RootFiles, SeenFiles, StoreFolder
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
@@ -98,6 +99,9 @@ MIN_SPOOLED_BYTES = 32 * 1024
 MAX_KEPT_STORES = 512
 """Most stores that stay mapped; with each new one all of them are asked whether they were deleted."""
 
+MAX_LENT_STORES = 128
+"""The same for lent ones: each takes a descriptor, of which a process often has no more than 1,024."""
+
 OVERWRITES_TIMEOUT_S = 5.0
 """Time for overwrites under way when their session is closed: a copy, and two messages with a running server."""
 
@@ -112,26 +116,41 @@ class Filling(Protocol):
 class LocalEnd:
     """The local end of a session. Build it with :meth:`open`. Threads: safe.
 
+    Args:
+        files: The files below the server's root.
+        lock: The session's lock; None if this process may not write the files.
+        spool: File for values that it writes.
+        lacks_values: As below.
+
     Attributes:
         root: The server's root folder, as this process sees it.
         is_read_only: Whether this process may not write the files.
         lacks_values: Whether it cannot read non-tensor values itself.
         own_reads: Finds rows of tables without a request.
+        why_not_lent: Why the server does not lend something that this client has to read: it needs a session over the
+            network.
     """
 
-    def __init__(self, root: FilePath, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
-        self.root = root
+    def __init__(self, files: RootFiles, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
+        self.root = files.root
+        self.why_not_lent = ""
+        self._files = files
         self.is_read_only = lock is None
         self.lacks_values = lacks_values
         self.own_reads = OwnReads(NO_READER)
         self._lock = lock
         self._spool = spool
         self._socket: SocketEnd | None = None
-        self._stores = OpenStores(writes_values=False, is_read_only=self.is_read_only, max_stores=MAX_KEPT_STORES)
+        self._stores = OpenStores(
+            writes_values=False,
+            lacks_values=lacks_values,
+            is_read_only=self.is_read_only,
+            max_stores=MAX_LENT_STORES if files.is_lent else MAX_KEPT_STORES,
+        )
         self._claims: WeakSet[Filling] = WeakSet()
         self._claims_lock = Lock()
         self._is_over = False
-        self._overwrites = Overwrites(str(root))
+        self._overwrites = Overwrites(str(files.root))
         self._welcomed: SimpleQueue[bool] = SimpleQueue()
         _ends.add(self)
 
@@ -144,7 +163,7 @@ class LocalEnd:
         on_message: Callable[[control_pb2.ServerMessage], None],
         on_lost: Callable[[], None],
     ) -> LocalEnd:
-        """Proves to the server that this process sees its files.
+        """Proves to the server that this process sees its files, or borrows them.
 
         Args:
             welcome: The server's message, which describes its root.
@@ -153,18 +172,19 @@ class LocalEnd:
             on_lost: Called at the end of that thread.
 
         Raises:
-            ConnectError: It does not see them, or may not use them. The error gives the reason.
+            ConnectError: It does not see them, or may not use them, and the server does not lend them. The error gives
+                the reason.
             PeerLostError: The server does not admit it: probably it does not know the session any more.
         """
         offered = welcome.local
-        folder = FilePath(root or offered.root)
-        _check_same(folder, offered)
-        lock = SessionLock.hold(folder / "sessions", offered.lock_name)
+        files = _find_files(welcome, root)
+        sessions_folder = files.root / "sessions"
+        lock = None if files.is_lent else SessionLock.hold(sessions_folder, offered.lock_name)
         try:
-            spool = None if lock is None else Spool(folder / "sessions", offered.lock_name)
+            spool = None if lock is None else Spool(sessions_folder, offered.lock_name)
             # Reading values means writing into a lock file, by process id.
             lacks_values = lock is None or not offered.pid_namespace or offered.pid_namespace != read_pid_namespace()
-            end = cls(folder, lock=lock, spool=spool, lacks_values=lacks_values)
+            end = cls(files, lock=lock, spool=spool, lacks_values=lacks_values)
             end._attach(welcome, on_message, on_lost)
         except BaseException:
             if lock is not None:
@@ -203,20 +223,46 @@ class LocalEnd:
         Raises:
             TransferAbortedError: It was deleted or changed meanwhile.
             CorruptDataError: Its files are missing or damaged.
+            PeerLostError: The server does not lend them: the next session moves content over the network.
         """
         found = self._stores.find(uid)
         if found is not None and found.structure == structure:
             return found
         self._stores.forget_deleted()
-        folder = self.root / (path or f"stores/{name}")
+        opened = StoreFolder(self.root / path) if path else self._open_folder(name)
+        folder = opened.path
         ref = worker_pb2.StoreRef(uid=uid, folder=str(folder), fingerprint=spec.fingerprint, structure=structure)
         try:
-            return self._stores.get(ref, spec)
+            return self._stores.get(ref, spec, name=name, keeps=opened)
         except (CorruptDataError, StoreNotFoundError) as error:
             if isinstance(error, CorruptDataError) and is_of(folder / GENERATION_FILE, uid=uid):
                 raise
-            reason = f"store {name!r} was deleted meanwhile"
-            raise TransferAbortedError(transfer=0, reason=reason) from error
+            raise _make_deleted_error(name) from error
+
+    @contextmanager
+    def locate(self, path: str) -> Iterator[FilePath]:
+        """Yields where this process finds a file of a store, until the end of the block.
+
+        Args:
+            path: Its path below the root.
+
+        Raises:
+            TransferAbortedError: The store was deleted meanwhile.
+            PeerLostError: As of ``store``.
+        """
+        _, store, *names = path.split("/")
+        folder = self._open_folder(store)
+        yield folder.path.joinpath(*names)
+        del folder  # until here its path was needed
+
+    def _open_folder(self, name: str) -> StoreFolder:
+        try:
+            return self._files.open_folder(name)
+        except CorruptDataError as error:
+            raise _make_deleted_error(name) from error
+        except NotSupportedError as error:
+            self.why_not_lent = str(error)
+            raise PeerLostError(peer="the server's lender of folders", reason=str(error)) from error
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
         """Returns the tensordict or keyed store of this name and structure.
@@ -331,7 +377,7 @@ class LocalEnd:
                 on_lost()
             self._stores.close()
 
-        self._socket = SocketEnd(self.root, on_message=on_first, on_end=on_end)
+        self._socket = SocketEnd(self._files.connect(), on_message=on_first, on_end=on_end)
         attach = control_pb2.Attach(
             session=welcome.session,
             key=welcome.local.key,
@@ -354,6 +400,26 @@ class LocalEnd:
             self._lock.release()
         if self._socket is not None:
             self._socket.drop()
+
+
+def _make_deleted_error(name: str) -> TransferAbortedError:
+    return TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile")
+
+
+def _find_files(welcome: control_pb2.Welcome, root: str | None) -> RootFiles:
+    """Returns the files below the server's root, of which the server lends those that this process does not see.
+
+    Raises:
+        ConnectError: It does not see them, and the server does not lend, or the user has named the folder.
+    """
+    folder = FilePath(root or welcome.local.root)
+    try:
+        _check_same(folder, welcome.local)
+    except ConnectError:
+        if root or not welcome.local.is_lending:
+            raise
+        return LentFiles(welcome)
+    return SeenFiles(folder)
 
 
 def _check_same(folder: FilePath, offered: control_pb2.LocalRoot) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tdserve.base.deadline import Deadline
@@ -57,6 +58,7 @@ class MappedMover(ClientMover):
     max_joined_bytes = 32 * 1024 * 1024  # the only cost: they become visible together
     takes_claims = True
     draws_rows = True
+    receives_messages = False
     is_ready = True
     inline_bytes = sys.maxsize
 
@@ -204,9 +206,9 @@ class MappedMover(ClientMover):
         store.check_current()
         return found
 
-    def find_file(self, path: str) -> Path:
-        """Returns a path below the root, as this process sees it."""
-        return self._local.root / path
+    def locate(self, path: str) -> AbstractContextManager[Path]:
+        """Yields a path below the root, as this process sees it. Errors as of ``LocalEnd.locate``."""
+        return self._local.locate(path)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError if writing is asked and this process may not write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tdserve.base.deadline import Deadline
@@ -35,6 +36,7 @@ class SplitMover(ClientMover):
 
     transport = LOCAL_TRANSPORT
     draws_rows = True
+    receives_messages = False
 
     def __init__(
         self, mapped: MappedMover, channel: ChannelMover, *, writes: MappedMover | ChannelMover, lacks_values: bool
@@ -108,9 +110,9 @@ class SplitMover(ClientMover):
         """As of what moves entries."""
         return self._entries.take_entries(reply, name, stored, keys)
 
-    def find_file(self, path: str) -> Path:
+    def locate(self, path: str) -> AbstractContextManager[Path]:
         """As of MappedMover."""
-        return self._reads.find_file(path)
+        return self._reads.locate(path)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """As of MappedMover."""

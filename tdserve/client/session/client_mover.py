@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -78,12 +79,14 @@ class ClientMover(ABC):
         max_joined_bytes: Tensors of several writes share a request up to this size.
         takes_claims: Whether rows can be claimed.
         draws_rows: Whether it can draw rows of tables without a request.
+        receives_messages: Whether content that is read comes over the channel, beyond ``inline_bytes``.
     """
 
     transport: str
     max_joined_bytes = 4 * 1024 * 1024  # the size of one data message
     takes_claims = False
     draws_rows = False
+    receives_messages = True
 
     @property
     @abstractmethod
@@ -173,8 +176,8 @@ class ClientMover(ABC):
     def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
         """Receives the entries of a keyed store that the server has announced or permitted to read."""
 
-    def find_file(self, path: str) -> FilePath:
-        """Returns the path of a file of the server's root in this process."""
+    def locate(self, path: str) -> AbstractContextManager[FilePath]:
+        """Yields where this process finds a file of the server's root, until the end of the block."""
         raise RemoteProtocolError(expected="content", received="the name of a file")
 
     @abstractmethod

@@ -69,6 +69,7 @@ class Session:
         gpu: GPU of the client, for content by NCCL.
         observed_calls: Counts its calls; by default they are its own.
         why_one_port: As of ``make_hello``.
+        why_not_lent: Why it may not read what the server lends; "" if it may.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
@@ -104,6 +105,7 @@ class Session:
         gpu: Gpu = NO_GPU,
         observed_calls: ObservedCalls | None = None,
         why_one_port: str = "",
+        why_not_lent: str = "",
     ) -> None:
         self.device = self.why_not_channel = self.channel_failure = ""
         self.channel_transport = BASE_TRANSPORT
@@ -133,8 +135,11 @@ class Session:
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
             self.channel_transport, self.why_not_channel = channel
             self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
+            if why_not_lent:
+                self.welcome.local.is_lending = False
             if allows_local(transport) and not self.device:
                 self._open_local(transport, root)
+                self.why_not_local = why_not_lent or self.why_not_local
         except BaseException:
             self.close()
             raise

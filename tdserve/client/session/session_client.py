@@ -116,6 +116,7 @@ class SessionClient:
         self.numpy = numpy
         self._root = root
         self._one_port = OnePort()
+        self._why_not_lent = ""
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
@@ -404,6 +405,8 @@ class SessionClient:
                 self._gpu = self._gpu._replace(uuid="", why_not=former.channel_failure)
             else:
                 self._one_port.why = former.channel_failure
+        if former is not None and former.local is not None:
+            self._why_not_lent = self._why_not_lent or former.local.why_not_lent
         session = Session(
             self.catalog.connection,
             client_id=self.catalog.client_id,
@@ -414,6 +417,7 @@ class SessionClient:
             timeout_s=deadline.remaining_s or 0.0,
             observed_calls=self.observed_calls,
             why_one_port=self._one_port.why,
+            why_not_lent=self._why_not_lent,
         )
         if self.transport == "auto":
             self._one_port.begin(session)

@@ -296,7 +296,8 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     client, queries = order.client, order.iter_queries()
     session = client.session(Deadline.after(order.timeout_s))
     # Announced content is received at once, whatever this thread waits for, but only if the channel is open already.
-    num_under_way = order.num_under_way if session.mover.is_ready else 1
+    is_ready = session.mover.is_ready or not session.mover.receives_messages
+    num_under_way = order.num_under_way if is_ready else 1
     try:
         while not order.closed.is_set():
             while len(under_way) < num_under_way and order.reserve(wait=not under_way):

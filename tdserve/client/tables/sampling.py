@@ -344,10 +344,11 @@ def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, .
 
     Returns () if the content may be inline or has values.
     """
-    if session.is_renewing or query.stored.values or not query.is_exact:
+    mover = session.mover
+    if not mover.receives_messages or session.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.make_layout(total).message_nbytes
-    return message_nbytes if sum(message_nbytes) > session.mover.inline_bytes else ()
+    return message_nbytes if sum(message_nbytes) > mover.inline_bytes else ()
 
 
 def receive_sample(

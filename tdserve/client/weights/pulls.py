@@ -250,8 +250,8 @@ class _Attempt:
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
-            file = session.mover.find_file(accepted.path)
-            mapped = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
+            with session.mover.locate(accepted.path) as file:
+                mapped = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
             return self._make_weights(mapped, accepted)
         if accepted.checksums:
             content: Content | None = self._take_changed(session, reply, spec, destination, mismatch)

@@ -40,8 +40,12 @@ class Invitation:
         """Makes an invitation with a new lock name and key."""
         return cls(make_uid(), secrets.token_bytes(_KEY_BYTES))
 
-    def make_message(self, root: Root) -> control_pb2.LocalRoot:
+    def make_message(self, root: Root, *, is_lending: bool) -> control_pb2.LocalRoot:
         """Returns the message from which the client learns whether it sees the same files.
+
+        Args:
+            root: The root.
+            is_lending: Whether a client that does not see it may borrow descriptors.
 
         Raises:
             CorruptDataError: The root's files have been removed.
@@ -56,6 +60,7 @@ class Invitation:
             pid_namespace=read_pid_namespace(),
             lock_name=self.lock_name,
             key=self.key,
+            is_lending=is_lending,
         )
 
 

@@ -1,12 +1,17 @@
-"""The local socket in the root folder, and the sessions attached over it."""
+"""The local socket in the root folder, what is lent to clients that do not see it, and the sessions attached."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
+import os
+import socket
 from collections.abc import Callable
 
+from tdserve.base.errors import NotSupportedError, PeerLostError, PermissionDeniedError
+from tdserve.base.ids import check_store_name
+from tdserve.control.lending import Lender
 from tdserve.control.local import SOCKET_NAME, LocalConnection, listen
 from tdserve.rules.replay.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -14,11 +19,16 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
-from tdserve.store import session_locks
+from tdserve.store import adopted, session_locks
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.root import Root
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
+
+_ROOT_USER = 0
+_OTHERS_READ = 0o004
+_OTHERS_ENTER = 0o005
 
 
 class LocalListener:
@@ -49,16 +59,23 @@ class LocalListener:
         self._free_places = sorted(LOCAL_READERS, reverse=True)
         self._places: dict[LocalConnection, int] = {}
         self._listening: asyncio.AbstractServer | None = None
+        self._lender: Lender | None = None
+        self._strangers: dict[LocalConnection, None] = {}
+        self._connecting: set[asyncio.Task[object]] = set()
 
     async def open(self) -> None:
-        """Starts to listen. If no socket can be made in the root, local clients use the network."""
+        """Starts to listen, and to lend. If no socket can be made in the root, local clients use the network."""
         try:
-            self._listening = await listen(self._root.path, self._on_message, self._on_lost)
+            self._listening = await listen(self._root.path, self._make_connection)
+            self._lender = Lender(self._root.nonce, self._lend)
+            self._sessions.is_lending = True
         except OSError as error:
             _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
 
     def close(self) -> None:
         """Stops listening and closes all connections."""
+        if self._lender is not None:
+            self._lender.close()
         if self._listening is not None:
             self._listening.close()
             (self._root.path / SOCKET_NAME).unlink(missing_ok=True)
@@ -83,6 +100,56 @@ class LocalListener:
             session.ended.set()
             if connection in self._places:
                 self._free_places.append(self._places.pop(connection))
+
+    def _make_connection(self) -> LocalConnection:
+        return LocalConnection(self._on_message, self._on_lost, self._strangers)
+
+    def _lend(self, asked: control_pb2.Borrow, uid: int) -> int:
+        """Returns a descriptor of a store's folder, whose files the borrower opens as far as their permissions let it;
+        or a connection, over which it attaches to its session.
+
+        Args:
+            uid: User of the process that asks.
+
+        Raises:
+            PeerLostError: Its session has ended, or its key is another.
+            NotSupportedError: Its user may not read the files, or they are not in the store's folder.
+            PermissionDeniedError: Its token does not include the store.
+        """
+        session = self._sessions.find(asked.session)
+        invited = None if session is None else session.invitation
+        if session is None or invited is None or session.ended.is_set():
+            raise PeerLostError(peer=f"session {asked.session}", reason="it has ended")
+        if not hmac.compare_digest(asked.key, invited.key):
+            raise PeerLostError(peer=f"session {asked.session}", reason="its key is another")
+        is_other = uid not in (_ROOT_USER, os.geteuid())
+        if not asked.store:
+            if is_other and not os.stat(self._root.nonce_path).st_mode & _OTHERS_READ:
+                raise _make_closed_error()
+            return self._connect()
+        grant = session.caller.grant
+        if not grant.has_store(check_store_name(asked.store)):
+            raise PermissionDeniedError(role=grant.role.label, call="borrow", store=asked.store)
+        return self._open_folder(asked.store, is_other=is_other)
+
+    def _connect(self) -> int:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        connecting = asyncio.get_running_loop().connect_accepted_socket(self._make_connection, ours)
+        task: asyncio.Task[object] = asyncio.ensure_future(connecting)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return theirs.detach()
+
+    def _open_folder(self, name: str, *, is_other: bool) -> int:
+        folder = self._root.store_folder(name)
+        if (folder / adopted.FILE_NAME).exists():
+            raise NotSupportedError(feature=f"lending {name!r}", reason="its files lie in a folder of a user")
+        with convert_os_errors(folder):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if is_other and os.fstat(fd).st_mode & _OTHERS_ENTER != _OTHERS_ENTER:
+            os.close(fd)
+            raise _make_closed_error()
+        return fd
 
     def _attach(self, connection: LocalConnection, message: control_pb2.ClientMessage) -> None:
         """Attaches a client to its session if it shows the session's key and, unless it only reads, holds its lock."""
@@ -112,3 +179,8 @@ class LocalListener:
         if lock_name and self._free_places:  # it counts the rows that it draws, so it must be able to write
             welcome.reader = self._places[connection] = self._free_places.pop()
         connection.send(control_pb2.ServerMessage(welcome=welcome))
+
+
+def _make_closed_error() -> NotSupportedError:
+    reason = "the server's umask denies the files to other users"
+    return NotSupportedError(feature="lending files", reason=reason)

@@ -66,6 +66,9 @@ class Sessions:
         root: The acquired root.
         make_mover: Makes the mover of a session.
         gate: Checks whether a token may have another session; by default one of its own.
+
+    Attributes:
+        is_lending: Whether local clients that do not see the root may borrow descriptors.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Sessions:
         self._server_id = root.server_id
         self._boot_id = read_boot_id()
         self._by_number: dict[int, ClientSession] = {}
+        self.is_lending = False
         # Not from 1: a call that names a session may be retried in the next run of the server, where a small number
         # would belong to another client.
         self._last_number = secrets.randbits(FIRST_NUMBER_BITS)
@@ -168,7 +172,7 @@ class Sessions:
         welcome.worker, welcome.gpu = worker.number, worker.gpu if channel_transport.needs_device else ""
         welcome.inline_bytes = self._config.inline_bytes
         if session.invitation is not None:
-            welcome.local.CopyFrom(session.invitation.make_message(self._root))
+            welcome.local.CopyFrom(session.invitation.make_message(self._root, is_lending=self.is_lending))
         return welcome
 
     def _check(self, hello: control_pb2.Hello) -> None:

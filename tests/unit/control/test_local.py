@@ -26,6 +26,7 @@ from tdserve.control.local import (
     SOCKET_NAME,
     LocalConnection,
     SocketEnd,
+    connect,
     listen,
 )
 from tdserve.control.parts import PartJoiner
@@ -59,7 +60,8 @@ class Echo:
         self.loop.call_soon_threadsafe(self.transports[0].write, content)
 
     def listen(self, root: Path) -> asyncio.AbstractServer:
-        return self(listen(root, self._on_message, self.lost.put))
+        strangers: dict[LocalConnection, None] = {}
+        return self(listen(root, lambda: LocalConnection(self._on_message, self.lost.put, strangers)))
 
     def close(self, server: asyncio.AbstractServer | None) -> None:
         """Closes all connections and stops the loop."""
@@ -116,7 +118,7 @@ class Client:
     def __init__(self, root: Path, on_message: Callable[[control_pb2.ServerMessage], None] | None = None) -> None:
         self.came: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
         self.ended = Event()
-        self.end = SocketEnd(root, on_message=on_message or self.came.put, on_end=self.ended.set)
+        self.end = SocketEnd(connect(root), on_message=on_message or self.came.put, on_end=self.ended.set)
 
 
 def asking(request: int, nbytes: int = 0) -> control_pb2.ClientMessage:

@@ -10,7 +10,7 @@ import pytest
 
 from tdserve.base.errors import ConnectError
 from tdserve.control.framing import FrameReader, frame
-from tdserve.control.local import SOCKET_NAME, LocalConnection, SocketEnd, listen
+from tdserve.control.local import SOCKET_NAME, LocalConnection, connect, listen
 from tdserve.v1 import control_pb2
 
 
@@ -99,15 +99,15 @@ def test_send_when_the_client_does_not_read_then_pieces_wait_their_turn_and_leav
 
 def test_connect_when_no_server_listens_then_connect_error_names_the_socket(tmp_path: Path) -> None:
     with pytest.raises(ConnectError, match=SOCKET_NAME):
-        SocketEnd(tmp_path, on_message=print, on_end=print)
+        connect(tmp_path)
     with pytest.raises(ConnectError):
-        SocketEnd(tmp_path / "none", on_message=print, on_end=print)
+        connect(tmp_path / "none")
 
 
 def test_listen_when_stopped_in_this_moment_then_nothing_stays_open(tmp_path: Path) -> None:
     async def scenario() -> None:
         num_open = len(os.listdir("/proc/self/fd"))
-        listening = asyncio.create_task(listen(tmp_path, lambda connection, message: None, lambda connection: None))
+        listening = asyncio.create_task(listen(tmp_path, lambda: LocalConnection(print, print)))
         await asyncio.sleep(0)
         listening.cancel()
         await asyncio.wait({listening})

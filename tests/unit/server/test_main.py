@@ -64,13 +64,15 @@ def test_run_when_tokens_have_roles_then_no_other_user_may_read_a_new_root_and_a
     for name, is_older in (("new", False), ("older", True)):
         root = tmp_path / name
         if is_older:
-            root.mkdir()
+            (root / "stores").mkdir(parents=True)
             root.chmod(0o755)
         ours, theirs = os.pipe()
         os.close(theirs)
         run(ServerConfig(root=str(root), port=0, grace_s=0.1, tokens_file=str(tokens)), lifeline_fd=ours)
         os.close(ours)
-        assert (root / "catalog").stat().st_mode & 0o777 == 0o700
+        assert {(root / name).stat().st_mode & 0o777 for name in ("catalog", "sessions")} == {0o700}
+        assert (root / "stores").stat().st_mode & 0o777 == (0o755 if is_older else 0o700)
+        assert (root / "nonce").stat().st_mode & 0o777 == 0o644  # below the folders, files may be lent
         warnings.append(f"other users of this machine can open the files in {root}" in caplog.text)
     assert warnings == [False, True]
 

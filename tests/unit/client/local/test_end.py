@@ -23,6 +23,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import read_pid_namespace
 from tdserve.client.local.end import LocalEnd
+from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.session.session import Session
 from tdserve.control.local import SOCKET_NAME
 from tdserve.store.generations import FILE_NAME
@@ -152,7 +153,7 @@ def test_open_when_another_process_has_the_lock_file_then_error_and_the_lock_sta
 @pytest.fixture
 def end(tmp_path: Path) -> LocalEnd:
     """A local end without a server; its root is ``tmp_path``."""
-    return LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
+    return LocalEnd(SeenFiles(tmp_path), lock=None, spool=None, lacks_values=False)
 
 
 def stored(root: Path, name: str, *, uid: str = UID) -> StoredTensorDict:

@@ -21,6 +21,7 @@ from tdserve.client.local.local_reads import (
     copy_rows,
     copy_selection,
 )
+from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.local.sharing import MIN_SHARED_BYTES
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_selection
@@ -49,7 +50,7 @@ TD = TensorDict(
 @pytest.fixture
 def end(tmp_path: Path) -> LocalEnd:
     """Whose root is ``tmp_path``."""
-    return LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
+    return LocalEnd(SeenFiles(tmp_path), lock=None, spool=None, lacks_values=False)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.client.local import local_writes
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
+from tdserve.client.local.root_files import SeenFiles
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
@@ -163,7 +164,7 @@ def version_at(number: int, recycles: int = 0) -> control_pb2.Accepted:
 def end(tmp_path: Path) -> LocalEnd:
     """Whose root is ``tmp_path``."""
     (tmp_path / "versions").mkdir()
-    return LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
+    return LocalEnd(SeenFiles(tmp_path), lock=None, spool=None, lacks_values=False)
 
 
 def test_put_version_when_done_then_sealed_with_its_values(end: LocalEnd, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import encode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_version
+from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.weights.local_versions import map_version
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture
@@ -31,7 +32,7 @@ ACCEPTED = control_pb2.Accepted(path="versions/1.safetensors", version=1)
 def end(tmp_path: Path) -> LocalEnd:
     """A local end of a root that has one version."""
     (tmp_path / "versions").mkdir()
-    made = LocalEnd(tmp_path, lock=None, spool=None, lacks_values=False)
+    made = LocalEnd(SeenFiles(tmp_path), lock=None, spool=None, lacks_values=False)
     captured = capture(WEIGHTS)
     put_version(made, ACCEPTED, captured, encode_values(SPEC, captured.values, store="w"))
     return made

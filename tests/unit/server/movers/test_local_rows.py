@@ -15,7 +15,6 @@ from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
-    NotSupportedError,
     PeerLostError,
     RemoteProtocolError,
 )
@@ -254,19 +253,6 @@ def test_extend_when_its_values_are_refused_and_its_client_has_written_then_its_
             assert store.get_table().info()["num_reserved"] == 0
 
     run(scenario())
-
-
-def test_extend_when_the_client_only_reads_then_refused_and_nothing_is_reserved(
-    world: World, run: Loop, store: OpenedStore
-) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world, is_read_only=True) as peer:
-            with pytest.raises(NotSupportedError, match="only reads"):
-                await begin(world, peer, here(store))
-
-    run(scenario())
-    assert reserved(world, store) == []
-    assert store.get_table().info()["num_reserved"] == 0
 
 
 def test_sample_when_the_client_is_local_then_it_gets_row_numbers_and_copies_them(

@@ -30,7 +30,7 @@ def test_message_when_the_nonce_was_removed_then_its_file_is_named(tmp_path: Pat
     root = Root.acquire(tmp_path)
     root.nonce_path.unlink()
     with pytest.raises(CorruptDataError, match="nonce"):
-        Invitation.make().make_message(root)
+        Invitation.make().make_message(root, is_lending=True)
     root.release()
 
 

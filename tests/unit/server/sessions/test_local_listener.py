@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 
 from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, PeerLostError, TDServeError
 from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
 from tdserve.control.framing import FrameReader, frame
+from tdserve.control.lending import borrow
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionConnection
-from tdserve.server.movers.permit_mover import PermitMover
+from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
@@ -42,7 +45,7 @@ class House:
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
         self.door = LocalListener(
-            world.root, self.sessions, world.process_watch, partial(PermitMover, world.mover_context), self._take
+            world.root, self.sessions, world.process_watch, partial(make_local_mover, world.mover_context), self._take
         )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
@@ -308,3 +311,40 @@ def test_open_when_the_root_takes_no_socket_then_said_in_the_log_and_the_server_
         run(door.open())
     assert [message for message in caplog.messages if "local clients use the network" in message]
     door.close()
+
+
+def test_lend_when_key_and_session_are_shown_then_a_connection_over_which_it_attaches(
+    within: Within, world: World
+) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        asked = control_pb2.Borrow(session=session.number, key=invited(session).key)
+        fd = await asyncio.to_thread(borrow, house.root.nonce, asked)
+        visitor = Visitor(*await asyncio.open_unix_connection(sock=socket.socket(fileno=fd)))
+        await visitor.attach(session, is_read_only=True, lacks_values=True)
+        assert (await visitor.receive()).welcome.transport == "shm"
+        assert session.is_attached
+        await visitor.leave()
+
+    within(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"key": bytes(16)}, PeerLostError),
+        ({"session": 99}, PeerLostError),
+        ({"store": "../x"}, InvalidRequestError),
+        ({"store": "none"}, CorruptDataError),
+    ],
+)
+def test_lend_when_what_is_asked_is_wrong_then_refused(
+    within: Within, fields: dict[str, Any], error: type[TDServeError]
+) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        asked = control_pb2.Borrow(**{"session": session.number, "key": invited(session).key, **fields})
+        with pytest.raises(error):
+            await asyncio.to_thread(borrow, house.root.nonce, asked)
+
+    within(scenario)

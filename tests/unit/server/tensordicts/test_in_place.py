@@ -13,7 +13,6 @@ from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
     DeadlineExceededError,
-    NotSupportedError,
     PeerLostError,
 )
 from tdserve.client.local.local_writes import put_selection
@@ -299,19 +298,6 @@ def test_write_when_several_are_under_way_then_each_answer_has_its_version(
             return versions
 
     assert run(scenario()) == [1, 2, 3]
-
-
-def test_write_when_the_client_only_reads_then_refused_and_nothing_is_touched(
-    world: World, run: Loop, store: OpenedStore
-) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world, is_read_only=True) as peer:
-            with pytest.raises(NotSupportedError, match="only reads"):
-                await begin(world, peer, writing(store, 1))
-
-    run(scenario())
-    assert numbers(store) == [0] * 5
-    assert world.db.scan("pending") == []
 
 
 def test_write_when_it_has_values_alone_then_the_client_has_nothing_to_do(world: World, run: Loop) -> None:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from tdserve.base.errors import (
     CapacityError,
     CorruptDataError,
-    NotSupportedError,
     PeerLostError,
     StoreNotFoundError,
     TDServeError,
@@ -195,14 +194,3 @@ def test_publish_when_the_local_client_reports_a_file_that_is_not_there_then_err
 
     run(scenario())
     assert [publish(world, run, 2), latest(world, run).accepted.version] == [2, 2]
-
-
-def test_publish_when_the_local_client_only_reads_then_refused(world: World, run: Loop) -> None:
-    async def scenario() -> None:
-        async with LocalPeer(world, is_read_only=True) as peer:
-            with pytest.raises(NotSupportedError, match="only reads"):
-                await begin(world, peer)
-
-    run(scenario())
-    assert latest(world, run, newer_than=0).nothing_newer
-    check_nothing_left(world)
