@@ -32,7 +32,7 @@ TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 """Names of the transports; ``tdserve.rules.channel_transports`` describes those that use a channel."""
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707
@@ -122,8 +122,8 @@ class ServerConfig:
             recoveries, ``"warning"`` only what needs attention.
         log_format: ``"human"`` or ``"json"``: how each line looks.
         umask: Permissions that new files below the root do not get. ``None``: only the server's user may write,
-            whatever the shell's umask, and with ``tokens_file`` only that user may read. ``0o002`` lets local clients
-            of its group write in place too.
+            whatever the shell's umask, and with ``tokens_file`` only that user may enter a new root. ``0o002`` lets
+            local clients of its group write in place too.
         adoptable: Absolute folders; any client may have memory-mapped tensordicts below them adopted as stores. Local
             clients that may write the root may have any folder of the machine adopted.
         sync_interval_s: Seconds between two passes that sync written content to the disk. A loss of power may lose what

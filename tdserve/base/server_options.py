@@ -224,7 +224,7 @@ SERVER_OPTIONS = (
         "--umask",
         parse_umask,
         "OCTAL",
-        "Umask of new files; by default 022, with roles 077; 002 lets clients of the server's group write in place.",
+        "Umask of new files; by default 022, with roles in a closed root; 002 lets the server's group write in place.",
         _INTEGER,
     ),
     ServerOption(

@@ -16,9 +16,7 @@ from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.kv.new_store import create_keyed
-from tdserve.client.movers.channel_mover import ChannelMover
-from tdserve.client.movers.mapped_mover import MappedMover
-from tdserve.client.movers.split_mover import SplitMover
+from tdserve.client.movers.partly_mapped_mover import make_mover
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
@@ -723,15 +721,8 @@ class Client(TensorDictClient):
         }
 
     def make_mover(self, session: Session) -> ClientMover:
-        """Makes a local mover as far as the session has access to the server's files, else a remote one."""
-        channel, local = ChannelMover(self, session), session.local
-        if local is None:
-            return channel
-        mapped = MappedMover(self, session, local)
-        if not (local.is_read_only or local.lacks_values):
-            return mapped
-        writes = channel if local.is_read_only else mapped
-        return SplitMover(mapped, channel, writes=writes, lacks_values=local.lacks_values)
+        """Makes the mover of a session; see the function."""
+        return make_mover(self, session)
 
 
 def _open_table(client: Client, description: StoreDescription) -> ReplayHandle | QueueHandle:

@@ -80,8 +80,8 @@ def go_elsewhere(say: Say, address: str, uid: int, token: str) -> None:
         say("read", *sorted(set(numbers_in(client.replay("r")[:]))))
         local = client.session(client.deadline(None)).local
         assert local is not None
-        assert isinstance(local._files, LentFiles)
-        lent = local._files.open_folder("r")
+        assert isinstance(local.files, LentFiles)
+        lent = local.files.open_folder("r")
         folder = lent.path
         say("folder", FILE_NAME in os.listdir(folder))
         tries: list[Callable[[], Any]] = [
@@ -92,8 +92,8 @@ def go_elsewhere(say: Say, address: str, uid: int, token: str) -> None:
             lambda: os.listdir(folder / "../../sessions"),
             lambda: (folder / FILE_NAME).open("r+b"),
             lambda: (folder / "mine").write_bytes(b""),
-            lambda: local._files.open_folder("td"),
-            lambda: local._files.open_folder("../td"),
+            lambda: local.files.open_folder("td"),
+            lambda: local.files.open_folder("../td"),
             lambda: client["td"][:],
         ]
         for attempt in tries:

@@ -24,7 +24,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
-from tdserve.client.local.root_files import LentFiles, RootFiles, SeenFiles, StoreFolder
+from tdserve.client.local.root_files import FileAccess, RootFiles, StoreFolder, find_files
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
@@ -121,20 +121,28 @@ class LocalEnd:
         lock: The session's lock; None if this process may not write the files.
         spool: File for values that it writes.
         lacks_values: As below.
+        access: Learns what the server does not lend.
 
     Attributes:
+        files: As given.
         root: The server's root folder, as this process sees it.
         is_read_only: Whether this process may not write the files.
         lacks_values: Whether it cannot read non-tensor values itself.
         own_reads: Finds rows of tables without a request.
-        why_not_lent: Why the server does not lend something that this client has to read: it needs a session over the
-            network.
     """
 
-    def __init__(self, files: RootFiles, *, lock: SessionLock | None, spool: Spool | None, lacks_values: bool) -> None:
+    def __init__(
+        self,
+        files: RootFiles,
+        *,
+        lock: SessionLock | None,
+        spool: Spool | None,
+        lacks_values: bool,
+        access: FileAccess | None = None,
+    ) -> None:
         self.root = files.root
-        self.why_not_lent = ""
-        self._files = files
+        self._access = access or FileAccess()
+        self.files = files
         self.is_read_only = lock is None
         self.lacks_values = lacks_values
         self.own_reads = OwnReads(NO_READER)
@@ -159,7 +167,7 @@ class LocalEnd:
         cls,
         welcome: control_pb2.Welcome,
         *,
-        root: str | None,
+        access: FileAccess,
         on_message: Callable[[control_pb2.ServerMessage], None],
         on_lost: Callable[[], None],
     ) -> LocalEnd:
@@ -167,7 +175,7 @@ class LocalEnd:
 
         Args:
             welcome: The server's message, which describes its root.
-            root: Path of that folder in this process, if it differs from the server's.
+            access: How this client reaches the files.
             on_message: Called for every message, in a thread of its own, which also writes content in place.
             on_lost: Called at the end of that thread.
 
@@ -177,14 +185,14 @@ class LocalEnd:
             PeerLostError: The server does not admit it: probably it does not know the session any more.
         """
         offered = welcome.local
-        files = _find_files(welcome, root)
+        files = find_files(welcome, access)
         sessions_folder = files.root / "sessions"
         lock = None if files.is_lent else SessionLock.hold(sessions_folder, offered.lock_name)
         try:
             spool = None if lock is None else Spool(sessions_folder, offered.lock_name)
             # Reading values means writing into a lock file, by process id.
             lacks_values = lock is None or not offered.pid_namespace or offered.pid_namespace != read_pid_namespace()
-            end = cls(files, lock=lock, spool=spool, lacks_values=lacks_values)
+            end = cls(files, lock=lock, spool=spool, lacks_values=lacks_values, access=access)
             end._attach(welcome, on_message, on_lost)
         except BaseException:
             if lock is not None:
@@ -240,28 +248,34 @@ class LocalEnd:
             raise _make_deleted_error(name) from error
 
     @contextmanager
-    def locate(self, path: str) -> Iterator[FilePath]:
+    def locate(self, path: str, uid: str) -> Iterator[FilePath]:
         """Yields where this process finds a file of a store, until the end of the block.
 
         Args:
             path: Its path below the root.
+            uid: The store's incarnation.
 
         Raises:
-            TransferAbortedError: The store was deleted meanwhile.
+            TransferAbortedError: The store was deleted, or has got another folder.
             PeerLostError: As of ``store``.
         """
         _, store, *names = path.split("/")
-        folder = self._open_folder(store)
-        yield folder.path.joinpath(*names)
-        del folder  # until here its path was needed
-
-    def _open_folder(self, name: str) -> StoreFolder:
+        folder = self._open_folder(store, uid)
         try:
-            return self._files.open_folder(name)
+            yield folder.path.joinpath(*names)  # good as long as this frame has the folder
+        except CorruptDataError as error:
+            if not folder.is_kept:
+                raise
+            self.files.forget(store)
+            raise TransferAbortedError(transfer=0, reason=f"store {store!r} has got another folder") from error
+
+    def _open_folder(self, name: str, uid: str = "") -> StoreFolder:
+        try:
+            return self.files.open_folder(name, uid=uid)
         except CorruptDataError as error:
             raise _make_deleted_error(name) from error
         except NotSupportedError as error:
-            self.why_not_lent = str(error)
+            self._access.why_not_lent = str(error)
             raise PeerLostError(peer="the server's lender of folders", reason=str(error)) from error
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
@@ -377,7 +391,7 @@ class LocalEnd:
                 on_lost()
             self._stores.close()
 
-        self._socket = SocketEnd(self._files.connect(), on_message=on_first, on_end=on_end)
+        self._socket = SocketEnd(self.files.connect(), on_message=on_first, on_end=on_end)
         attach = control_pb2.Attach(
             session=welcome.session,
             key=welcome.local.key,
@@ -406,35 +420,6 @@ def _make_deleted_error(name: str) -> TransferAbortedError:
     return TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile")
 
 
-def _find_files(welcome: control_pb2.Welcome, root: str | None) -> RootFiles:
-    """Returns the files below the server's root, of which the server lends those that this process does not see.
-
-    Raises:
-        ConnectError: It does not see them, and the server does not lend, or the user has named the folder.
-    """
-    folder = FilePath(root or welcome.local.root)
-    try:
-        _check_same(folder, welcome.local)
-    except ConnectError:
-        if root or not welcome.local.is_lending:
-            raise
-        return LentFiles(welcome)
-    return SeenFiles(folder)
-
-
-def _check_same(folder: FilePath, offered: control_pb2.LocalRoot) -> None:
-    """Raises ConnectError unless the folder is the server's: the same file, on the same mounted file system."""
-    path = folder / "nonce"
-    try:
-        found = os.stat(path)
-        nonce = path.read_text(encoding="ascii", errors="replace")
-    except OSError as error:
-        reason = f"this process does not see the server's root folder there: {error.strerror}"
-        raise ConnectError(address=str(folder), reason=reason) from error
-    if nonce != offered.nonce or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
-        raise ConnectError(address=str(folder), reason="the folder there is not the server's root, but another one")
-
-
 _ends: weakref.WeakSet[LocalEnd] = weakref.WeakSet()
 
 
@@ -458,7 +443,7 @@ def open_local(
     welcome: control_pb2.Welcome,
     *,
     transport: str,
-    root: str | None,
+    access: FileAccess,
     address: str,
     on_message: Callable[[control_pb2.ServerMessage], None],
     on_lost: Callable[[], None],
@@ -469,7 +454,7 @@ def open_local(
     Args:
         transport: The requested transport: ``LOCAL_TRANSPORT`` requires a local end.
         address: Address of the server, for errors.
-        root, on_message, on_lost: As for ``LocalEnd.open``.
+        access, on_message, on_lost: As for ``LocalEnd.open``.
         machine: Kind of processor; None is that of this machine.
 
     Raises:
@@ -481,7 +466,7 @@ def open_local(
         error = ConnectError(address=address, reason=unordered or "the server runs on another machine")
     else:
         try:
-            return LocalEnd.open(welcome, root=root, on_message=on_message, on_lost=on_lost), ""
+            return LocalEnd.open(welcome, access=access, on_message=on_message, on_lost=on_lost), ""
         except PeerLostError as failure:
             if transport == LOCAL_TRANSPORT:
                 raise

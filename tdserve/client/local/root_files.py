@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Protocol
 
@@ -13,6 +14,22 @@ from tdserve.control.local import connect
 from tdserve.store.root import STORES
 from tdserve.v1 import control_pb2
 
+MAX_KEPT_FOLDERS = 32
+"""Most lent folders that are kept for the next version of a store: to borrow one takes half a millisecond."""
+
+
+@dataclass
+class FileAccess:
+    """How a client reaches the files of its server, in all of its sessions.
+
+    Attributes:
+        root: Path of the server's root folder in this process, if it differs from the server's.
+        why_not_lent: Why the server does not lend something that this client has to read; then it borrows nothing more.
+    """
+
+    root: str | None = None
+    why_not_lent: str = ""
+
 
 class StoreFolder:
     """A store's folder, as this process reaches it.
@@ -20,10 +37,15 @@ class StoreFolder:
     Args:
         path: Its path, which is good as long as this object lives.
         fd: Descriptor that the path goes through, closed with this object; -1 if there is none.
+
+    Attributes:
+        path: As given.
+        is_kept: Whether it was opened for an earlier call: the store may have got another folder since.
     """
 
     def __init__(self, path: FilePath, fd: int = -1) -> None:
         self.path = path
+        self.is_kept = False
         self._fd = fd
 
     def __del__(self) -> None:
@@ -45,12 +67,19 @@ class RootFiles(Protocol):
     def connect(self) -> socket.socket:
         """Connects to the server. Raises ConnectError if that is not possible."""
 
-    def open_folder(self, store: str) -> StoreFolder:
+    def open_folder(self, store: str, *, uid: str = "") -> StoreFolder:
         """Opens the folder of a store.
+
+        Args:
+            store: Name of the store.
+            uid: Its incarnation, if the folder may be one that was opened for an earlier call.
 
         Raises:
             TDServeError: Why the server does not lend it.
         """
+
+    def forget(self, store: str) -> None:
+        """Opens the folder of a store anew for the next call."""
 
 
 class SeenFiles:
@@ -65,9 +94,12 @@ class SeenFiles:
         """Connects over the socket in the root."""
         return connect(self.root)
 
-    def open_folder(self, store: str) -> StoreFolder:
+    def open_folder(self, store: str, *, uid: str = "") -> StoreFolder:
         """Returns it by its name."""
         return StoreFolder(self.root / STORES / store)
+
+    def forget(self, store: str) -> None:
+        """Does nothing: names are looked up each time."""
 
 
 class LentFiles:
@@ -86,6 +118,7 @@ class LentFiles:
         self.root = FilePath(welcome.local.root)
         self._nonce = welcome.local.nonce
         self._session, self._key = welcome.session, welcome.local.key
+        self._kept: dict[str, tuple[str, StoreFolder]] = {}
 
     def connect(self) -> socket.socket:
         """Borrows a connection."""
@@ -96,10 +129,54 @@ class LentFiles:
         except TDServeError as error:
             raise ConnectError(address=str(self.root), reason=str(error)) from error
 
-    def open_folder(self, store: str) -> StoreFolder:
-        """Borrows it."""
-        fd = self._borrow(store)
-        return StoreFolder(FilePath(f"/proc/self/fd/{fd}"), fd)
+    def open_folder(self, store: str, *, uid: str = "") -> StoreFolder:
+        """Borrows it, or returns the one that was borrowed for this incarnation."""
+        kept_uid, kept = self._kept.pop(store, ("", None))
+        if kept is None or not uid or kept_uid != uid:
+            fd = self._borrow(store)
+            opened = StoreFolder(FilePath(f"/proc/self/fd/{fd}"), fd)
+        else:
+            opened, kept.is_kept = kept, True
+        if uid:
+            self._kept[store] = uid, opened
+            if len(self._kept) > MAX_KEPT_FOLDERS:
+                self._kept.pop(next(iter(self._kept)), None)
+        return opened
+
+    def forget(self, store: str) -> None:
+        """Borrows the store's folder anew for the next call."""
+        self._kept.pop(store, None)
 
     def _borrow(self, store: str) -> int:
         return borrow(self._nonce, control_pb2.Borrow(session=self._session, key=self._key, store=store))
+
+
+def find_files(welcome: control_pb2.Welcome, access: FileAccess) -> RootFiles:
+    """Returns the files below the server's root, of which the server lends those that this process does not see.
+
+    Raises:
+        ConnectError: It does not see them, and the server does not lend, or the user has named the folder.
+    """
+    folder = FilePath(access.root or welcome.local.root)
+    try:
+        _check_same(folder, welcome.local)
+    except ConnectError as error:
+        if access.root or not welcome.local.is_lending:
+            raise
+        if access.why_not_lent:
+            raise ConnectError(address=str(folder), reason=access.why_not_lent) from error
+        return LentFiles(welcome)
+    return SeenFiles(folder)
+
+
+def _check_same(folder: FilePath, offered: control_pb2.LocalRoot) -> None:
+    """Raises ConnectError unless the folder is the server's: the same file, on the same mounted file system."""
+    path = folder / "nonce"
+    try:
+        found = os.stat(path)
+        nonce = path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        reason = f"this process does not see the server's root folder there: {error.strerror}"
+        raise ConnectError(address=str(folder), reason=reason) from error
+    if nonce != offered.nonce or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
+        raise ConnectError(address=str(folder), reason="the folder there is not the server's root, but another one")

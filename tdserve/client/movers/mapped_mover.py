@@ -206,9 +206,9 @@ class MappedMover(ClientMover):
         store.check_current()
         return found
 
-    def locate(self, path: str) -> AbstractContextManager[Path]:
+    def locate(self, path: str, uid: str) -> AbstractContextManager[Path]:
         """Yields a path below the root, as this process sees it. Errors as of ``LocalEnd.locate``."""
-        return self._local.locate(path)
+        return self._local.locate(path, uid)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """Raises NotSupportedError if writing is asked and this process may not write."""

@@ -176,7 +176,7 @@ class ClientMover(ABC):
     def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
         """Receives the entries of a keyed store that the server has announced or permitted to read."""
 
-    def locate(self, path: str) -> AbstractContextManager[FilePath]:
+    def locate(self, path: str, uid: str) -> AbstractContextManager[FilePath]:
         """Yields where this process finds a file of the server's root, until the end of the block."""
         raise RemoteProtocolError(expected="content", received="the name of a file")
 

@@ -22,6 +22,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
+from tdserve.client.local.root_files import FileAccess
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.call_traces import find_call_traces
@@ -65,11 +66,10 @@ class Session:
         transport: Transport of the content.
         requests: Those that the client may still send again.
         timeout_s: For Hello and Welcome.
-        root: Path of the server's root folder in this process, if it differs from the server's.
+        access: How the client reaches the server's files.
         gpu: GPU of the client, for content by NCCL.
         observed_calls: Counts its calls; by default they are its own.
         why_one_port: As of ``make_hello``.
-        why_not_lent: Why it may not read what the server lends; "" if it may.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
@@ -101,11 +101,10 @@ class Session:
         transport: str,
         requests: RequestNumbers,
         timeout_s: float,
-        root: str | None = None,
+        access: FileAccess | None = None,
         gpu: Gpu = NO_GPU,
         observed_calls: ObservedCalls | None = None,
         why_one_port: str = "",
-        why_not_lent: str = "",
     ) -> None:
         self.device = self.why_not_channel = self.channel_failure = ""
         self.channel_transport = BASE_TRANSPORT
@@ -135,11 +134,8 @@ class Session:
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
             self.channel_transport, self.why_not_channel = channel
             self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
-            if why_not_lent:
-                self.welcome.local.is_lending = False
             if allows_local(transport) and not self.device:
-                self._open_local(transport, root)
-                self.why_not_local = why_not_lent or self.why_not_local
+                self._open_local(transport, access or FileAccess())
         except BaseException:
             self.close()
             raise
@@ -468,12 +464,12 @@ class Session:
         """Tells the server that the permitted work is done; if the socket is gone, the server notices by itself."""
         self.notify(control_pb2.ClientMessage(request=request, written=written))
 
-    def _open_local(self, transport: str, root: str | None) -> None:
+    def _open_local(self, transport: str, access: FileAccess) -> None:
         try:
             self.local, self.why_not_local = open_local(
                 self.welcome,
                 transport=transport,
-                root=root,
+                access=access,
                 address=self.address,
                 on_message=self._on_message,
                 on_lost=self._on_local_lost,

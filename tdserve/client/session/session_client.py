@@ -23,6 +23,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.tls import TLS
 from tdserve.client.content.gpu import find_gpu
+from tdserve.client.local.root_files import FileAccess
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_conditions import (
@@ -114,9 +115,8 @@ class SessionClient:
         self.transport = chosen
         self.allow_pickle = allow_pickle
         self.numpy = numpy
-        self._root = root
+        self._access = FileAccess(root)
         self._one_port = OnePort()
-        self._why_not_lent = ""
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
@@ -151,7 +151,7 @@ class SessionClient:
             token=self.catalog.token,
             timeout_s=self.timeout_s,
             allow_pickle=self.allow_pickle,
-            root=self._root,
+            root=self._access.root,
             device=self._gpu.device or None,
             numpy=self.numpy,
             tls=self.catalog.tls,
@@ -339,8 +339,7 @@ class SessionClient:
     @property
     def has_session(self) -> bool:
         """Whether a session is open."""
-        session = self._session
-        return session is not None and not session.is_lost
+        return (session := self._session) is not None and not session.is_lost
 
     @property
     def has_channel(self) -> bool:
@@ -405,19 +404,16 @@ class SessionClient:
                 self._gpu = self._gpu._replace(uuid="", why_not=former.channel_failure)
             else:
                 self._one_port.why = former.channel_failure
-        if former is not None and former.local is not None:
-            self._why_not_lent = self._why_not_lent or former.local.why_not_lent
         session = Session(
             self.catalog.connection,
             client_id=self.catalog.client_id,
             transport=self.transport,
-            root=self._root,
+            access=self._access,
             gpu=self._gpu,
             requests=self.requests,
             timeout_s=deadline.remaining_s or 0.0,
             observed_calls=self.observed_calls,
             why_one_port=self._one_port.why,
-            why_not_lent=self._why_not_lent,
         )
         if self.transport == "auto":
             self._one_port.begin(session)

@@ -250,7 +250,7 @@ class _Attempt:
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
-            with session.mover.locate(accepted.path) as file:
+            with session.mover.locate(accepted.path, accepted.uid) as file:
                 mapped = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
             return self._make_weights(mapped, accepted)
         if accepted.checksums:

@@ -171,11 +171,6 @@ class ClientSession:
             transports[_ChannelKind.MAIL] = BASE_TRANSPORT
         return sum(CHANNEL_TRANSPORTS[transports[kind]].num_descriptors for kind in transports.keys() - self._opened)
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether a local client is attached."""
-        return isinstance(self.connection, LocalClient)
-
     def attach(self, local: LocalClient, mover: Mover) -> None:
         """Attaches a local client, which moves its content itself from now on; only what it reads if it holds no
         lock."""

@@ -156,7 +156,8 @@ class LocalListener:
         attach = message.attach
         session = self._sessions.find(attach.session)
         invited = None if session is None else session.invitation
-        if session is None or invited is None or session.is_attached or session.ended.is_set():
+        is_attached = session is not None and isinstance(session.connection, LocalClient)
+        if session is None or invited is None or is_attached or session.ended.is_set():
             connection.close()
             return
         holds_lock = session_locks.is_held(self._root.sessions_folder, invited.lock_name)

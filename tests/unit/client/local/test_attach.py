@@ -11,6 +11,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotLocalError
 from tdserve.client.local.end import open_local
+from tdserve.client.local.root_files import FileAccess
 from tdserve.v1 import control_pb2
 
 TD = TensorDict({"a": torch.arange(3)}, [3])
@@ -29,7 +30,7 @@ def test_open_local_when_the_welcome_has_no_files_then_none_or_an_error() -> Non
         return open_local(
             control_pb2.Welcome(session=1),
             transport=transport,
-            root=None,
+            access=FileAccess(),
             address="there:1",
             on_message=lambda _message: None,
             on_lost=lambda: None,
@@ -50,7 +51,7 @@ def test_open_local_when_the_processor_has_another_memory_order_then_goes_over_t
         return open_local(
             welcome,
             transport=transport,
-            root=None,
+            access=FileAccess(),
             address="here:1",
             on_message=lambda _message: None,
             on_lost=lambda: None,

@@ -23,7 +23,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import read_pid_namespace
 from tdserve.client.local.end import LocalEnd
-from tdserve.client.local.root_files import SeenFiles
+from tdserve.client.local.root_files import FileAccess, SeenFiles
 from tdserve.client.session.session import Session
 from tdserve.control.local import SOCKET_NAME
 from tdserve.store.generations import FILE_NAME
@@ -132,7 +132,10 @@ def test_open_when_the_server_does_not_let_it_in_then_error_nothing_is_held_and_
     num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PeerLostError, match="did not let this client in"):
         LocalEnd.open(
-            refusing.welcome(), root=None, on_message=lambda message: None, on_lost=lambda: lost.append("lost")
+            refusing.welcome(),
+            access=FileAccess(),
+            on_message=lambda message: None,
+            on_lost=lambda: lost.append("lost"),
         )
     assert lost == []
     assert not is_held(refusing.root / "sessions", "lock")
@@ -143,7 +146,7 @@ def test_open_when_another_process_has_the_lock_file_then_error_and_the_lock_sta
     theirs = SessionLock.hold(refusing.root / "sessions", "lock")
     assert theirs is not None
     with pytest.raises(ConnectError, match="lock"):
-        LocalEnd.open(refusing.welcome(), root=None, on_message=lambda message: None, on_lost=lambda: None)
+        LocalEnd.open(refusing.welcome(), access=FileAccess(), on_message=lambda message: None, on_lost=lambda: None)
     assert is_held(refusing.root / "sessions", "lock")
     theirs.release()
     with socket.socket(socket.AF_UNIX) as knocking:  # lets the fixture end

@@ -27,7 +27,7 @@ def mover(remote_client: tdserve.Client) -> ClientMover:
     [
         lambda mover: mover.open_claim("x", SPEC, control_pb2.Claim()),
         lambda mover: mover.open_mapped("x", SPEC, control_pb2.Accepted(uid="u")),
-        lambda mover: mover.find_file("stores/x/versions/1.safetensors"),
+        lambda mover: mover.locate("stores/x/versions/1.safetensors", "uid"),
     ],
 )
 def test_permit_when_content_takes_the_network_then_the_server_is_wrong(

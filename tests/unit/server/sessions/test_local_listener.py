@@ -323,7 +323,7 @@ def test_lend_when_key_and_session_are_shown_then_a_connection_over_which_it_att
         visitor = Visitor(*await asyncio.open_unix_connection(sock=socket.socket(fileno=fd)))
         await visitor.attach(session, is_read_only=True, lacks_values=True)
         assert (await visitor.receive()).welcome.transport == "shm"
-        assert session.is_attached
+        assert isinstance(session.connection, LocalClient)
         await visitor.leave()
 
     within(scenario)

@@ -14,6 +14,8 @@ from tdserve.client.movers.mapped_mover import MappedMover
 from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Reply
+from tdserve.client.session.session import Session
+from tdserve.client.session.session_client import SessionClient
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
@@ -23,7 +25,19 @@ from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 
 
-class SplitMover(ClientMover):
+def make_mover(client: SessionClient, session: Session) -> ClientMover:
+    """Makes a local mover as far as the session has access to the server's files, else a remote one."""
+    channel, local = ChannelMover(client, session), session.local
+    if local is None:
+        return channel
+    mapped = MappedMover(client, session, local)
+    if not (local.is_read_only or local.lacks_values):
+        return mapped
+    writes = channel if local.is_read_only else mapped
+    return PartlyMappedMover(mapped, channel, writes=writes, lacks_values=local.lacks_values)
+
+
+class PartlyMappedMover(ClientMover):
     """Copies what this process can read or write itself out of and into the server's files, and moves the rest over
     the session's channel.
 
@@ -110,9 +124,9 @@ class SplitMover(ClientMover):
         """As of what moves entries."""
         return self._entries.take_entries(reply, name, stored, keys)
 
-    def locate(self, path: str) -> AbstractContextManager[Path]:
+    def locate(self, path: str, uid: str) -> AbstractContextManager[Path]:
         """As of MappedMover."""
-        return self._reads.locate(path)
+        return self._reads.locate(path, uid)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
         """As of MappedMover."""
