@@ -190,6 +190,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Returns a server to which nobody connects."""
         return VirtualServer()
 
+    def add_reader(self, *_arguments: Any) -> None:
+        """Does nothing: nobody sends to what the server reads from."""
+
+    def remove_reader(self, *_arguments: Any) -> bool:
+        """Does nothing."""
+        return False
+
     def close(self) -> None:
         """Forgets all callbacks."""
         self._due.clear()
