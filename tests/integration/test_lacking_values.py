@@ -17,6 +17,9 @@ from tdserve.client.local import end
 pytestmark = pytest.mark.integration
 
 NUM_READS = 15
+NUM_LARGE = 600_000
+"""More numbers than an entry may have that comes in a message."""
+
 NUM_ROWS = 20_000
 """More than the server reads values of at a time."""
 
@@ -102,3 +105,18 @@ def test_entries_when_the_server_reads_them_then_as_for_every_client(
     assert kv.versions(["c", "x"]) == [kv.versions("c"), 0]
     assert kv.pop("a") == "text"
     assert kv.keys() == ["b", "c"]
+    kv["large"] = torch.arange(NUM_LARGE)
+    assert torch.equal(kv["large"], torch.arange(NUM_LARGE))
+
+
+def test_entries_when_gloo_cannot_connect_then_they_come_over_the_servers_port(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end, "read_pid_namespace", lambda: "another")
+    monkeypatch.setenv("TDSERVE_INTERFACE", "127.0.0.1")
+    monkeypatch.setattr("tdserve.client.session.session.find_content_address", lambda *_: "192.0.2.1")
+    with server.client(transport="shm", timeout_s=30.0) as client:
+        kv = client.create_kv("far-entries")
+        kv["large"] = torch.arange(NUM_LARGE)
+        assert torch.equal(kv["large"], torch.arange(NUM_LARGE))
+        assert client.stats()["transport"] == "shm"

@@ -190,10 +190,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Returns a server to which nobody connects."""
         return VirtualServer()
 
-    def add_reader(self, *_arguments: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         """Does nothing: nobody sends to what the server reads from."""
 
-    def remove_reader(self, *_arguments: Any) -> bool:
+    def remove_reader(self, fd: Any) -> bool:
         """Does nothing."""
         return False
 

@@ -1,11 +1,11 @@
-"""What a client that takes any transport has found out about ports other than the server's own."""
+"""What a client whose channel may have any transport has found out about ports other than the server's own."""
 
 from __future__ import annotations
 
 import logging
 
 from tdserve.client.session.session import Session
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, allows_local
 
 FALL_BACK_S = 4.0
 """Time for the first channel: a call waits for half of it, and then opens a session that needs but the server's own
@@ -17,16 +17,28 @@ _log = logging.getLogger("tdserve.client")
 class OnePort:
     """Remembers across sessions that no other port can be used. Threads: the one that opens sessions.
 
+    Args:
+        asked: The client's transport. One that is asked for by name is used or fails; shared memory leaves open how
+            what it cannot move is moved.
+
     Attributes:
         why: Why content cannot take other ports; "" if that is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: str) -> None:
         self.why = ""
+        self._falls_back = allows_local(asked)
         self._has_logged = False
+
+    def learn(self, former: Session | None) -> None:
+        """Notes why the channel of the client's last session could not be opened."""
+        if former is not None and former.channel_failure and not former.device and self._falls_back:
+            self.why = former.channel_failure
 
     def begin(self, session: Session) -> None:
         """Limits the time for the first channel of a new session, unless it has but one port: then logs why, once."""
+        if not self._falls_back:
+            return
         why = explain_one_port(session)
         if not why:  # otherwise there is nothing to fall back to
             session.connect_timeout_s = session.max_connect_s = FALL_BACK_S

@@ -116,7 +116,7 @@ class SessionClient:
         self.allow_pickle = allow_pickle
         self.numpy = numpy
         self._access = FileAccess(root)
-        self._one_port = OnePort()
+        self._one_port = OnePort(chosen)
         self.pool = BufferPool()
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
@@ -399,11 +399,9 @@ class SessionClient:
         self.catalog.check_usable()
         self.catalog.connection.wait_ready(deadline.remaining_s or 0.0)
         former = self._session
-        if former is not None and former.channel_failure and self.transport == "auto":  # not retried
-            if former.device:
-                self._gpu = self._gpu._replace(uuid="", why_not=former.channel_failure)
-            else:
-                self._one_port.why = former.channel_failure
+        if former is not None and former.device and former.channel_failure and self.transport == "auto":  # not retried
+            self._gpu = self._gpu._replace(uuid="", why_not=former.channel_failure)
+        self._one_port.learn(former)
         session = Session(
             self.catalog.connection,
             client_id=self.catalog.client_id,
@@ -415,8 +413,7 @@ class SessionClient:
             observed_calls=self.observed_calls,
             why_one_port=self._one_port.why,
         )
-        if self.transport == "auto":
-            self._one_port.begin(session)
+        self._one_port.begin(session)
         session.mover = self.make_mover(session)
         self._session = session
         if self.is_closed:  # by another thread, which may not know this session
