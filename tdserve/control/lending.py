@@ -1,7 +1,10 @@
-"""Descriptors lent to local clients that do not see the server's root, or may not enter it.
+"""Descriptors lent to local clients that may not enter the server's root.
 
 The server opens what they ask for, and passes the descriptor over a UNIX socket that has no name in the file system:
 whoever shares the server's network namespace can connect, and needs the key of a session.
+
+From a folder, a process with the rights of root reaches all above it, out of its own container into the server's. So
+who borrows shows a descriptor of its ``/``: only a process of the server's mount namespace has one of the same.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from google.protobuf.message import DecodeError
 
-from tdserve.base.errors import ConnectError, TDServeError
+from tdserve.base.errors import ConnectError, NotSupportedError, TDServeError
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.v1 import control_pb2
 
@@ -57,6 +60,8 @@ class Lender:
         except OSError:
             self._listening.close()
             raise
+        with _open_top() as top:
+            self._here = _identify(top)
         self._loop.add_reader(self._listening, self._accept)
 
     def close(self) -> None:
@@ -87,9 +92,18 @@ class Lender:
 
     def _answer(self, connection: socket.socket) -> None:
         with suppress(OSError, DecodeError):
-            borrow = control_pb2.Borrow.FromString(connection.recv(_MAX_BYTES))
+            content, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
+            try:
+                is_here = bool(fds) and _identify(fds[0]) == self._here
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            borrow = control_pb2.Borrow.FromString(content)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             try:
+                if not is_here:
+                    reason = "this process sees other file systems than the server"
+                    raise NotSupportedError(feature="lending files", reason=reason)
                 lent = self._lend(borrow, _CREDENTIALS.unpack(credentials)[1])
             except TDServeError as error:
                 connection.send(control_pb2.Borrowed(failure=encode_failure(error)).SerializeToString())
@@ -118,13 +132,14 @@ def borrow(nonce: str, asked: control_pb2.Borrow) -> int:
         connection.settimeout(TIMEOUT_S)
         try:
             connection.connect(_make_name(nonce))
-            connection.send(asked.SerializeToString())
+            with _open_top() as top:
+                socket.send_fds(connection, [asked.SerializeToString()], [top])
             content, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
             answer = control_pb2.Borrowed.FromString(content)
         except (OSError, DecodeError) as error:
             raise ConnectError(address="the server's lender of folders", reason=str(error)) from error
     if fds:
-        os.set_inheritable(fds[0], False)
+        os.set_inheritable(fds[0], False)  # Python gives recv_fds no flags
         return fds[0]
     if answer.HasField("failure"):
         raise decode_failure(answer.failure)
@@ -133,3 +148,19 @@ def borrow(nonce: str, asked: control_pb2.Borrow) -> int:
 
 def _make_name(nonce: str) -> str:
     return f"\0tdserve-{nonce}"
+
+
+@contextmanager
+def _open_top() -> Iterator[int]:
+    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _identify(fd: int) -> tuple[str, int]:
+    """Returns what no other folder of any mount namespace has: the number of its mount, and its inode."""
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as facts:
+        mount = next(line for line in facts if line.startswith("mnt_id:"))
+    return mount, os.fstat(fd).st_ino

@@ -27,7 +27,7 @@ from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.power_loss import recover
 from tdserve.server.root_watch import watch_root
 from tdserve.store.archive import check_outside_roots
-from tdserve.store.root import STORES, Root
+from tdserve.store.root import Root
 
 READY_PREFIX = "tdserve ready at "
 """Start of the one line that a server prints once it accepts connections; the address follows."""
@@ -78,7 +78,6 @@ async def _serve(config: ServerConfig, lifeline_fd: int | None) -> int:
     tokens = TokenRegister.open(config)
     root = Root.acquire(config.root, is_closed=_is_closed(config))
     try:
-        _warn_of_readers(config, root)
         recover(root)
         root.run.note(is_synced=False)
         observer = None if config.metrics_port is None else ObserverProcess(config)
@@ -193,18 +192,6 @@ def _set_umask(config: ServerConfig) -> None:
 def _is_closed(config: ServerConfig) -> bool:
     """Returns whether other users may enter no folder of a new root, since no role would hold for them there."""
     return config.tokens_file is not None and config.umask is None
-
-
-def _warn_of_readers(config: ServerConfig, root: Root) -> None:
-    """Logs that other users can read a root that is older than its tokens with roles."""
-    mode = root.path.stat().st_mode & 0o777
-    if _is_closed(config) and mode & 0o077 and (root.path / STORES).stat().st_mode & 0o077:
-        _log.warning(
-            "other users of this machine can open the files in %s (mode %03o), whatever the roles of their tokens; "
-            "chmod 700 denies it",
-            root.path,
-            mode,
-        )
 
 
 def _schedule_in_batches() -> None:

@@ -85,7 +85,7 @@ class Root:
             address: Where the server listens, for other servers' messages. Often not known yet: see
                 :meth:`set_address`.
             pid: Process named as the holder; by default this one.
-            is_closed: Whether other users may enter none of the folders that are created, whatever the umask.
+            is_closed: Whether other users may enter none of its folders, whatever the umask.
 
         Raises:
             RootInUseError: Another server has it; the error names its process, host and address. Nothing was changed.
@@ -107,6 +107,8 @@ class Root:
                 server_id = _read_or_create_server_id(root)
                 for name in _SUBFOLDERS:
                     (root / name).mkdir(mode, exist_ok=True)
+                    if is_closed:
+                        (root / name).chmod(mode)
                 nonce = secrets.token_hex(_NONCE_BYTES)
                 replace_file(root / _NONCE_FILE, nonce.encode())
                 holder: dict[str, str | int] = {"pid": pid or os.getpid(), "host": socket.gethostname()}

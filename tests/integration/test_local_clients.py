@@ -56,7 +56,7 @@ def test_connect_when_another_mount_namespace_hides_the_root_then_gloo_or_not_lo
         if said == ["not allowed"]:
             pytest.skip("this container may not make a mount namespace")
         said += hidden.rest()
-    assert said[:2] == ["auto shm", f"sampled {BEFORE} 2"]
+    assert said[:2] == ["auto gloo", f"sampled {BEFORE} 2"]
     assert said[2].startswith("error NotLocalError True no shared memory")
     assert "does not see the server's root folder" in said[2]
     assert said[3] == "at once True"

@@ -103,7 +103,7 @@ class SeenFiles:
 
 
 class LentFiles:
-    """The files of a root that this process does not see, or may not enter. The server lends the folders of stores.
+    """The files of a root that this process may not enter. The server lends the folders of stores.
 
     Their files are opened with the permissions of this process, which may read them. Attributes and methods as of
     RootFiles.

@@ -21,12 +21,12 @@ from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
 from tdserve.store import adopted, session_locks
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.root import Root
+from tdserve.store.root import STORES, Root
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")
 
-_ROOT_USER = 0
+_NOT_OWNER = 0o077
 _OTHERS_READ = 0o004
 _OTHERS_ENTER = 0o005
 
@@ -64,11 +64,13 @@ class LocalListener:
         self._connecting: set[asyncio.Task[object]] = set()
 
     async def open(self) -> None:
-        """Starts to listen, and to lend. If no socket can be made in the root, local clients use the network."""
+        """Starts to listen, and to lend if others may not enter the stores' folder: from one of its folders they would
+        reach all. If no socket can be made in the root, local clients use the network."""
         try:
             self._listening = await listen(self._root.path, self._make_connection)
-            self._lender = Lender(self._root.nonce, self._lend)
-            self._sessions.is_lending = True
+            if not (self._root.path / STORES).stat().st_mode & _NOT_OWNER:
+                self._lender = Lender(self._root.nonce, self._lend)
+                self._sessions.is_lending = True
         except OSError as error:
             _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
 
@@ -122,7 +124,7 @@ class LocalListener:
             raise PeerLostError(peer=f"session {asked.session}", reason="it has ended")
         if not hmac.compare_digest(asked.key, invited.key):
             raise PeerLostError(peer=f"session {asked.session}", reason="its key is another")
-        is_other = uid not in (_ROOT_USER, os.geteuid())
+        is_other = uid != os.geteuid()
         if not asked.store:
             if is_other and not os.stat(self._root.nonce_path).st_mode & _OTHERS_READ:
                 raise _make_closed_error()

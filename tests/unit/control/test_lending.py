@@ -94,6 +94,18 @@ def test_borrow_when_there_is_no_lender_or_it_fails_then_connect_error(house: Ho
         borrow(house.nonce, control_pb2.Borrow(store="missing"))
 
 
+def test_borrow_when_from_another_mount_namespace_then_refused(house: House) -> None:
+    other = os.open("/proc", os.O_PATH)  # as "/" would be there: of another mount
+    for fds in ([], [other]):
+        with house.connect() as connection:
+            socket.send_fds(connection, [control_pb2.Borrow(store="one").SerializeToString()], fds)
+            content, lent, _, _ = socket.recv_fds(connection, 4096, 1)
+            assert lent == []
+            assert "other file systems" in str(control_pb2.Borrowed.FromString(content).failure)
+    os.close(other)
+    assert house.asked == []
+
+
 def test_lender_when_strangers_ask_nonsense_or_nothing_then_others_are_served(house: House) -> None:
     before = count_fds()
     with house.connect() as garbage:

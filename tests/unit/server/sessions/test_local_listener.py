@@ -40,6 +40,7 @@ class House:
 
     def __init__(self, world: World) -> None:
         self.root = world.root
+        (self.root.path / "stores").chmod(0o700)  # as that of a server with tokens
         config = ServerConfig(root=str(world.root.path))
         self.sessions = Sessions(config, [world.worker], world.root, partial(WorkerMover, world.mover_context))
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
