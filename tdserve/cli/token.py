@@ -30,7 +30,10 @@ def token() -> None:
 @click.option("--name", required=True, help="Of the entry, in logs: 1 to 64 letters, digits, _ and -.")
 @click.option("--role", type=click.Choice(list(ROLES)), required=True, help="What its holder may do.")
 @click.option(
-    "--stores", multiple=True, metavar="PATTERN", help="Names of stores, such as 'replay*'; given once for each; all."
+    "--stores",
+    multiple=True,
+    metavar="PATTERN",
+    help="Names of stores and groups, such as 'replay*'; given once for each; all.",
 )
 @click.option("--expires", metavar="DATE", help="When it ends, such as 2027-01-31 or 2027-01-31T12:00:00Z.")
 @click.option("--sessions", type=int, metavar="N", help="Most open sessions.")

@@ -273,3 +273,11 @@ def test_extend_when_the_worker_has_claimed_rows_then_a_reader_s_is_passed_on_an
         answers = ask_by_mail(session, extend)
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
     assert ring.info()["inserts"] == before + 8 * len(answers)
+
+
+def test_group_when_the_patterns_leave_out_its_name_then_refused(server: tdserve.Server, held: dict[str, str]) -> None:
+    with server.client(token=held["write"], transport="gloo", timeout_s=TIMEOUT_S) as client:
+        with client.group("open-ring", world_size=1) as group:
+            assert group.rank == 0
+        with pytest.raises(tdserve.PermissionDeniedError, match="no group 'hidden-ring'"):
+            client.group("hidden-ring", world_size=1)

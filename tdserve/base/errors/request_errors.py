@@ -238,8 +238,9 @@ _METHODS = {
 class PermissionDeniedError(RequestError):
     """The token does not grant this call. Nothing was changed.
 
-    ``needed`` is the role that it needs. It is empty if the token does not include a store of this name, whether or not
-    there is one. ``scope`` is ``"of all stores"`` if the token has to include all, and includes some; else empty.
+    ``needed`` is the role that it needs. It is empty if the token does not include a store, or group, of this name,
+    whether or not there is one. ``scope`` is ``"of all stores"`` if the token has to include all, and includes some;
+    else empty.
     """
 
     code = "PERMISSION_DENIED"
@@ -249,9 +250,10 @@ class PermissionDeniedError(RequestError):
     def _message(self) -> str:
         methods = _METHODS.get(str(self.fields["call"]), "")
         call = f"{{call!r}} ({methods})" if methods else "{call!r}"
+        kind = "group" if self.fields["call"] == "join_group" else "store"
         if not self.fields["needed"]:
-            return self.template.replace("{call!r}", call).format(**self.fields)
-        what = f"{call} on store {{store!r}}" if self.fields["store"] else call
+            return self.template.replace("store", kind, 1).replace("{call!r}", call).format(**self.fields)
+        what = f"{call} on {kind} {{store!r}}" if self.fields["store"] else call
         needed, own = "{needed!r}", "{role!r}"
         if self.fields["scope"]:
             needed, own = "{needed!r} {scope}", "{role!r} of some"

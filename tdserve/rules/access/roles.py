@@ -34,7 +34,7 @@ class Need(NamedTuple):
 
     Attributes:
         role: The lowest role that may make it.
-        stores: Names of the stores that it is about; those of the token must include all of them.
+        stores: Names of the stores, or of the group, that it is about; the token's patterns must include all of them.
         call: Its name for errors and logs: a question over a session is named as the call that asks the same.
         is_server_wide: Whether it is about all stores.
     """
@@ -103,7 +103,7 @@ REQUESTS: Mapping[str, _Rule] = {
     "create_store": _Rule(Role.WRITE, "name"),
     "claimed": _WRITE,
     # Members of a group send each other tensors, and can make its collectives fail.
-    **dict.fromkeys(("join_group", "group_notice"), _WRITE),
+    **dict.fromkeys(("join_group", "group_notice"), _Rule(Role.WRITE, "name")),
     "delete_store": _Rule(Role.ADMIN, "name"),
     "adopt": _Rule(Role.ADMIN, "name"),  # it reads any folder below --adoptable
     "checkpoint": _Rule(Role.ADMIN, "store", is_server_wide=True),

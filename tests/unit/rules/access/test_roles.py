@@ -57,8 +57,7 @@ def test_table_when_a_request_names_a_store_then_the_name_is_checked() -> None:
         if not isinstance(message, type) or not hasattr(message, "DESCRIPTOR"):
             continue
         fields = {field.name for field in message.DESCRIPTOR.fields}
-        is_group = kind in ("join_group", "group_notice")
-        for name in fields & ({"store"} if is_group else {"store", "name"}):
+        for name in fields & {"store", "name"}:
             assert "a store" in find_need(kind, message(**{name: "a store"})).stores, kind
 
 
