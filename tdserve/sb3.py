@@ -6,6 +6,7 @@ program changes. Stable-Baselines3 is read at version 2.9.2.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections import deque
@@ -20,7 +21,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from tdserve.base.errors import ClosedError, NotSupportedError, TDServeError, WrongStateError
 from tdserve.client.client import Client
@@ -38,7 +39,23 @@ _MAX_WAITING_NBYTES = 1024 * 1024
 """Most content that waits, but for at least one step."""
 
 _MAX_WAITING_S = 0.05
-"""A step does not wait longer for others, as long as steps are added."""
+"""A step does not wait longer for others, as long as steps are added or rows sampled."""
+
+_LOOK_AGAIN_S = 1.0
+"""Time between two looks at how many rows others have added: what waits is drawn in proportion to all."""
+
+_MAX_AHEAD = 8
+"""Most samples that are drawn together."""
+
+_MAX_AHEAD_NBYTES = 1024 * 1024
+"""Most content of them: to copy more takes as long as to draw it anew."""
+
+_OF_STORAGE = frozenset(("durability", "checksum", "max_object_bytes"))
+"""Arguments of a table that have no part in how its rows are drawn."""
+
+_MIN_ROWS_PER_WAITING = 64
+"""Rows of a table for each that waits, so that samples may be drawn from both without sending first: in a full table
+the oldest rows are drawn a little longer than they should."""
 
 
 class TDServeReplayBuffer(ReplayBuffer):
@@ -46,9 +63,10 @@ class TDServeReplayBuffer(ReplayBuffer):
 
     Each step of each environment is one row, with the keys ``observations``, ``next_observations``, ``actions``,
     ``rewards``, ``dones`` and ``timeouts``. Several processes may give the same address and name: they share the rows.
-    Samples are uniform. A process samples all rows that it has added. Others see them a little later: up to 16 steps,
-    or what is added within 50 ms, are sent together. ``flush`` sends and stores all, as the end of the buffer or of
-    the process does. Threads: one at a time, as Stable-Baselines3's.
+    Samples are uniform. A process samples all rows that it has added, with those that are not sent yet. Others see them
+    a little later: up to 16 steps, or what is added within 50 ms, are sent together; and this process sees theirs up to
+    eight samples or 50 ms later, for which it draws rows at once. ``flush`` sends and stores all, as
+    the end of the buffer or of the process does. Threads: one at a time, as Stable-Baselines3's.
 
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
 
@@ -95,6 +113,9 @@ class TDServeReplayBuffer(ReplayBuffer):
         self._name = name
         self._table_options = table
         self._waits = bool(table.keys() & {"min_size", "limiter"})
+        self._draws_waiting = (
+            table.keys() <= _OF_STORAGE and self._capacity >= _MIN_ROWS_PER_WAITING * _MAX_WAITING * n_envs
+        )
         self._connect()
 
     def _connect(self) -> None:
@@ -106,6 +127,9 @@ class TDServeReplayBuffer(ReplayBuffer):
         )
         self._under_way: deque[Future[Any]] = deque()
         self._waiting = _Steps(row, self.n_envs)
+        self._ahead = _RowsAhead(self._table, sum(map(_count_bytes, row.values())))
+        self._num_stored = 0  # rows of the table, as of the last look
+        self._looked_s = -math.inf
         weakref.finalize(
             self, _store_later, self._client, self._waiting, self._table
         ).atexit = False  # then _BUFFERS does it
@@ -155,7 +179,9 @@ class TDServeReplayBuffer(ReplayBuffer):
     def _send(self) -> None:
         """Sends the steps that wait."""
         if self._waiting.num_steps:
+            self._num_stored = min(self._num_stored + self._waiting.num_rows, self._capacity)
             self._under_way.append(self._table.extend(self._waiting.take(), return_early=True))
+            self._ahead.drop()  # the rows that leave are drawn from the table now
         while self._under_way and (len(self._under_way) > _MAX_UNDER_WAY or self._under_way[0].done()):
             self._under_way.popleft().result()
 
@@ -170,6 +196,10 @@ class TDServeReplayBuffer(ReplayBuffer):
             TimeoutError: Rows were not stored in time; they are still on their way.
         """
         self._send()
+        self._settle(timeout_s)
+
+    def _settle(self, timeout_s: float | None = None) -> None:
+        """Waits for what was sent."""
         while self._under_way:
             self._under_way.popleft().result(timeout_s)
 
@@ -182,6 +212,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         """Removes all rows, also those of other processes."""
         self.flush()
         self._table.clear()
+        self._num_stored = 0
         super().reset()
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
@@ -191,10 +222,7 @@ class TDServeReplayBuffer(ReplayBuffer):
             WrongStateError: There are no rows, and no limiter was chosen for which the sample would wait.
             TDServeError: As raised by ``ReplayHandle.sample``, or by ``add``.
         """
-        self.flush()
-        if not (self._waits or self._table.counts().rows or len(self._table)):
-            raise WrongStateError(state=f"the table {self._name!r} has no rows", event="sample()")
-        batch = self._table.sample(batch_size)
+        batch = self._draw(batch_size) if self._draws_waiting else self._draw_stored(batch_size)
         done = batch["dones"] * (1 - batch["timeouts"])
         observations, next_observations = (
             self._to_observations(batch[key], env) for key in ("observations", "next_observations")
@@ -203,6 +231,33 @@ class TDServeReplayBuffer(ReplayBuffer):
         kind = DictReplayBufferSamples if isinstance(observations, dict) else ReplayBufferSamples
         actions, dones = batch["actions"].to(self.device), done.reshape(-1, 1).to(self.device)
         return kind(observations, actions, next_observations, dones, self.to_torch(reward, copy=False))
+
+    def _draw_stored(self, num_rows: int) -> Any:
+        """Draws rows of the table, once all are there."""
+        self.flush()
+        if not (self._waits or self._table.counts().rows or len(self._table)):
+            raise self._make_empty_error()
+        return self._table.sample(num_rows)
+
+    def _draw(self, num_rows: int) -> Any:
+        """Draws rows of the table and rows that wait to be sent, each with the same probability."""
+        if self._waiting.is_due:
+            self._send()
+        self._settle()
+        if not self._num_stored or time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
+            self._num_stored, self._looked_s = len(self._table), time.monotonic()
+        num_waiting = self._waiting.num_rows
+        if not num_waiting + self._num_stored:
+            raise self._make_empty_error()
+        share = num_waiting / (num_waiting + self._num_stored)
+        num_drawn = int(np.random.binomial(num_rows, share)) if num_waiting else 0
+        if not num_drawn:
+            return self._ahead.take(num_rows, num_rows)
+        drawn = self._waiting.draw(num_drawn)
+        return drawn if num_drawn == num_rows else _join(self._ahead.take(num_rows - num_drawn, num_rows), drawn)
+
+    def _make_empty_error(self) -> WrongStateError:
+        return WrongStateError(state=f"the table {self._name!r} has no rows", event="sample()")
 
     def _to_observations(self, stored: Any, env: Any) -> Any:
         is_dict = isinstance(self.observation_space, spaces.Dict)
@@ -222,7 +277,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         return {
             key: value
             for key, value in vars(self).items()
-            if key not in ("_client", "_table", "_under_way", "_waiting")
+            if key not in ("_client", "_table", "_under_way", "_waiting", "_ahead")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -278,14 +333,81 @@ class _Steps:
 
     @property
     def is_due(self) -> bool:
-        """Whether no other step should be waited for."""
-        return self.num_steps == self._max_steps or time.monotonic() - self._began_s > _MAX_WAITING_S
+        """Whether steps wait, and no other should be waited for."""
+        is_full = self.num_steps == self._max_steps
+        return is_full or (self.num_steps > 0 and time.monotonic() - self._began_s > _MAX_WAITING_S)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that wait."""
+        return self.num_steps * self._n_envs
+
+    def draw(self, num_rows: int) -> dict[str, Any]:
+        """Draws rows that wait, with repetition; returns nested tensors, which are copies."""
+        return _choose(self._arrays, *divmod(np.random.randint(self.num_rows, size=num_rows), self._n_envs))
 
     def take(self) -> TensorDict:
         """Returns the rows of all steps, and begins with none."""
         taken = _make_tensordict(self._arrays, self.num_steps, [self.num_steps * self._n_envs])
         self.num_steps, self._arrays = 0, {}  # what was taken may be read until it is stored
         return taken
+
+
+class _RowsAhead:
+    """Rows of a table that were drawn for several samples: a thousand take little longer than a hundred.
+
+    They are good for as long as steps wait, whose rows are drawn beside them.
+
+    Args:
+        table: The table.
+        row_nbytes: Size of a row.
+    """
+
+    def __init__(self, table: ReplayHandle, row_nbytes: int) -> None:
+        self._table = table
+        self._row_nbytes = max(row_nbytes, 1)
+        self._rows: dict[str, Any] = {}
+        self._num_rows = self._num_taken = 0
+        self._num_samples = 0  # that were served since rows were dropped
+        self._num_expected = 1
+        self._until_s = 0.0
+
+    def take(self, num_rows: int, batch_size: int) -> dict[str, Any]:
+        """Returns rows that were drawn, as nested tensors.
+
+        Args:
+            num_rows: Their number.
+            batch_size: Rows of a whole sample.
+        """
+        if self._num_taken + num_rows > self._num_rows or time.monotonic() > self._until_s:
+            self._draw(batch_size)
+        self._num_samples += 1
+        start, self._num_taken = self._num_taken, self._num_taken + num_rows
+        return _slice(self._rows, start, self._num_taken)
+
+    def drop(self) -> None:
+        """Forgets the rows. Next time as many samples are drawn as were served since the last time."""
+        self._num_expected, self._num_samples = max(self._num_samples, 1), 0
+        self._num_rows, self._rows = 0, {}
+
+    def _draw(self, batch_size: int) -> None:
+        if time.monotonic() > self._until_s:
+            self.drop()
+        most = min(_MAX_AHEAD, max(_MAX_AHEAD_NBYTES // (self._row_nbytes * batch_size), 1))
+        self._num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
+        self._rows, self._num_taken = _list_tensors(self._table.sample(self._num_rows)), 0
+        self._until_s = time.monotonic() + _MAX_WAITING_S
+
+
+def _list_tensors(rows: Any) -> dict[str, Any]:
+    """Returns the tensors of a tensordict, nested as there."""
+    return {key: _list_tensors(part) if isinstance(part, TensorDictBase) else part for key, part in rows.items()}
+
+
+def _slice(rows: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {
+        key: _slice(part, start, stop) if isinstance(part, dict) else part[start:stop] for key, part in rows.items()
+    }
 
 
 def _count_bytes(content: Any) -> int:
@@ -309,6 +431,21 @@ def _put(arrays: Mapping[str, Any], step: Mapping[str, Any], number: int) -> Non
             _put(array, step[key], number)
         else:
             array[number] = np.reshape(step[key], array.shape[1:])
+
+
+def _choose(arrays: Mapping[str, Any], steps: Any, envs: Any) -> dict[str, Any]:
+    """Returns copies of rows, by their steps and environments, as nested tensors."""
+    return {
+        key: _choose(part, steps, envs) if isinstance(part, dict) else torch.from_numpy(part[steps, envs])
+        for key, part in arrays.items()
+    }
+
+
+def _join(stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _join(stored[key], part) if isinstance(part, dict) else torch.cat((stored[key], part))
+        for key, part in drawn.items()
+    }
 
 
 def _make_tensordict(arrays: Mapping[str, Any], num_steps: int, batch_size: list[int]) -> TensorDict:

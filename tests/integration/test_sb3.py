@@ -104,6 +104,31 @@ def test_add_when_full_then_the_oldest_rows_go(options: dict[str, Any]) -> None:
     buffer.close()
 
 
+@pytest.mark.parametrize("observation", ["vector", "dict"])
+def test_sample_when_some_rows_are_not_sent_then_all_are_drawn_as_often(
+    options: dict[str, Any], observation: str
+) -> None:
+    spaces_of: tuple[Any, Any] = (SPACES[observation], ACTIONS["discrete"])
+    buffer = TDServeReplayBuffer(10_000, *spaces_of, n_envs=NUM_ENVS, **options)
+    num_drawn = [0] * 20
+    for number in range(20):
+        buffer.add(*step(*spaces_of, number))
+        found = buffer.sample(1)
+        assert found.rewards.item() in range(number + 1)
+    for _ in range(200):
+        found = buffer.sample(50)
+        before, after = (_list_tensors((each,))[-1].flatten(1).float() for each in (found[0], found[2]))
+        assert torch.equal(before[:, 0], found.rewards.flatten()), "the parts of a row belong together"
+        assert torch.equal(after[:, 0], before[:, 0] + 1)
+        for number in found.rewards.flatten().int().tolist():
+            num_drawn[number] += 1
+        if not num_drawn[0] % 50:
+            buffer.add(*step(*spaces_of, 0))  # some always wait
+    assert min(num_drawn[1:]) > 0.6 * sum(num_drawn[1:]) / 19
+    assert buffer.size() >= 20
+    buffer.close()
+
+
 def test_make_when_processes_have_other_numbers_of_environments_then_one_table(options: dict[str, Any]) -> None:
     few, many = (TDServeReplayBuffer(1000, VECTOR, ACTIONS["discrete"], n_envs=n, **options) for n in (1, NUM_ENVS))
     many.add(*step(VECTOR, ACTIONS["discrete"], 4))
