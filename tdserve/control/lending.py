@@ -10,6 +10,7 @@ who borrows shows a descriptor of its ``/``: only a process of the server's moun
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -45,7 +46,7 @@ class Lender:
         lend: Returns the descriptor that a process of a user gets, and that is then closed here.
 
     Raises:
-        OSError: There can be no such socket.
+        OSError: There can be no such socket, or mount namespaces cannot be told apart.
     """
 
     def __init__(self, nonce: str, lend: Lend) -> None:
@@ -53,6 +54,8 @@ class Lender:
         self._loop = asyncio.get_running_loop()
         self._asking: dict[socket.socket, asyncio.TimerHandle] = {}
         self._pause: asyncio.TimerHandle | None = None
+        with _open_top() as top:
+            self._here = _identify(top)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listening.bind(_make_name(nonce))
@@ -60,8 +63,6 @@ class Lender:
         except OSError:
             self._listening.close()
             raise
-        with _open_top() as top:
-            self._here = _identify(top)
         self._loop.add_reader(self._listening, self._accept)
 
     def close(self) -> None:
@@ -160,7 +161,13 @@ def _open_top() -> Iterator[int]:
 
 
 def _identify(fd: int) -> tuple[str, int]:
-    """Returns what no other folder of any mount namespace has: the number of its mount, and its inode."""
+    """Returns what no other folder of any mount namespace has: the number of its mount, and its inode.
+
+    Raises:
+        OSError: This kernel, or sandbox, does not number mounts.
+    """
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as facts:
-        mount = next(line for line in facts if line.startswith("mnt_id:"))
+        mount = next((line for line in facts if line.startswith("mnt_id:")), "")
+    if not mount:
+        raise OSError(errno.ENOSYS, "mounts have no numbers here")
     return mount, os.fstat(fd).st_ino

@@ -65,14 +65,18 @@ class LocalListener:
 
     async def open(self) -> None:
         """Starts to listen, and to lend if others may not enter the stores' folder: from one of its folders they would
-        reach all. If no socket can be made in the root, local clients use the network."""
+        reach all. If no socket can be made, the clients concerned use the network."""
         try:
             self._listening = await listen(self._root.path, self._make_connection)
+        except OSError as error:
+            _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
+            return
+        try:
             if not (self._root.path / STORES).stat().st_mode & _NOT_OWNER:
                 self._lender = Lender(self._root.nonce, self._lend)
                 self._sessions.is_lending = True
         except OSError as error:
-            _log.warning("no local socket in %s: %s; local clients use the network", self._root.path, error)
+            _log.warning("nothing is lent to local clients of other users: %s; they use the network", error)
 
     def close(self) -> None:
         """Stops listening and closes all connections."""
