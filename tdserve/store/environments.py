@@ -162,6 +162,8 @@ def _reserve_lock_file(path: Path) -> None:
     is_new = not path.exists()  # otherwise its used pages exist, and a full disk must not block anybody
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        if is_new:
+            _close_to_readers(fd)
         os.posix_fallocate(fd, 0, LOCK_FILE_BYTES)
     except OSError:
         if is_new:
@@ -169,6 +171,13 @@ def _reserve_lock_file(path: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def _close_to_readers(fd: int) -> None:
+    """Denies the lock file to those who may not write it. They cannot use it, but could lock all of it for reading,
+    and so keep others from beginning to read."""
+    mode = os.fstat(fd).st_mode & 0o777
+    os.fchmod(fd, mode & ~0o044 | (mode & 0o022) << 1)
 
 
 def _find(folder: Path) -> Environment | None:

@@ -5,14 +5,13 @@ A file is ``new-<name>.safetensors.part`` while it is written, ``new-<name>.safe
 then ``.part`` again under the next version's name. Filling touched pages is four to ten
 times faster than filling fresh ones, so a retired file keeps its inode *and* its mapping in this process.
 
-A reader holds a shared ``flock`` until :meth:`VersionFile.close`, a writer an exclusive one until
+A reader holds a shared lock until :meth:`VersionFile.close`, a writer an exclusive one until
 :meth:`VersionFile.seal`. A retired file that a reader still locks is unlinked instead of rewritten.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
@@ -33,6 +32,7 @@ from tdserve.store.version_format import (
     list_leaf_places,
     make_layout,
 )
+from tdserve.store.version_locks import lock_exclusively, lock_shared, unlock
 from tdserve.store.version_mappings import VersionMapping
 from tdserve.store.version_names import PART, discard, make_part_name, make_retired_name, make_values_name, retire
 from tdserve.structure.tree import Path, Spec
@@ -173,7 +173,7 @@ class VersionFile:
         with convert_os_errors(self.path):
             reach("version.filled")
             os.replace(make_part_name(self.path), self.path)
-            fcntl.flock(self._mapping.fd, fcntl.LOCK_UN)
+            unlock(self._mapping.fd)
 
     def write_values(self, content: bytes) -> None:
         """Stores the version's non-tensor values, opaque bytes, beside it. Call it before :meth:`seal`."""
@@ -209,16 +209,17 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
     if nbytes > free:
         raise CapacityError(what=f"{part}", asked=nbytes, free=free)
     part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    # Nobody else may open it, and lock it for reading, before it is locked.
+    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        # With the permissions of the folder, from the server's umask: a client that creates this file may have another
-        # umask and user.
-        os.fchmod(fd, os.stat(part.parent).st_mode & 0o666)
         os.posix_fallocate(fd, 0, nbytes)
         reach("version.made")
         _write_header(fd, header, start)
         mapping = version_mappings.acquire(fd, writable=True, path=part)
-        fcntl.flock(mapping.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_exclusively(mapping.fd)
+        # With the permissions of the folder, from the server's umask: a client that creates this file may have another
+        # umask and user.
+        os.fchmod(fd, os.stat(part.parent).st_mode & 0o666)
         return mapping
     except BaseException:
         part.unlink()
@@ -254,13 +255,13 @@ def _take_retired(mapping: VersionMapping, retired: FilePath, part: FilePath) ->
     """Locks and renames a retired file; returns False if a reader still uses it, or another writer has it: one that was
     stopped before a restart may be given the same."""
     try:
-        fcntl.flock(mapping.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_exclusively(mapping.fd)
     except BlockingIOError:
         return False
     try:
         os.replace(retired, part)
     except FileNotFoundError:
-        fcntl.flock(mapping.fd, fcntl.LOCK_UN)  # it is somebody's version by now
+        unlock(mapping.fd)  # it is somebody's version by now
         return False
     return True
 
@@ -272,7 +273,7 @@ def _write_header(fd: int, header: bytes, start: int) -> None:
 
 def _lock_for_reading(fd: int, path: FilePath) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_shared(fd)
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return
     except (BlockingIOError, FileNotFoundError):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
+
+from tdserve.store.version_locks import lock_exclusively
 
 
 def is_locked(path: Path) -> bool:
     """Returns whether a reader holds a lock on the file."""
-    with path.open("rb") as file:
+    with path.open("r+b") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_exclusively(file.fileno())
         except BlockingIOError:
             return True
     return False

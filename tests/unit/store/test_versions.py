@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tdserve.base.errors import CapacityError, CorruptDataError, WrongStateError
+from tdserve.store.version_locks import lock_exclusively, lock_shared
 from tdserve.store.versions import VersionFile, discard, retire
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.tree import Node, Path as KeyPath, Spec, TensorLeaf
@@ -125,9 +126,9 @@ def test_version_when_being_written_then_a_reader_of_the_file_cannot_lock_it(tmp
     version = VersionFile.create(tmp_path / "1.safetensors", SPEC)
     with (tmp_path / "1.safetensors.part").open("rb") as file:
         with pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_shared(file.fileno())
         version.seal()
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_shared(file.fileno())
 
 
 @pytest.mark.parametrize("nbytes", [0, 7, 100, 4096, 4096 + SPEC.nbytes - 1, 4096 + SPEC.nbytes + 1])
@@ -216,11 +217,32 @@ def test_map_when_it_cannot_be_then_error_and_no_descriptor_stays(tmp_path: Path
         VersionFile.map(path, other)
     with pytest.raises(CorruptDataError):
         VersionFile.map(tmp_path / "2.safetensors", SPEC)
-    with path.open("rb") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
+    with path.open("r+b") as writer:
+        lock_exclusively(writer.fileno())
         with pytest.raises(WrongStateError, match="retired"):
             VersionFile.map(path, SPEC)
     os.truncate(path, 4096)
     with pytest.raises(CorruptDataError):
         VersionFile.map(path, SPEC)
     assert num_open_below(tmp_path) == num_open
+
+
+def test_version_when_a_reader_would_lock_it_for_itself_then_refused(tmp_path: Path) -> None:
+    """A reader of another user, who has a descriptor for reading, keeps no other from reading."""
+    path = publish(tmp_path / "1.safetensors", 1).path
+    with path.open("rb") as reader:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            lock_exclusively(reader.fileno())
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        VersionFile.open(path, SPEC).close()
+
+
+def test_create_when_not_locked_yet_then_nobody_else_may_open_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    part = tmp_path / "1.safetensors.part"
+    monkeypatch.setattr("tdserve.store.versions.reach", lambda _step: modes.append(part.stat().st_mode & 0o777))
+    VersionFile.create(tmp_path / "1.safetensors", SPEC)
+    assert modes == [0o600]
+    assert part.stat().st_mode & 0o777 == tmp_path.stat().st_mode & 0o666

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 from pathlib import Path
@@ -18,6 +17,7 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_version
 from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.weights.local_versions import map_version
+from tdserve.store.version_locks import lock_exclusively
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -140,7 +140,7 @@ def test_version_when_it_was_retired_before_it_was_opened_then_to_be_asked_for_a
     elif way == "without its values":
         path.with_suffix(".values").unlink()
     with locked.open("ab") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
+        lock_exclusively(writer.fileno())
         with pytest.raises(TransferAbortedError):
             found_here(local_client, end, copy=copy)
     gc.collect()
