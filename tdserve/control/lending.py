@@ -4,7 +4,11 @@ The server opens what they ask for, and passes the descriptor over a UNIX socket
 whoever shares the server's network namespace can connect, and needs the key of a session.
 
 From a folder, a process with the rights of root reaches all above it, out of its own container into the server's. So
-who borrows shows a descriptor of its ``/``: only a process of the server's mount namespace has one of the same.
+only a process of the server's mount namespace is lent one. The kernel names the process; its mounts have numbers that
+those of other namespaces do not have.
+
+A descriptor that comes with a message is closed by who receives it, and to close one may take as long as its sender
+likes. So no socket takes any, and where the kernel cannot refuse them (Linux before 6.16), nothing is lent.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
@@ -34,6 +39,7 @@ MAX_ASKING = 64
 
 _MAX_BYTES = 4096
 _CREDENTIALS = struct.Struct("3i")
+_SO_PEERPIDFD, _SO_PASSRIGHTS = 77, 83  # Linux 6.5, 6.16; not in Python's socket module yet
 
 Lend = Callable[[control_pb2.Borrow, int], int]
 
@@ -46,7 +52,7 @@ class Lender:
         lend: Returns the descriptor that a process of a user gets, and that is then closed here.
 
     Raises:
-        OSError: There can be no such socket, or mount namespaces cannot be told apart.
+        OSError: There can be no such socket, or the kernel is too old.
     """
 
     def __init__(self, nonce: str, lend: Lend) -> None:
@@ -54,10 +60,10 @@ class Lender:
         self._loop = asyncio.get_running_loop()
         self._asking: dict[socket.socket, asyncio.TimerHandle] = {}
         self._pause: asyncio.TimerHandle | None = None
-        with _open_top() as top:
-            self._here = _identify(top)
+        self._here = _find_top_mount("self")
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
+            refuse_descriptors(self._listening)
             self._listening.bind(_make_name(nonce))
             self._listening.listen(MAX_ASKING)
         except OSError:
@@ -93,19 +99,14 @@ class Lender:
 
     def _answer(self, connection: socket.socket) -> None:
         with suppress(OSError, DecodeError):
-            content, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
-            try:
-                is_here = bool(fds) and _identify(fds[0]) == self._here
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            borrow = control_pb2.Borrow.FromString(content)
+            borrow = control_pb2.Borrow.FromString(connection.recv(_MAX_BYTES))
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid, _ = _CREDENTIALS.unpack(credentials)
             try:
-                if not is_here:
+                if not _is_below(connection, pid, self._here):
                     reason = "this process sees other file systems than the server"
                     raise NotSupportedError(feature="lending files", reason=reason)
-                lent = self._lend(borrow, _CREDENTIALS.unpack(credentials)[1])
+                lent = self._lend(borrow, uid)
             except TDServeError as error:
                 connection.send(control_pb2.Borrowed(failure=encode_failure(error)).SerializeToString())
             else:
@@ -133,8 +134,7 @@ def borrow(nonce: str, asked: control_pb2.Borrow) -> int:
         connection.settimeout(TIMEOUT_S)
         try:
             connection.connect(_make_name(nonce))
-            with _open_top() as top:
-                socket.send_fds(connection, [asked.SerializeToString()], [top])
+            connection.send(asked.SerializeToString())
             content, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
             answer = control_pb2.Borrowed.FromString(content)
         except (OSError, DecodeError) as error:
@@ -151,23 +151,36 @@ def _make_name(nonce: str) -> str:
     return f"\0tdserve-{nonce}"
 
 
-@contextmanager
-def _open_top() -> Iterator[int]:
-    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _identify(fd: int) -> tuple[str, int]:
-    """Returns what no other folder of any mount namespace has: the number of its mount, and its inode.
+def refuse_descriptors(connection: socket.socket) -> None:
+    """Has the kernel refuse to pass descriptors to a UNIX socket, and to what it accepts.
 
     Raises:
-        OSError: This kernel, or sandbox, does not number mounts.
+        OSError: It cannot.
     """
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as facts:
-        mount = next((line for line in facts if line.startswith("mnt_id:")), "")
-    if not mount:
-        raise OSError(errno.ENOSYS, "mounts have no numbers here")
-    return mount, os.fstat(fd).st_ino
+    connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
+def _is_below(connection: socket.socket, pid: int, top_mount: str) -> bool:
+    """Returns whether the process that has connected sees this mount as its ``/``, so that it is of the mount namespace
+    of this one."""
+    pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    try:
+        found = _find_top_mount(str(pid))
+        alive = select.poll()
+        alive.register(pidfd, select.POLLIN)
+        return found == top_mount and not alive.poll(0)  # otherwise the number may be another process's by now
+    finally:
+        os.close(pidfd)
+
+
+def _find_top_mount(process: str) -> str:
+    """Returns the number of the mount that a process sees as ``/``: that of another mount namespace has another.
+
+    Raises:
+        OSError: There is no such process, or its ``/`` is no mount.
+    """
+    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        tops = [fields[0] for fields in map(str.split, mounts) if fields[4] == "/"]
+    if not tops:
+        raise OSError(errno.ENOTSUP, "its / is no mount")
+    return tops[-1]  # which covers the others

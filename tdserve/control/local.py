@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.framing import FrameReader, FrameWriter, frame
+from tdserve.control.lending import refuse_descriptors
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PART_BYTES, cut_large
 from tdserve.v1 import control_pb2
 
@@ -147,6 +148,8 @@ async def listen(root: Path, make_connection: Callable[[], LocalConnection]) -> 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):  # an older kernel
+            refuse_descriptors(bound)
         try:
             bound.bind(path)
             os.chmod(path, 0o666)  # noqa: S103 (see above)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tdserve.base.errors import NotSupportedError, PeerLostError, PermissionDeniedError
 from tdserve.base.ids import check_store_name
-from tdserve.control.lending import Lender
+from tdserve.control.lending import Lender, refuse_descriptors
 from tdserve.control.local import SOCKET_NAME, LocalConnection, listen
 from tdserve.rules.replay.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -76,7 +76,7 @@ class LocalListener:
                 self._lender = Lender(self._root.nonce, self._lend)
                 self._sessions.is_lending = True
         except OSError as error:
-            _log.warning("nothing is lent to local clients of other users: %s; they use the network", error)
+            _log.info("nothing is lent to local clients of other users: %s; they use the network", error)
 
     def close(self) -> None:
         """Stops listening and closes all connections."""
@@ -140,6 +140,7 @@ class LocalListener:
 
     def _connect(self) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        refuse_descriptors(ours)
         connecting = asyncio.get_running_loop().connect_accepted_socket(self._make_connection, ours)
         task: asyncio.Task[object] = asyncio.ensure_future(connecting)
         self._connecting.add(task)
