@@ -14,7 +14,6 @@ likes. So no socket takes any, and where the kernel cannot refuse them (Linux be
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import select
 import socket
@@ -53,6 +52,7 @@ class Lender:
 
     Raises:
         OSError: There can be no such socket, or the kernel is too old.
+        NotSupportedError: The ``/`` of this process is no mount.
     """
 
     def __init__(self, nonce: str, lend: Lend) -> None:
@@ -177,10 +177,11 @@ def _find_top_mount(process: str) -> str:
     """Returns the number of the mount that a process sees as ``/``: that of another mount namespace has another.
 
     Raises:
-        OSError: There is no such process, or its ``/`` is no mount.
+        OSError: There is no such process.
+        NotSupportedError: Its ``/`` is no mount.
     """
     with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         tops = [fields[0] for fields in map(str.split, mounts) if fields[4] == "/"]
     if not tops:
-        raise OSError(errno.ENOTSUP, "its / is no mount")
+        raise NotSupportedError(feature="lending files", reason="its / is no mount")
     return tops[-1]  # which covers the others

@@ -218,6 +218,15 @@ def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:
         return False
 
 
+def is_marked_deleted(path: str | os.PathLike[str]) -> bool:
+    """Returns whether the store of a generation file is being deleted; its other files may be gone already."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEADER.size + 1)[_DELETED_OFFSET:] == b"\x01"
+    except OSError:
+        return False
+
+
 def _check_header(fd: int, path: Path, uid: str) -> int:
     """Returns the number of rows."""
     nbytes = os.fstat(fd).st_size

@@ -30,7 +30,7 @@ from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.shared_numbers import NO_READER
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_marked_deleted, is_of
 from tdserve.store.session_locks import SessionLock
 from tdserve.store.spools import Spool
 from tdserve.store.version_mappings import drop_unlinked
@@ -243,7 +243,9 @@ class LocalEnd:
         try:
             return self._stores.get(ref, spec, name=name, keeps=opened)
         except (CorruptDataError, StoreNotFoundError) as error:
-            if isinstance(error, CorruptDataError) and is_of(folder / GENERATION_FILE, uid=uid):
+            generations = folder / GENERATION_FILE
+            is_here = is_of(generations, uid=uid) and not is_marked_deleted(generations)
+            if isinstance(error, CorruptDataError) and is_here:
                 raise
             raise _make_deleted_error(name) from error
 

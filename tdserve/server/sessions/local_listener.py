@@ -75,7 +75,7 @@ class LocalListener:
             if not (self._root.path / STORES).stat().st_mode & _NOT_OWNER:
                 self._lender = Lender(self._root.nonce, self._lend)
                 self._sessions.is_lending = True
-        except OSError as error:
+        except (OSError, NotSupportedError) as error:
             _log.info("nothing is lent to local clients of other users: %s; they use the network", error)
 
     def close(self) -> None:

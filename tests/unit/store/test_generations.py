@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import ClosedError, CorruptDataError, LocalProtocolError
-from tdserve.store.generations import HEADER_BYTES, Generations, is_of
+from tdserve.store.generations import HEADER_BYTES, Generations, is_marked_deleted, is_of
 
 UID = "0123456789abcdef" * 2
 
@@ -29,9 +29,12 @@ def test_generations_when_marked_deleted_then_existing_mappings_see_it(tmp_path:
     writer = Generations.create(tmp_path / "g", uid=UID, num_rows=2)
     reader = Generations.open(tmp_path / "g", uid=UID)
     assert not reader.is_deleted
+    assert not is_marked_deleted(reader.path)
     writer.mark_deleted()
+    assert is_marked_deleted(reader.path)
     os.unlink(tmp_path / "g")
     assert reader.is_deleted
+    assert not is_marked_deleted(reader.path)
     assert not reader.values.any()
 
 

@@ -237,7 +237,7 @@ def test_version_when_a_reader_would_lock_it_for_itself_then_refused(tmp_path: P
         VersionFile.open(path, SPEC).close()
 
 
-def test_create_when_not_locked_yet_then_nobody_else_may_open_the_file(
+def test_create_when_it_makes_a_file_then_closed_to_others_until_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes: list[int] = []
