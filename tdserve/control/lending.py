@@ -138,13 +138,15 @@ def borrow(nonce: str, asked: control_pb2.Borrow) -> int:
             content, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 1)
             answer = control_pb2.Borrowed.FromString(content)
         except (OSError, DecodeError) as error:
-            raise ConnectError(address="the server's lender of folders", reason=str(error)) from error
+            reason = f"the server does not answer whether it lends files to this process: {error}"
+            raise ConnectError(address="the server's lender of folders", reason=reason) from error
     if fds:
         os.set_inheritable(fds[0], False)  # Python gives recv_fds no flags
         return fds[0]
     if answer.HasField("failure"):
         raise decode_failure(answer.failure)
-    raise ConnectError(address="the server's lender of folders", reason="it has closed the connection")
+    reason = "the server lends no files to this process now: it has closed the connection"
+    raise ConnectError(address="the server's lender of folders", reason=reason)
 
 
 def _make_name(nonce: str) -> str:

@@ -196,6 +196,7 @@ class Requests:
         request = message.request
         if _has_messages(self._traits.get(kind), kind, message):
             session.bind(request, message.channel)
+        known = self._stores.catalog.find(_get_used_name(kind, message))
         try:
             await self._carry_out(session, kind, message, ahead)
             return ""
@@ -204,7 +205,7 @@ class Requests:
             await self._refuse(session, request, error)
             return error.code
         except TDServeError as error:
-            reason = await self._find_reason(error, kind, message)
+            reason = await self._find_reason(error, kind, message, "" if known is None else known.uid)
             _forget_calls(error)
             return await _report(session, request, reason)
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
@@ -340,20 +341,29 @@ class Requests:
         elif record is not None and kind == "alter":
             self._syncing.sync_soon(record.uid)
 
-    async def _find_reason(self, error: TDServeError, kind: str, message: control_pb2.ClientMessage) -> TDServeError:
+    async def _find_reason(
+        self, error: TDServeError, kind: str, message: control_pb2.ClientMessage, uid: str
+    ) -> TDServeError:
         """Returns the error to report for a request that failed.
 
-        A missing or closed file means StoreNotFoundError if the store was deleted meanwhile. Lack of room means
-        TransferAbortedError if there is room now.
+        A missing or closed file means StoreNotFoundError if the store was deleted meanwhile, and TransferAbortedError
+        if it was made anew. Lack of room means TransferAbortedError if there is room now.
+
+        Args:
+            uid: Incarnation of the store when the request began; "" if there was none.
         """
-        name = getattr(getattr(message, kind, None), "store", "")
+        name = _get_used_name(kind, message)
         if isinstance(error, CapacityError) and await self._dead_values.make_room(name, error):
             reason = f"values of rows that have left {name!r} were in the way, and are gone now"
             return TransferAbortedError(transfer=message.request, reason=reason)
         if kind == "publish" or (kind == "write" and message.write.HasField("new_store")):
             return error  # the store was not visible yet: it is missing because this failed
-        if isinstance(error, (CorruptDataError, ClosedError)) and name and name not in self._stores.catalog:
-            return StoreNotFoundError(name=name)
+        if isinstance(error, (CorruptDataError, ClosedError)) and name:
+            now = self._stores.catalog.find(name)
+            if now is None:
+                return StoreNotFoundError(name=name)
+            if now.uid != uid:
+                return TransferAbortedError(transfer=message.request, reason=f"store {name!r} was made anew meanwhile")
         return error
 
     async def _read(
@@ -377,6 +387,12 @@ class Requests:
         if asked.HasField("new_store"):
             return await self._writes.create(session, request, asked)
         return await self._writes.write(session, request, asked)
+
+
+def _get_used_name(kind: str, message: control_pb2.ClientMessage) -> str:
+    """Returns the name of the store that a request uses; "" if it uses none."""
+    name: str = getattr(getattr(message, kind, None), "store", "")
+    return name
 
 
 def _forget_calls(error: BaseException | None) -> None:
