@@ -35,7 +35,7 @@ def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_lim
         queue.extend(rows(8, 1))
         before_bytes = read_private_bytes(server.pid)
         row, handles = rows(1, VALUE_BYTES), [client.queue("queue") for _ in range(6)]
-        futures = [handle.extend(row, return_early=True, timeout_s=3.0) for _ in range(60) for handle in handles]
+        futures = [handle.extend(row, return_early=True, timeout_s=6.0) for _ in range(60) for handle in handles]
         errors = [future.exception(30.0) for future in futures]
         assert {type(error) for error in errors} <= {tdserve.DeadlineExceededError, tdserve.ServerBusyError}
         refused = [error for error in errors if isinstance(error, tdserve.ServerBusyError)]
