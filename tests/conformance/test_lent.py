@@ -5,6 +5,8 @@ Here they could see the files; ``tests/integration/test_lent_files`` has clients
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import tdserve
@@ -13,8 +15,19 @@ from tests.conformance.keyed_life_suite import KeyedLifeSuite
 from tests.conformance.kinds_suite import KindsSuite
 from tests.conformance.service_suite import LARGE, ServiceSuite, rows
 from tests.conformance.suite import Connect
+from tests.lending_kernel import needs_lending
+from tests.roots import make_quick_root
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, needs_lending]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tdserve.Server]:
+    """A server whose folder of stores others may not enter, as with tokens; otherwise it lends nothing."""
+    with make_quick_root() as root:
+        (root / "stores").mkdir(0o700)
+        with tdserve.Server(root) as made:
+            yield made
 
 
 class _Borrowing:

@@ -17,9 +17,11 @@ from tests.integration.forked_clients import ForkedClients
 from tests.integration.lent_roles import LARGE_NBYTES
 from tests.integration.local_roles import NUM_ROWS, row, rows
 from tests.integration.token_files import TIMEOUT_S, TokenFile
+from tests.lending_kernel import needs_lending
 
 pytestmark = [
     pytest.mark.integration,
+    needs_lending,
     pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user"),
 ]
 

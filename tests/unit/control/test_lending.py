@@ -15,7 +15,10 @@ import pytest
 from tdserve.base.errors import ConnectError, NotSupportedError
 from tdserve.control.lending import MAX_ASKING, Lender, borrow
 from tdserve.v1 import control_pb2
+from tests.lending_kernel import needs_lending
 from tests.processes import wait_for
+
+pytestmark = needs_lending
 
 
 class House:

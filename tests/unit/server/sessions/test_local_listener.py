@@ -28,6 +28,7 @@ from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
+from tests.lending_kernel import needs_lending
 from tests.unit.server.world import Loop, Outbox, World
 
 
@@ -314,6 +315,7 @@ def test_open_when_the_root_takes_no_socket_then_said_in_the_log_and_the_server_
     door.close()
 
 
+@needs_lending
 def test_lend_when_key_and_session_are_shown_then_a_connection_over_which_it_attaches(
     within: Within, world: World
 ) -> None:
@@ -330,6 +332,7 @@ def test_lend_when_key_and_session_are_shown_then_a_connection_over_which_it_att
     within(scenario)
 
 
+@needs_lending
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
