@@ -33,8 +33,7 @@ def make_mover(client: SessionClient, session: Session) -> ClientMover:
     mapped = MappedMover(client, session, local)
     if not (local.is_read_only or local.lacks_values):
         return mapped
-    writes = channel if local.is_read_only else mapped
-    return PartlyMappedMover(mapped, channel, writes=writes, lacks_values=local.lacks_values)
+    return PartlyMappedMover(mapped, channel, writes=channel if local.is_read_only else mapped)
 
 
 class PartlyMappedMover(ClientMover):
@@ -43,21 +42,17 @@ class PartlyMappedMover(ClientMover):
 
     Args:
         mapped: Moves what is read.
-        channel: Moves entries of keyed stores if this process cannot open them.
+        channel: Moves entries of keyed stores, which this process cannot open.
         writes: The one of the two that moves what is written.
-        lacks_values: Whether this process cannot read values itself.
     """
 
     transport = LOCAL_TRANSPORT
     draws_rows = True
     receives_messages = False
 
-    def __init__(
-        self, mapped: MappedMover, channel: ChannelMover, *, writes: MappedMover | ChannelMover, lacks_values: bool
-    ) -> None:
+    def __init__(self, mapped: MappedMover, channel: ChannelMover, *, writes: MappedMover | ChannelMover) -> None:
         self.max_joined_bytes, self.takes_claims = writes.max_joined_bytes, writes.takes_claims
-        self._reads, self._writes = mapped, writes
-        self._entries: ClientMover = channel if lacks_values else mapped
+        self._reads, self._writes, self._entries = mapped, writes, channel
 
     @property
     def is_ready(self) -> bool:

@@ -75,11 +75,6 @@ class PermitMover(SessionMover):
         """Returns the claim at once: the client extends no table again before it has its answer."""
         return grant()
 
-    @property
-    def lacks_values(self) -> bool:
-        """Whether the client cannot read values itself."""
-        return self._client.lacks_values
-
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the client fill the rows while a worker stores their values, if there are any."""
         client, store, values = self._client, rows.store, make_put_values(rows)
@@ -130,7 +125,7 @@ class PermitMover(SessionMover):
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
         values = b""
-        if self.lacks_values and store.spec.values:
+        if self._client.lacks_values and store.spec.values:
             paths = [path for path, _ in store.spec.values]
             values = await self._read_values(store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
@@ -169,7 +164,7 @@ class PermitMover(SessionMover):
     ) -> control_pb2.Done | None:
         """Sends the client the store and the structure to read."""
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
-        if self.lacks_values and store.spec.values:
+        if self._client.lacks_values and store.spec.values:
             keys = decode_paths(asked.keys)
             chosen = store.spec.select(keys, store=store.name) if keys else store.spec
             paths = [path for path, _ in chosen.values]

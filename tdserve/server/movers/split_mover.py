@@ -36,7 +36,7 @@ class SplitMover(SessionMover):
     Args:
         session: Session whose content it moves.
         permits: Moves what the client reads.
-        channel: Moves entries of keyed stores if the client cannot open them.
+        channel: Moves entries of keyed stores, which the client cannot open.
         writes: The one of the two that moves what the client writes.
     """
 
@@ -48,8 +48,7 @@ class SplitMover(SessionMover):
     ) -> None:
         super().__init__(session)
         self.lock_name = writes.lock_name
-        self._reads, self._writes = permits, writes
-        self._entries: Mover = channel if permits.lacks_values else permits
+        self._reads, self._writes, self._entries = permits, writes, channel
 
     @property
     def claim_holder(self) -> ClaimHolder | None:
@@ -109,7 +108,7 @@ class SplitMover(SessionMover):
     async def get_entries(
         self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
-        """Lets the client read entries itself, or sends them if it cannot."""
+        """As of WorkerMover."""
         await self._await_worker()
         return await self._entries.get_entries(request, store, asked)
 
