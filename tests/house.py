@@ -356,7 +356,7 @@ def mirror_faults(modules: Sequence[Module], tests: Path) -> list[str]:
 
 def _imports(module: Module) -> Iterator[Import]:
     typing_only = _lines_of_typing_blocks(module)
-    in_function = {id(sub) for node in module.nodes if isinstance(node, Function) for sub in ast.walk(node)}
+    functions = [range(node.lineno, (node.end_lineno or 0) + 1) for node in module.nodes if isinstance(node, Function)]
     for node in module.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -366,7 +366,7 @@ def _imports(module: Module) -> Iterator[Import]:
         else:
             continue
         for name in names:
-            yield Import(name, node.lineno, node.lineno in typing_only, id(node) in in_function)
+            yield Import(name, node.lineno, node.lineno in typing_only, any(node.lineno in each for each in functions))
 
 
 def _origin(module: Module, node: ast.ImportFrom) -> str:

@@ -33,6 +33,7 @@ FOREIGN_IN_TESTS: Mapping[tuple[str, str], str] = {
     ("tests.conformance.operations", "_source"): "of a view of tensordict: what it shows",
     ("tests.integration.data_parallel", "_world"): "of torch.distributed: the groups of the process",
     ("tests.integration.loop_costs", "_run"): "of asyncio.Handle: times each callback of the event loop",
+    ("tests.lent.sitecustomize", "_socket"): "the module of Python's that ``socket`` imports",
     ("tests.sameness", "_parameters"): "of torch.nn.Module: what counts as a parameter",
     ("tests.unit.client.tables.test_sampling", "_version"): "of a tensor: how often torch has seen it written",
     ("tests.unit.structure.test_independent_views", "_version"): "likewise",

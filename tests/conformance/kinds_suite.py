@@ -53,13 +53,14 @@ class KindsSuite(Suite):
         assert not any(faults), "\n".join(filter(None, faults))
 
 
-def list_all_but_each_third(first: int) -> list[str]:
-    """Returns the names of the kinds but for each third one, so that neighbours, which are alike, go different ways.
+def list_all_but(first: int, every: int = 3) -> list[str]:
+    """Returns the names of the kinds but for every third one, so that neighbours, which are alike, go different ways.
 
     Args:
         first: Place of the first kind that is left out of the list.
+        every: The distance to the next one.
     """
-    return [name for place, name in enumerate(KINDS) if place % 3 != first]
+    return [name for place, name in enumerate(KINDS) if place % every != first]
 
 
 def fault_of(trial: Trial, title: str, note: Note | None) -> str:

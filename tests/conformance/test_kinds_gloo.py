@@ -10,12 +10,12 @@ from typing import ClassVar
 import pytest
 
 import tdserve
-from tests.conformance.kinds_suite import KindsSuite, list_all_but_each_third
+from tests.conformance.kinds_suite import KindsSuite, list_all_but
 from tests.conformance.suite import Connect
 
 
 class TestInlineKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = list_all_but_each_third(0)
+    in_full_only: ClassVar[list[str]] = list_all_but(0)
 
     @pytest.fixture
     def connect(self, server: tdserve.Server) -> Connect:
@@ -23,7 +23,7 @@ class TestInlineKinds(KindsSuite):
 
 
 class TestLargeKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = list_all_but_each_third(1)
+    in_full_only: ClassVar[list[str]] = list_all_but(1)
 
     @pytest.fixture
     def connect(self, channels: tdserve.Server) -> Connect:

@@ -7,12 +7,12 @@ from typing import ClassVar
 import pytest
 
 import tdserve
-from tests.conformance.kinds_suite import KindsSuite, list_all_but_each_third
+from tests.conformance.kinds_suite import KindsSuite, list_all_but
 from tests.conformance.suite import Connect
 
 
 class TestGrpcKinds(KindsSuite):
-    in_full_only: ClassVar[list[str]] = list_all_but_each_third(2)
+    in_full_only: ClassVar[list[str]] = list_all_but(2, every=6)
 
     @pytest.fixture
     def connect(self, channels: tdserve.Server) -> Connect:

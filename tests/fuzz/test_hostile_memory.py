@@ -151,7 +151,9 @@ FLOODS: dict[str, tuple[int, Callable[[], list[Message]]]] = {
 """By what is flooded: the number of sessions, and the requests of each."""
 
 
-@pytest.mark.parametrize("what", FLOODS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.full) if what == "pages of names" else what for what in FLOODS]
+)
 def test_requests_when_they_demand_much_then_no_process_grows_beyond_its_bound(
     server: tdserve.Server, client: tdserve.Client, what: str
 ) -> None:

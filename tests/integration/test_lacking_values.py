@@ -46,7 +46,9 @@ def pair(number: int) -> TensorDict:
     return TensorDict({"a": torch.tensor(number), "text": NonTensorData(str(number))}, [])
 
 
-@pytest.mark.parametrize("index", [(), slice(0, 2), [1, 0]])
+@pytest.mark.parametrize(
+    "index", [slice(0, 2), *(pytest.param(index, marks=pytest.mark.full) for index in ((), [1, 0]))]
+)
 def test_read_when_others_write_then_tensors_and_values_are_as_of_one_moment(
     server: tdserve.Server, client: tdserve.Client, index: Any
 ) -> None:

@@ -161,7 +161,7 @@ def test_server_when_its_root_is_in_memory_then_as_on_disk() -> None:
 def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_is_whole(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
-    num_writers, num_readers, num_writes = 4, 8, 40
+    num_writers, num_readers, num_writes = 4, 8, 20
     with tdserve.Server(tmp_path, port=0) as server, server.client(transport="shm") as client:
         client.memmap(rows(0, 24), "td")
         replay = client.create_replay("r", TensorDict({"content": rows(0, 1)[0]}, []), 64)

@@ -13,7 +13,7 @@ from tests.integration.conftest import FreshServer
 
 pytestmark = pytest.mark.integration
 
-NUM_ROUNDS = 150
+NUM_ROUNDS = 75
 DTYPES = (torch.float32, torch.float64, torch.int64)
 
 

@@ -114,7 +114,7 @@ def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Se
 
 def look_for_later(url: str, before: dict[str, float]) -> dict[str, float] | None:
     """Returns a scrape of a later moment; None if it shows the same figures."""
-    found, series = scrape(url), "tdserve_process_cpu_seconds_total[('process', 'observer')]"
+    found, series = scrape(url), "tdserve_process_cpu_seconds_total[('process', 'control')]"
     return found if found[series] > before[series] else None
 
 

@@ -108,7 +108,11 @@ FAULTS: dict[Callable[[RoundStores, Path], None], str] = {
 }
 
 
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: str(plant.__name__))
+@pytest.mark.parametrize(
+    "plant",
+    [*list(FAULTS)[:3], *(pytest.param(plant, marks=pytest.mark.full) for plant in list(FAULTS)[3:])],
+    ids=lambda plant: str(plant.__name__),
+)
 def test_check_when_a_fault_is_planted_then_found(
     server: tdserve.Server, tmp_path: Path, plant: Callable[[RoundStores, Path], None]
 ) -> None:

@@ -48,7 +48,7 @@ def files_of(server: tdserve.Server, name: str) -> list[str]:
     return sorted(path.name for path in (Path(server.config.root) / "stores" / name / "versions").iterdir())
 
 
-@pytest.mark.parametrize("last", [15, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("last", [8, pytest.param(50, marks=pytest.mark.full)])
 def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_goes_back_and_the_disk_holds_k(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, last: int
 ) -> None:

@@ -7,11 +7,12 @@ themselves to the servers of a test run, to the benchmark, or to tests that star
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import gc
 import importlib
-import json
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -31,10 +32,11 @@ from tests.lent.servers import SERVER_MODULE, SHELL_MODULE
 from tests.lent.sitecustomize import DOOR_VARIABLE, LENT_MODULES, PROGRAM_MODULE, SPAWNED_MODULE, read_start
 
 _ENTRIES = {
-    **dict.fromkeys((*LENT_MODULES, SERVER_MODULE, SHELL_MODULE), "main"),
-    "tdserve.bench.child": "run_child",
+    **{module: f"{module}:main" for module in (*LENT_MODULES, SERVER_MODULE, SHELL_MODULE)},
+    "tdserve.bench.child": "tdserve.bench.child:run_child",
+    "tdserve.observer": "tdserve.observer.__main__:main",
 }
-"""The function of each module that a copy calls, with the arguments if there are any."""
+"""The function that a copy calls for each module, with the arguments if there are any."""
 
 MAX_FDS = 64
 """Descriptors that a borrower may have: the standard ones, those that it has inherited, and that of its life."""
@@ -93,7 +95,7 @@ def copy_for(pid: int) -> int:
 
 def _serve(module: str, door: socket.socket) -> None:
     connection, _ = door.accept()
-    run: Any = getattr(importlib.import_module(module), _ENTRIES[module])
+    run = pkgutil.resolve_name(_ENTRIES[module])
     for name in _PREPARED.get(module, ()):
         importlib.import_module(name)
     gc.collect()
@@ -105,7 +107,7 @@ def _serve(module: str, door: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 door.close()
-                _live(run, json.loads(content), fds, connection)
+                _live(run, ast.literal_eval(content.decode()), fds, connection)
             with suppress(BrokenPipeError):
                 connection.send(str(pid).encode())
         for fd in fds:

@@ -6,7 +6,6 @@ starts a server gets the copy itself: its process id is that of the server, so a
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -135,7 +134,7 @@ def _borrow(folder: str, module: str, args: list[str], options: Mapping[str, Any
         stderr = _choose_descriptor(options.get("stderr"), 2)
         try:
             connection.connect(f"{folder}/{module}")
-            socket.send_fds(connection, [json.dumps(order).encode()], [stdin, stdout, stderr, *fds])
+            socket.send_fds(connection, [repr(order).encode()], [stdin, stdout, stderr, *fds])
             pid = int(connection.recv(32) or 0)
         except OSError:
             pid = 0

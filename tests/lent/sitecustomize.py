@@ -1,5 +1,6 @@
-"""Every Python process of a test run imports this at its start. One that is to fork data workers, to work for the
-benchmark, to run a program of the tests, or that ``multiprocessing`` spawns, lets a lender do so.
+"""Every Python process of a test run imports this at its start. One that is to fork data workers, to be a client that a
+server starts for itself, to work for the benchmark, to run a program of the tests, or that ``multiprocessing`` spawns,
+lets a lender do so.
 
 Such a process imports torch for seconds, of which a run would spend a third. A lender (``tests.lent.lender``) has
 imported it once, and forks a copy of itself, which works in this process's place; this one lives as long as that copy,
@@ -9,11 +10,11 @@ process goes on by itself.
 
 from __future__ import annotations
 
+import _signal  # what is built in takes a third of the time of ``signal``, ``socket`` and ``json``
 import ctypes
-import json
 import os
-import signal
 import sys
+from array import array
 
 DOOR_VARIABLE = "TESTS_LENDER"
 """Environment variable with the folder of the lenders' UNIX sockets, each of which has the name of a module."""
@@ -24,7 +25,14 @@ PROGRAM_MODULE = "tests.lent.program"
 SPAWNED_MODULE = "tests.lent.spawned"
 """The module that runs what ``multiprocessing`` spawns."""
 
-LENT_MODULES = ("tdserve.worker.fork_server", "tdserve.bench.child", PROGRAM_MODULE, SPAWNED_MODULE)
+LENT_MODULES = (
+    "tdserve.worker.fork_server",
+    "tdserve.schedule",
+    "tdserve.observer",
+    "tdserve.bench.child",
+    PROGRAM_MODULE,
+    SPAWNED_MODULE,
+)
 """Modules that copies run, each those of a lender of its own: a data worker has imported nothing of a client."""
 
 SPAWN_ARGUMENT = "--multiprocessing-fork"
@@ -44,26 +52,27 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
         arguments: Its command-line arguments.
     """
     fds = _list_inherited()
-    import socket
+    import _socket
 
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"{folder}/{module}")
         order = make_order(dict(os.environ), os.getcwd(), arguments, fds)
         life_fd, _ = os.pipe()  # the other end stays open as long as this process lives
-        socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2, *fds, life_fd])
+        rights = array("i", [0, 1, 2, *fds, life_fd])
+        connection.sendmsg([repr(order).encode()], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
         pid = connection.recv(32)
     except OSError:  # no lender, or not for this user
         return
     if not pid:  # it lives in another world than this process
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     if module == SPAWNED_MODULE:
         pidfd = os.pidfd_open(int(pid))
-        signal.signal(signal.SIGTERM, lambda number, _: signal.pidfd_send_signal(pidfd, number))
+        _signal.signal(_signal.SIGTERM, lambda number, _: _signal.pidfd_send_signal(pidfd, number))
     else:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL)
     for inherited in (0, 1, *fds, life_fd):
         os.close(inherited)
     with open(f"{folder}/{os.getpid()}", "wb") as note:
@@ -72,7 +81,7 @@ def stand_for(folder: str, module: str, arguments: list[str]) -> None:
     os.unlink(f"{folder}/{os.getpid()}")
     if status:
         os._exit(int(status))
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), _signal.SIGKILL)
 
 
 def read_start(pid: int) -> bytes:

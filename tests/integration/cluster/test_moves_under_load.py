@@ -177,7 +177,7 @@ def test_stores_when_they_move_all_the_time_then_nothing_is_lost_or_doubled(addr
         writers = [threads.submit(write, writer, ("shm", "shm", "gloo", "gloo")[writer]) for writer in range(4)]
         counters = [threads.submit(count, transport) for transport in ("shm", "gloo")]
         try:
-            for _ in range(10):
+            for _ in range(6):
                 for name in names.values():
                     client.rebalance(name, chance.randrange(3))
         finally:

@@ -8,7 +8,7 @@ import pytest
 from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def test_checksums_when_measured_then_compared_samples_stand_beside_others_and_no_store_is_left(stage: Stage) -> None:

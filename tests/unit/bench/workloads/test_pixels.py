@@ -7,7 +7,7 @@ from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 
 def test_pixels_when_measured_then_all_are_judged_against_raw_gloo_and_no_store_is_left(stage: Stage) -> None:

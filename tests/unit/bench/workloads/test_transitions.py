@@ -15,7 +15,7 @@ from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 from tdserve.bench.torchrl_buffer import has_torchrl
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 NAMES = [
     *("extend 1", "extend 1", "extend 64", "extend 64", "extend 1024", "extend 1024", "extend 1024"),

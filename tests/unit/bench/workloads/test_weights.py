@@ -5,7 +5,7 @@ import pytest
 from tdserve.bench.runs import measure
 from tdserve.bench.stage import Stage
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.full]
 
 NEW = "publish of new tensors, the slowest of 20"
 
