@@ -153,6 +153,7 @@ class Creation:
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
+        await self._stores.seals.wait_for_creation()
         wanted, spec = self.read(request)
         name = wanted.name
         if request.replaces_empty_uid:

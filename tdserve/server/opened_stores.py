@@ -64,7 +64,7 @@ class OpenedStores:
 
     def peek(self, name: str) -> OpenedStore | None:
         """Returns a store if it is open, which does not count as a use."""
-        return self._kept.get(name)
+        return self._kept.get(name) or self._held.get(name)
 
     def list_stores(self) -> list[OpenedStore]:
         """Returns those that stay open without being used, in no order; that does not count as a use either."""

@@ -255,6 +255,7 @@ class Stores:
             StoreExistsError: The name is taken. Nothing was created.
             InvalidSpecError, CapacityError: Nothing stays behind.
         """
+        await self.seals.wait_for_creation()
         name = check_store_name(record.name)
         kind = KINDS[record.kind]
         stored = kind.make_stored_spec(record, spec)

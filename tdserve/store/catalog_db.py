@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -88,6 +88,42 @@ class Transaction:
         if (table, key) in self.changes:
             return self.changes[table, key]
         return self._db.get(table, key)
+
+
+class PinnedCatalog:
+    """The catalog as it was at one moment; the file grows meanwhile. Threads: one at a time.
+
+    Args:
+        txn: Begun at the moment.
+        tables: LMDB's, by name.
+        owed: Changes that were owed at the moment.
+        folder: Of the catalog.
+        max_bytes: Size of its map.
+    """
+
+    def __init__(
+        self, txn: lmdb.Transaction, tables: Mapping[str, Any], owed: _Changes, folder: Path, max_bytes: int
+    ) -> None:
+        self._txn = txn
+        self._tables = tables
+        self._owed = owed
+        self._folder = folder
+        self._max_bytes = max_bytes
+
+    def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Returns the records of these keys, as far as there are any."""
+        found = {}
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            for key in keys:
+                record = self._txn.get(key, db=self._tables[table])
+                value = None if record is None else bytes(unseal(key, record, str(self._folder)))
+                if (value := self._owed.get((table, key), value)) is not None:
+                    found[key] = value
+        return found
+
+    def close(self) -> None:
+        """Lets the moment go."""
+        self._txn.abort()
 
 
 class CatalogDB:
@@ -245,6 +281,12 @@ class CatalogDB:
         ):
             record = txn.get(key)
         return None if record is None else bytes(unseal(key, record, str(self._folder)))
+
+    def pin(self) -> PinnedCatalog:
+        """Keeps all records as they are now, until the result is closed."""
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            txn = self._open_env().begin()
+        return PinnedCatalog(txn, self._tables, dict(self._owed), self._folder, self._max_bytes)
 
     def scan(self, table: Table, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Returns every committed record whose key starts with ``prefix``, in key order, as of one moment."""

@@ -966,7 +966,7 @@ class FileBlock(_message.Message):
     def __init__(self, path: _Optional[bytes] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("checkpoint", "store", "uid", "timeout_s", "list_files", "read", "freeze", "list_frozen", "read_frozen", "end", "report")
+    __slots__ = ("checkpoint", "store", "uid", "timeout_s", "list_files", "read", "freeze", "list_frozen", "read_frozen", "end", "list_unread", "report")
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -977,6 +977,7 @@ class CheckpointRequest(_message.Message):
     LIST_FROZEN_FIELD_NUMBER: _ClassVar[int]
     READ_FROZEN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LIST_UNREAD_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     checkpoint: str
     store: str
@@ -988,8 +989,9 @@ class CheckpointRequest(_message.Message):
     list_frozen: int
     read_frozen: FileBlocks
     end: bool
+    list_unread: str
     report: CheckpointReport
-    def __init__(self, checkpoint: _Optional[str] = ..., store: _Optional[str] = ..., uid: _Optional[str] = ..., timeout_s: _Optional[float] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., freeze: _Optional[int] = ..., list_frozen: _Optional[int] = ..., read_frozen: _Optional[_Union[FileBlocks, _Mapping]] = ..., end: bool = ..., report: _Optional[_Union[CheckpointReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, checkpoint: _Optional[str] = ..., store: _Optional[str] = ..., uid: _Optional[str] = ..., timeout_s: _Optional[float] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., freeze: _Optional[int] = ..., list_frozen: _Optional[int] = ..., read_frozen: _Optional[_Union[FileBlocks, _Mapping]] = ..., end: bool = ..., list_unread: _Optional[str] = ..., report: _Optional[_Union[CheckpointReport, _Mapping]] = ...) -> None: ...
 
 class CheckpointReport(_message.Message):
     __slots__ = ("id", "age_s")
@@ -1000,7 +1002,7 @@ class CheckpointReport(_message.Message):
     def __init__(self, id: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class CheckpointAnswer(_message.Message):
-    __slots__ = ("files", "uid", "blocks", "num_bytes", "num_stores", "stores", "paused_s")
+    __slots__ = ("files", "uid", "blocks", "num_bytes", "num_stores", "stores", "paused_s", "names")
     FILES_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -1008,6 +1010,7 @@ class CheckpointAnswer(_message.Message):
     NUM_STORES_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     files: FileSizes
     uid: str
     blocks: FileBlocks
@@ -1015,7 +1018,8 @@ class CheckpointAnswer(_message.Message):
     num_stores: int
     stores: _containers.RepeatedCompositeFieldContainer[FrozenStore]
     paused_s: float
-    def __init__(self, files: _Optional[_Union[FileSizes, _Mapping]] = ..., uid: _Optional[str] = ..., blocks: _Optional[_Union[FileBlocks, _Mapping]] = ..., num_bytes: _Optional[int] = ..., num_stores: _Optional[int] = ..., stores: _Optional[_Iterable[_Union[FrozenStore, _Mapping]]] = ..., paused_s: _Optional[float] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, files: _Optional[_Union[FileSizes, _Mapping]] = ..., uid: _Optional[str] = ..., blocks: _Optional[_Union[FileBlocks, _Mapping]] = ..., num_bytes: _Optional[int] = ..., num_stores: _Optional[int] = ..., stores: _Optional[_Iterable[_Union[FrozenStore, _Mapping]]] = ..., paused_s: _Optional[float] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FrozenStore(_message.Message):
     __slots__ = ("store", "files")

@@ -46,6 +46,12 @@ RETRY_S, MAX_RETRY_S = 1.0, 30.0
 STEP_S = 1e-3
 """A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
 
+FEW_STORES = 16
+"""So many stores that were made since the pass before are left to the moment itself."""
+
+MAX_PASSES = 10
+"""Passes over new stores. From the second one on the server makes stores slowly, so that each has fewer."""
+
 NUM_WRITERS = 4
 """Threads that write blocks to the place, and twice as many blocks that may wait for them."""
 
@@ -80,7 +86,7 @@ def write_checkpoint(
     """Writes a checkpoint of all stores of a server to a place.
 
     Args:
-        names: Names of the stores, as far as they are known: those are read while they serve.
+        names: Names of the stores when it begins, of which it names those that it leaves out.
         server_id: Of the server.
         uid: Of this checkpoint, and of those that are written of other servers at the same time.
 
@@ -113,6 +119,7 @@ class _CheckpointWriter:
     checkpoint: str
     passes: dict[str, FilePasses] = field(default_factory=dict)
     archived: set[str] = field(default_factory=set)
+    read_names: list[str] = field(default_factory=list)
     writing: list[Future[None]] = field(default_factory=list)
     read_nbytes: int = 0
     written_nbytes: int = 0
@@ -133,7 +140,7 @@ class _CheckpointWriter:
             self.archived &= list_blocks(self.archive)  # not those that were lost since
             for store in self.earlier.stores:
                 self._know(store)
-        frozen = self._freeze(names)
+        frozen = self._freeze()
         created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
         try:
             stores = [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
@@ -151,12 +158,13 @@ class _CheckpointWriter:
             written_nbytes=self.written_nbytes,
         )
 
-    def _freeze(self, names: list[str]) -> control_pb2.CheckpointAnswer:
+    def _freeze(self) -> control_pb2.CheckpointAnswer:
         """Reads all stores while they serve, and has the server keep what has changed of them since, at one moment."""
         allowed, retry_s = FROZEN_BYTES, RETRY_S
         while True:
-            for name in names:
+            for name in self.read_names:
                 self._read_store(name)
+            self._read_new_stores()
             self._check_time()
             try:
                 frozen = self._ask(freeze=allowed, timeout_s=self.deadline.limit(REST_S))
@@ -170,6 +178,23 @@ class _CheckpointWriter:
             self._check_time()
 
     # ------------------------------------------------------------ reading
+
+    def _read_new_stores(self) -> None:
+        """Reads stores that were not read yet, and those that are made meanwhile, until few are."""
+        for _ in range(MAX_PASSES):
+            names = self._list_new_names()
+            for name in names:
+                self._read_store(name)
+            self.read_names += names
+            if len(names) <= FEW_STORES:
+                break
+
+    def _list_new_names(self) -> list[str]:
+        known, found, after = set(self.read_names), [], ""
+        while names := self._ask(list_unread=after).names:
+            found += [name for name in names if name not in known]
+            after = names[-1]
+        return found
 
     def _read_store(self, name: str) -> None:
         """Reads what may have changed of a store, while it serves."""

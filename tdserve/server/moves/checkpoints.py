@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,20 +34,47 @@ from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.specs import make_keys
 from tdserve.server.stores import Stores
 from tdserve.store import moved_files, object_folders
+from tdserve.store.catalog_db import PinnedCatalog
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.objects import Objects
-from tdserve.structure import codec
 from tdserve.v1 import control_pb2
 
 MAX_ANSWER_BYTES = 1 << 18
 """Size from which on an answer names no more stores."""
 
+MANY_UNREAD = 16
+"""More stores than these that were made during a pass are too many for the moment of a checkpoint."""
+
 MAX_ID = 80
 """Characters of the id of a checkpoint that is reported."""
 
-Frozen = list[control_pb2.FrozenStore]
+
+class _PackedStore(NamedTuple):
+    """A store without files, as a checkpoint has it.
+
+    Attributes:
+        content: What the catalog has of its content.
+        spec: Its structure, as the catalog has it; None if it has none.
+    """
+
+    record: StoreRecord
+    content: bytes
+    spec: bytes | None
+
+    def describe(self) -> control_pb2.FrozenStore:
+        """Returns what a client is told of it."""
+        moved = control_pb2.MovedStore(record=self.record.to_bytes(), packed=self.content)
+        if self.spec is not None:
+            moved.specs.add().ParseFromString(self.spec)
+            moved.orders.append(self.record.order)
+        return control_pb2.FrozenStore(store=moved)
+
+
+Frozen = list[control_pb2.FrozenStore | _PackedStore]
+"""What is kept of each store; there may be many packed ones, each of which is described when it is asked for."""
 
 
 class ReportedCheckpoint(NamedTuple):
@@ -162,6 +190,8 @@ class Checkpoints:
                 frozen = control_pb2.FrozenStore(store=describe_store(self._stores, store), files=clear_changed(files))
                 self._idle[by.session, store.name] = _Idle(store, used_at, frozen)
             answer = control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
+        elif step == "list_unread":
+            answer = self._list_unread(by, asked.list_unread)
         elif step == "read":
             store = await self._get(asked.store, asked.uid)
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
@@ -188,15 +218,32 @@ class Checkpoints:
     async def on_session_ended(self, session: int) -> None:
         """Removes what was kept for the checkpoints of a session."""
         self._lists.forget_session(session)
+        self._stores.seals.end_slow_creations_of(session)
         for listed in [key for key in self._idle if key[0] == session]:
             del self._idle[listed]
         for by in [by for by in self._frozen if by.session == session]:
             await self._forget(by)
 
     async def _forget(self, by: Seal) -> None:
+        self._stores.seals.end_slow_creations(by)
         if self._frozen.pop(by, None) is not None:
             folder = self._stores.root.checkpoint_folder(by.operation)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _list_unread(self, by: Seal, after: str) -> control_pb2.CheckpointAnswer:
+        """Lists stores that a checkpoint has not read; if they are many once it has read others, they were made faster
+        than it reads them, and those that come are made slowly until the moment."""
+        answer, nbytes = control_pb2.CheckpointAnswer(), 0
+        names = [record.name for record in self._list_records()]
+        unread = [name for name in names if name > after and not self._lists.has_listed(name, by)]
+        if not after and MANY_UNREAD < len(unread) < len(names):
+            self._stores.seals.slow_creations(by)
+        for name in sorted(unread):
+            answer.names.append(name)
+            nbytes += len(name.encode())
+            if nbytes >= MAX_ANSWER_BYTES:
+                break
+        return answer
 
     # ------------------------------------------------------------ one moment
 
@@ -216,43 +263,49 @@ class Checkpoints:
         begun_s = time.monotonic()
         sealed: dict[str, OpenedStore] = {}
         pinned: list[_PinnedValues | None] = []
-        frozen: Frozen = []
+        kept: list[control_pb2.FrozenStore] = []
+        catalog: PinnedCatalog | None = None
         folder = self._stores.root.checkpoint_folder(by.operation)
         try:
-            try:
-                await self._seal_all(by, sealed, deadline)
-                reach("checkpoint.resting")
-                # Of the same moment, since nothing was awaited after the last look:
-                idle = [self._find_idle(by, record.name) for record in self._list_records()]
-                packed = self._list_packed()
-                compare = self._lists.begin_compare(sealed.values(), by)
-                folders = [(store.folder, folder / store.record.uid) for store in sealed.values()]
-                files, num_bytes = await asyncio.to_thread(_keep_changed, compare, folders, max_bytes)
-                if num_bytes > max_bytes:
-                    return control_pb2.CheckpointAnswer(num_bytes=num_bytes, paused_s=time.monotonic() - begun_s)
-                self._frozen[by] = frozen
-                for store, listed in zip(sealed.values(), files, strict=True):
-                    frozen.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
-                    pinned.append(_PinnedValues.of(store))
-            finally:
-                for name in sealed:
-                    self._sealing.end(name, by)
+            with self._stores.seals.hold_creations():
+                try:
+                    await self._seal_all(by, sealed, deadline)
+                    reach("checkpoint.resting")
+                    # Of the same moment, since nothing was awaited after the last look:
+                    idle = [self._find_idle(by, record.name) for record in self._list_records()]
+                    packed = [each for each in self._stores.catalog if each.packed and not each.loading]
+                    catalog = self._stores.db.pin()
+                    compare = self._lists.begin_compare(sealed.values(), by)
+                    folders = [(store.folder, folder / store.record.uid) for store in sealed.values()]
+                    files, num_bytes = await asyncio.to_thread(_keep_changed, compare, folders, max_bytes)
+                    if num_bytes > max_bytes:
+                        return control_pb2.CheckpointAnswer(num_bytes=num_bytes, paused_s=time.monotonic() - begun_s)
+                    frozen = self._frozen[by] = []  # what is kept goes with the session from here on
+                    for store, listed in zip(sealed.values(), files, strict=True):
+                        kept.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
+                        pinned.append(_PinnedValues.of(store))
+                finally:
+                    for name in sealed:
+                        self._sealing.end(name, by)
             paused_s = time.monotonic() - begun_s
+            self._stores.seals.end_slow_creations(by)
             reach("checkpoint.kept")
-            for kept, values in zip(frozen, pinned, strict=True):
+            for each, values in zip(kept, pinned, strict=True):
                 if values is not None:
-                    uid = StoreRecord.from_bytes(kept.store.record).uid
+                    uid = StoreRecord.from_bytes(each.store.record).uid
                     nbytes = await asyncio.to_thread(values.copy, folder / uid)
-                    kept.files.paths.append(str(values.path).encode())
-                    kept.files.nbytes.append(nbytes)
-                    kept.files.changed.append(b"")
-            frozen += [each for each in idle if each is not None]
-            frozen += [self._describe_packed(*each) for each in packed]
+                    each.files.paths.append(str(values.path).encode())
+                    each.files.nbytes.append(nbytes)
+                    each.files.changed.append(b"")
+            frozen += [*kept, *filter(None, idle)]
+            frozen += await asyncio.to_thread(_read_packed, catalog, packed)
         except BaseException:
-            self._frozen[by] = frozen
+            self._frozen.setdefault(by, [])
             await asyncio.shield(self._forget(by))
             raise
         finally:
+            if catalog is not None:
+                catalog.close()
             for values in pinned:
                 if values is not None:
                     values.close()
@@ -312,19 +365,6 @@ class Checkpoints:
             for store in opened:
                 await self._sealing.wait_at_rest(store, by, deadline, keeps_unfinished=True)
 
-    def _list_packed(self) -> list[tuple[StoreRecord, bytes]]:
-        packed = [each for each in self._stores.catalog if each.packed and not each.loading]
-        # What has moved is in the checkpoint of the server that has it; where it is now need not be true later.
-        records = [each for each in packed if is_listed(each)]
-        return [(each, self._stores.db.get("packed", each.uid.encode()) or b"") for each in records]
-
-    def _describe_packed(self, record: StoreRecord, content: bytes) -> control_pb2.FrozenStore:
-        moved = control_pb2.MovedStore(record=record.to_bytes(), packed=content)
-        if record.fingerprint:
-            moved.specs.append(codec.encode(self._stores.specs.get(record.fingerprint, record.order)))
-            moved.orders.append(record.order)
-        return control_pb2.FrozenStore(store=moved)
-
     # ------------------------------------------------------------ what was kept
 
     def _get_frozen(self, by: Seal) -> Frozen:
@@ -334,7 +374,8 @@ class Checkpoints:
 
     def _list_frozen(self, by: Seal, first: int) -> control_pb2.CheckpointAnswer:
         answer, nbytes = control_pb2.CheckpointAnswer(), 0
-        for store in self._get_frozen(by)[first:]:
+        for each in islice(self._get_frozen(by), first, None):
+            store = each.describe() if isinstance(each, _PackedStore) else each
             answer.stores.append(store)
             nbytes += store.ByteSize()
             if nbytes >= MAX_ANSWER_BYTES:
@@ -344,6 +385,18 @@ class Checkpoints:
 
 def _has_files(record: StoreRecord) -> bool:
     return not (record.loading or record.packed or record.adopted)
+
+
+def _read_packed(catalog: PinnedCatalog, records: Sequence[StoreRecord]) -> list[_PackedStore]:
+    # What has moved is in the checkpoint of the server that has it; where it is now need not be true later.
+    records = [each for each in records if is_listed(each)]
+    contents = catalog.get_many("packed", (each.uid.encode() for each in records))
+    keys = [make_keys(each.fingerprint, each.order)[-1] for each in records]
+    specs = catalog.get_many("specs", set(filter(None, keys)))
+    return [
+        _PackedStore(each, contents.get(each.uid.encode(), b""), specs.get(key))
+        for each, key in zip(records, keys, strict=True)
+    ]
 
 
 def _keep_changed(

@@ -133,6 +133,10 @@ class FileLists:
 
         return compare
 
+    def has_listed(self, name: str, by: Seal) -> bool:
+        """Returns whether a reader has listed the files of a store of this name."""
+        return self._marks.get((by.session, name), ("", None))[0] == by.operation
+
     def _find_mark(self, store: OpenedStore, by: Seal) -> ContentMark | None:
         reader, mark = self._marks.get((by.session, store.name), ("", None))
         return mark if reader == by.operation else None

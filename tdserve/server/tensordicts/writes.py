@@ -107,6 +107,7 @@ class Writes:
             reason = f"{describe_kind(wanted.kind)}, {wanted.name!r}, is not created by a write to {asked.store!r}"
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
+        await self._stores.seals.wait_for_creation()
         store = await self._creation.find_begun(session.number, wanted, spec)
         if store is None and asked.content.HasField("inline") and may_be_packed(spec, len(asked.content.values)):
             check_inline(asked.content, write_layout(spec))

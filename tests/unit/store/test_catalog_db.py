@@ -208,6 +208,19 @@ def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_t
         assert db.get("stores", b"newer") == b"4"
 
 
+def test_pinned_records_when_others_are_written_and_owed_then_as_they_were(db: CatalogDB) -> None:
+    db.put("packed", b"a", b"1")
+    with no_page_can_be_written(), db.begin_transaction(is_decided=True) as txn:
+        txn.put("packed", b"b", b"owed")
+    pinned = db.pin()
+    db.put("packed", b"a", b"2")
+    db.put("packed", b"b", b"3")
+    db.put("packed", b"c", b"4")
+    assert pinned.get_many("packed", [b"a", b"b", b"c"]) == {b"a": b"1", b"b": b"owed"}
+    pinned.close()
+    assert db.get("packed", b"a") == b"2"
+
+
 def test_owed_changes_when_the_catalog_is_closed_then_they_are_written(tmp_path: Path) -> None:
     db = CatalogDB(tmp_path)
     db.put("pending", b"journal", b"1")
