@@ -9,18 +9,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from operator import or_
+from itertools import chain
+from operator import or_, sub
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.base.errors import KeyNotFoundError
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.recovery.lost_rows import Overwrite
+from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.recovery.restructured import Restructured
@@ -191,7 +193,8 @@ class UnfinishedWrites:
         store.waiters.wake()
 
     def _drop_after_grace(self, store: OpenedStore, overwrite: Overwrite) -> None:
-        """Removes the lost rows of an overwrite from their table, unless they are written again in time."""
+        """Removes the lost rows of an overwrite from their table, unless they are written again in time. Those that
+        only lack what was being written stay."""
         lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
         if store.table is None or lost is None or store.waiters.is_deleted:
             return
@@ -212,9 +215,35 @@ class UnfinishedWrites:
             task.add_done_callback(retrieve_exception)
 
     async def _drop(self, store: OpenedStore, lost: Overwrite) -> None:
+        intact = _select_intact(store, lost)
+        changes = store.lost.replace_written(intact, ()) if intact else {}
+
+        def record_intact() -> None:
+            with self._db.begin_transaction(is_decided=True) as txn:
+                txn.update("pending", changes)
+
         def forget() -> None:
             with self._db.begin_transaction(is_decided=True) as txn:
                 lost.forget(txn)
 
-        await RowWriteHold(store, lost.rows, ()).drop(forget)
+        if intact:
+            await RowWriteHold(store, intact, ()).let_go(is_written=False, then=record_intact)
+        await RowWriteHold(store, lost.rows - intact, ()).drop(forget)
         store.waiters.wake()
+
+
+def _select_intact(store: OpenedStore, lost: Overwrite) -> RowSet:
+    """Selects the lost rows of a table that had none of the leaves that were being written: they are as they were
+    before, and still lack these. After a loss of power nothing is known of the other leaves."""
+    nothing = RowSet.run(0, 0)
+    if lost.lock_name == POWER_LOSS:
+        return nothing
+    try:
+        numbers = [store.find_numbers(path) for path in lost.keys]
+    except KeyNotFoundError:  # it was removed meanwhile
+        return nothing
+    if not numbers or not all(numbers):
+        return nothing
+    others = [each.rows for each in store.lost.overwrites if each.key != lost.key]
+    rows = reduce(sub, others, lost.rows).rows
+    return RowSet.from_rows(rows[store.get_table().selectors.lack_all(rows, [*chain(*numbers)])])

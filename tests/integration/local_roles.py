@@ -77,7 +77,9 @@ def put(client: tdserve.Client, kind: str, name: str, content: TensorDict) -> ob
             handle.set_at_("content", content["content"], torch.arange(len(content)))
         return "stored"
     if kind == "overwrite_key":
-        client[name].set_at_("first", content["first"], slice(0, len(content)))
+        handle = client[name]
+        index = slice(0, len(content)) if isinstance(handle, tdserve.StoreHandle) else torch.arange(len(content))
+        handle.set_at_("first", content["first"], index)
         return "stored"
     if kind == "add_key":
         client[name]["added"] = content["body"]

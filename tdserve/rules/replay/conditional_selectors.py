@@ -192,6 +192,12 @@ class ConditionalSelectors:
         if self._written is not None and len(keys):
             self._written.mark(rows, keys)
 
+    def lack_all(self, rows: Rows, keys: Sequence[int]) -> NDArray[np.bool_]:
+        """Returns which rows have none of these leaves."""
+        if self._written is None:
+            return np.zeros(len(rows), np.bool_)
+        return ~self._written.has_any(rows, keys)
+
     def contains(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns which of these rows a sample might draw."""
         return self._members.contains(rows)

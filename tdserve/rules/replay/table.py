@@ -405,7 +405,10 @@ class Table(Departures):
         if self.columns.trajectories is not None and not conditions.group:
             reason = f"table {self.name!r} samples slices, whose rows belong together"
         elif self.settings.max_times_sampled:
-            reason = f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged"
+            reason = (
+                f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged; sample"
+                " without a consumer, or create the table without max_times_sampled and delete rows that all have had"
+            )
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
 

@@ -71,6 +71,11 @@ class WrittenKeys:
         has_all: NDArray[np.bool_] = (self._words[rows] & mask == mask).all(axis=1)
         return has_all
 
+    def has_any(self, rows: Rows, keys: Sequence[int]) -> NDArray[np.bool_]:
+        """Returns which of the rows have at least one of these keys. Raises as ``has`` does."""
+        has_some: NDArray[np.bool_] = (self._words[rows] & self._mask(keys) != 0).any(axis=1)
+        return has_some
+
     def count_missing(self, rows: Rows) -> NDArray[np.int64]:
         """Returns in how many of the rows each key has not been written, by the key's number."""
         octets = self._words[rows].astype("<u8").view(np.uint8)
