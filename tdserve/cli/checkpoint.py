@@ -32,6 +32,8 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     checkpoint of the same place writes only what has changed. Of a cluster each server has a place of its own below:
     PLACE/server-0 and so on. `tdserve restore` brings stores back. Run it every hour by cron, or a systemd timer.
     """
+    if place.startswith("memory://"):
+        raise click.BadParameter("memory:// is the memory of this command, which ends", param_hint="PLACE")
     if lists:
         found = _list_place(place)
         inquiry.answer([each.describe() for each in found], lambda: _print_list(found))

@@ -45,7 +45,9 @@ def open_archive(place: str | os.PathLike[str]) -> Archive:
     text = os.fspath(place)
     if not text.strip():
         raise InvalidRequestError(argument="place", reason="it is empty")
-    return _UrlArchive(text) if "://" in text else _FolderArchive(Path(text))
+    scheme, is_url, path = text.rpartition("://")
+    # fsspec would write its files readable to everybody, as far as the umask lets it.
+    return _UrlArchive(text) if is_url and scheme not in _LOCAL_SCHEMES else _FolderArchive(Path(path))
 
 
 def check_outside_roots(place: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:

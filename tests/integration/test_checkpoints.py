@@ -133,12 +133,14 @@ def test_stores_when_restored_beside_the_originals_then_both_go_on(client: tdser
     check_filled(client)
 
 
-def test_place_when_it_is_a_url_then_the_same(server: tdserve.Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_place_when_it_is_a_url_then_the_same(server: tdserve.Server, tmp_path: Path, scheme: str) -> None:
     with server.client() as client:
         fill(client)
-        client.checkpoint(f"file://{tmp_path}/place")
-        (made,) = tdserve.list_checkpoints(tmp_path / "place")
-        client.restore(f"file://{tmp_path}/place", prefix="old-", checkpoint=made.id)
+        place = f"{scheme}://{tmp_path}/place"
+        client.checkpoint(place)
+        (made,) = tdserve.list_checkpoints(place)
+        client.restore(place, prefix="old-", checkpoint=made.id)
         check_filled(client, "old-")
 
 

@@ -127,3 +127,4 @@ def test_restore_when_a_name_is_taken_or_there_is_no_checkpoint_then_one_line_an
         invalid, "restore", str(tmp_path / "place"), "--checkpoint", "x"
     )
     assert "empty" in shell.error(invalid, "checkpoint", "")
+    assert "of this command" in shell.error(2, "checkpoint", "memory://x")

@@ -32,6 +32,12 @@ def test_contents_when_written_then_read_listed_and_removed(archive: Archive) ->
         archive.read("blocks/ab/abcd")
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "local://"])
+def test_contents_when_of_this_machine_then_closed_to_other_users(tmp_path: Path, scheme: str) -> None:
+    open_archive(f"{scheme}{tmp_path}").write("blocks/a", b"1")
+    assert (tmp_path / "blocks/a").stat().st_mode & 0o077 == 0
+
+
 def test_folder_when_a_write_was_cut_short_then_not_listed(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks/.unfinished-x").write_bytes(b"half")
