@@ -231,6 +231,7 @@ _METHODS = {
     "join_group": "group",
     "create_store": "create_replay, create_queue, create_kv, init_remote",
     "delete_store": "delete",
+    "move": "restore, rebalance",
 }
 """Methods that make a request, by its kind in the protocol; kinds that are named like their method are left out."""
 
