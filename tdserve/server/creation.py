@@ -153,16 +153,17 @@ class Creation:
         Raises:
             StoreExistsError, InvalidSpecError, InvalidRequestError, CapacityError: Nothing was created.
         """
-        await self._stores.seals.wait_for_creation()
         wanted, spec = self.read(request)
         name = wanted.name
         if request.replaces_empty_uid:
             await self._stores.open_apart(name)
             await self._make_way(name, request.replaces_empty_uid)
         await self._stores.open_apart(name)
+        may_be_packed = KINDS[wanted.kind].may_be_packed(wanted, spec)
+        if may_be_packed and not self._stores.catalog.is_taken(name):
+            await self._stores.seals.wait_for_creation()
         existing = find_or_refuse(self._stores, wanted, spec, exists_ok=request.exists_ok)
-        is_new = existing is None and not self._stores.catalog.is_taken(name)
-        if is_new and KINDS[wanted.kind].may_be_packed(wanted, spec):
+        if may_be_packed and existing is None and not self._stores.catalog.is_taken(name):
             packed = self._stores.make_packed(wanted, spec)
             description = descriptions.describe_packed(self._stores, packed, with_spec=False)
             made_later = control_pb2.CreateStoreResponse(description=description, created=True)

@@ -17,6 +17,9 @@ from tdserve.server.kinds.placement_kind import find_forward
 SLOW_CREATION_S = 0.05
 """Time between two stores that are made while a checkpoint is behind: it reads one in 10 to 20 ms."""
 
+MAX_SLOW_S = 1.0
+"""Longest wait for that, if very many are to be made at once."""
+
 
 class Seal(NamedTuple):
     """Who has sealed a store.
@@ -74,7 +77,8 @@ class Seals:
         if self._slowed_by:
             await inline_tasks.ensure_task()
             now_s = time.monotonic()
-            at_s = self._next_creation_s = max(now_s, self._next_creation_s + SLOW_CREATION_S)
+            at_s = min(max(now_s, self._next_creation_s + SLOW_CREATION_S), now_s + MAX_SLOW_S)
+            self._next_creation_s = at_s
             await asyncio.sleep(at_s - now_s)
         while self._holds:
             await inline_tasks.ensure_task()

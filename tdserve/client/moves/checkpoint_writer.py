@@ -43,6 +43,9 @@ the checkpoint tries again after a pause."""
 RETRY_S, MAX_RETRY_S = 1.0, 30.0
 """The first of these pauses; each is twice as long as the one before, up to the longest."""
 
+END_S = 5.0
+"""Time for the server to remove what it has kept, also after the deadline of the checkpoint."""
+
 STEP_S = 1e-3
 """A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
 
@@ -140,13 +143,15 @@ class _CheckpointWriter:
             self.archived &= list_blocks(self.archive)  # not those that were lost since
             for store in self.earlier.stores:
                 self._know(store)
-        frozen = self._freeze()
-        created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
         try:
+            frozen = self._freeze()
+            created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
             stores = [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
         finally:
             with suppress(TDServeError):  # the end of the session does it too
-                self._ask(end=True)
+                request_checkpoint_step(
+                    self.client, deadline=Deadline.after(END_S), checkpoint=self.checkpoint, end=True
+                )
         for future in self.writing:
             future.result()
         return Checkpoint(

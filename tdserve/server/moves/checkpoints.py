@@ -255,6 +255,7 @@ class Checkpoints:
             return await self._freeze_once(by, max_bytes, deadline)
         finally:
             self._freezing.discard(by.operation)
+            self._stores.seals.end_slow_creations(by)
 
     async def _freeze_once(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
         await self._forget(by)
@@ -288,7 +289,6 @@ class Checkpoints:
                     for name in sealed:
                         self._sealing.end(name, by)
             paused_s = time.monotonic() - begun_s
-            self._stores.seals.end_slow_creations(by)
             reach("checkpoint.kept")
             for each, values in zip(kept, pinned, strict=True):
                 if values is not None:

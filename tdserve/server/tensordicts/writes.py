@@ -107,9 +107,11 @@ class Writes:
             reason = f"{describe_kind(wanted.kind)}, {wanted.name!r}, is not created by a write to {asked.store!r}"
             raise InvalidRequestError(argument="new_store", reason=reason)
         _check_fingerprint(wanted, spec, asked.content)
-        await self._stores.seals.wait_for_creation()
+        is_packed = asked.content.HasField("inline") and may_be_packed(spec, len(asked.content.values))
+        if is_packed:
+            await self._stores.seals.wait_for_creation()
         store = await self._creation.find_begun(session.number, wanted, spec)
-        if store is None and asked.content.HasField("inline") and may_be_packed(spec, len(asked.content.values)):
+        if store is None and is_packed:
             check_inline(asked.content, write_layout(spec))
             content, done = make_content(spec, asked.content), control_pb2.Done(version=PACKED_VERSION)
             with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
