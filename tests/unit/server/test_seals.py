@@ -42,7 +42,7 @@ def test_creations_when_two_hold_them_then_wait_for_both(seals: Seals) -> None:
     asyncio.run(run())
 
 
-def test_creations_when_slow_then_one_after_the_other_until_all_who_slow_them_have_ended(seals: Seals) -> None:
+def test_creations_when_slow_then_one_after_the_other_until_nothing_slows_them(seals: Seals) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         seals.slow_creations(BY)
