@@ -19,7 +19,8 @@ LARGE = TensorDict({"body": torch.ones(60, 300)}, [60])
 SMALL = TensorDict({"number": torch.tensor(1)}, [])
 
 
-@pytest.mark.parametrize("content", [LARGE, SMALL])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("content", [LARGE, SMALL], ids=["large", "small"])
 def test_checkpoint_when_stores_are_made_all_the_time_then_ends_and_has_all_before_the_last_of_each(
     server: tdserve.Server, tmp_path: Path, name: str, content: TensorDict
 ) -> None:
@@ -39,7 +40,7 @@ def test_checkpoint_when_stores_are_made_all_the_time_then_ends_and_has_all_befo
         wait_for(lambda: min(made[0], made[1]) >= 20, "stores")
         before = made.copy()
         with server.client() as client:
-            checkpoint = client.checkpoint(tmp_path / "place", timeout_s=60.0)
+            checkpoint = client.checkpoint(tmp_path / "place", timeout_s=200.0)
         num_later = made.total()
         wait_for(lambda: made.total() >= num_later + 40, "stores that are made at full speed again")
     finally:
