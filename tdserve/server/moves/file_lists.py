@@ -113,7 +113,7 @@ class FileLists:
             by: The reader.
             with_values: Whether files of non-tensor values are among them.
         """
-        generations, before = _find_generations(store), self._find_mark(store, by)
+        generations, before = _find_generations(store), self._find_mark(store.name, by)
         mark = await asyncio.to_thread(ContentMark.of, store, generations, with_values=with_values)
         changed = await asyncio.to_thread(mark.list_changed, before)
         self._marks[by.session, store.name] = by.operation, mark
@@ -122,7 +122,7 @@ class FileLists:
     def begin_compare(self, stores: Iterable[OpenedStore], by: Seal) -> Callable[[], list[control_pb2.FileSizes]]:
         """Returns a function for any thread: it returns the list of each of some stores at rest, without files of
         values. The next lists are not compared with these."""
-        compared = [(store, _find_generations(store), self._find_mark(store, by)) for store in stores]
+        compared = [(store, _find_generations(store), self._find_mark(store.name, by)) for store in stores]
 
         def compare() -> list[control_pb2.FileSizes]:
             found = []
@@ -135,10 +135,10 @@ class FileLists:
 
     def has_listed(self, name: str, by: Seal) -> bool:
         """Returns whether a reader has listed the files of a store of this name."""
-        return self._marks.get((by.session, name), ("", None))[0] == by.operation
+        return self._find_mark(name, by) is not None
 
-    def _find_mark(self, store: OpenedStore, by: Seal) -> ContentMark | None:
-        reader, mark = self._marks.get((by.session, store.name), ("", None))
+    def _find_mark(self, name: str, by: Seal) -> ContentMark | None:
+        reader, mark = self._marks.get((by.session, name), ("", None))
         return mark if reader == by.operation else None
 
     def forget(self, by: Seal, name: str) -> None:
