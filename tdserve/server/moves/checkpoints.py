@@ -206,6 +206,7 @@ class Checkpoints:
         elif step == "end":
             if by.operation in self._freezing:
                 raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="ending it")
+            self._stores.seals.end_slow_creations(by)
             await self._forget(by)
             answer = control_pb2.CheckpointAnswer()
         elif step == "report":
@@ -225,7 +226,6 @@ class Checkpoints:
             await self._forget(by)
 
     async def _forget(self, by: Seal) -> None:
-        self._stores.seals.end_slow_creations(by)
         if self._frozen.pop(by, None) is not None:
             folder = self._stores.root.checkpoint_folder(by.operation)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
