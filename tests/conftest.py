@@ -69,13 +69,29 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+NUM_TURNS = 3
+"""One in so many slow tests has the same turn."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that names a turn of slow tests."""
+    parser.addoption("--turn", type=int, help=f"runs also one in {NUM_TURNS} slow tests: another one for each number")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves what others show to ``-m full``, and runs ``e2e`` tests last: they locate faults least."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what others show, and what is slow, to ``-m full``. Runs ``e2e`` tests last: they locate faults least."""
     functions = [item for item in items if isinstance(item, pytest.Function) and not item.get_closest_marker("full")]
-    for item in list(_find_left_out(functions)):
+    for item in [*_find_left_out(functions), *_find_slow(functions, config.getoption("turn"))]:
         item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
+def _find_slow(items: list[pytest.Function], turn: int | None) -> Iterator[pytest.Function]:
+    """Finds slow tests whose turn it is not. Each of a test's parameters has a turn of its own."""
+    for item in items:
+        if item.get_closest_marker("slow") and (turn is None or (zlib.crc32(item.nodeid.encode()) - turn) % NUM_TURNS):
+            yield item
 
 
 _TRANSPORTS = {"gloo", "grpc", "shm"}

@@ -37,6 +37,7 @@ def check_report(report: Findings, *, least: int) -> None:
         assert report.counts[f"{what}: acknowledged"] > least
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_campaign_when_one_of_each_kind_is_killed_then_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     check_campaign(tmp_path, len(VICTIMS), seed=4)

@@ -50,6 +50,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
         kv.put("c", b"x" * 40_000)
         assert kv.keys() == ["a", "c"]
 
+    @pytest.mark.slow
     def test_put_when_lru_then_what_is_not_used_makes_room(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name, max_bytes=100_000, eviction="lru")
         for number in range(50):
@@ -125,6 +126,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
             client.create_kv(name).put("a", 1)
             assert waiting.result(30.0)["a"] == 1
 
+    @pytest.mark.slow
     def test_reads_when_batches_are_put_then_never_see_a_mixture(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:

@@ -58,6 +58,7 @@ class KeyedMappingSuite(KeyedSuite):
         with pytest.raises(tdserve.KeyNotFoundError):
             kv.pop("x")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("like", [None, "tensordict", "tensor"])
     def test_items_when_many_then_each_entry_once_in_order(
         self, client: tdserve.Client, name: str, like: str | None
@@ -80,6 +81,7 @@ class KeyedMappingSuite(KeyedSuite):
         assert_same(next(kv.values("a")), make(7))
         assert list(kv.items("none")) == []
 
+    @pytest.mark.slow
     def test_items_when_entries_are_large_then_read_a_few_at_once(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)
         for number in range(8):
@@ -119,6 +121,7 @@ class KeyedMappingSuite(KeyedSuite):
         assert kv.setdefault("n") is None
         assert kv.setdefault("n", 3) is None
 
+    @pytest.mark.slow
     def test_clear_when_done_then_empty(self, client: tdserve.Client, name: str) -> None:
         kv: Any = client.create_kv(name, like=TensorDict({"x": torch.zeros(1)}, []))
         for prefix in "ab":

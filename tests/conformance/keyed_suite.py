@@ -241,6 +241,7 @@ class KeyedSuite(Suite):
         assert versions == kv.versions(["a", "b", "c"])
         assert len(set(versions)) == 3
 
+    @pytest.mark.slow
     def test_put_when_many_count_by_compare_and_set_then_no_count_is_lost(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:
@@ -324,6 +325,7 @@ class KeyedSuite(Suite):
         with pytest.raises(tdserve.DeadlineExceededError, match=r"^a put of entry 'b' in"):
             kv.get(["a", "b"], timeout_s=0.05)  # names what is missing alone
 
+    @pytest.mark.slow
     def test_delete_when_acknowledged_then_no_client_reads_it(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:
@@ -345,6 +347,7 @@ class KeyedSuite(Suite):
         del kv["a"]
         assert len(kv) == 0
 
+    @pytest.mark.slow
     def test_pop_when_several_compete_then_each_entry_goes_to_one(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:

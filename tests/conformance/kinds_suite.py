@@ -36,6 +36,7 @@ class KindsSuite(Suite):
             marks = {name: [pytest.mark.full] for name in self.in_full_only}
             metafunc.parametrize("kind", [pytest.param(name, marks=marks.get(name, ())) for name in self.kinds])
 
+    @pytest.mark.slow
     def test_kind_when_every_operation_is_tried_then_equal_or_refused_by_name(
         self, client: tdserve.Client, name: str, kind: str
     ) -> None:

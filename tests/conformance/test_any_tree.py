@@ -41,6 +41,7 @@ def client(
         yield connected
 
 
+@pytest.mark.slow
 @modest
 @given(td=trees())
 def test_tree_when_of_any_kinds_then_comes_out_as_it_went_in(client: tdserve.Client, td: Any) -> None:
@@ -52,6 +53,7 @@ def test_tree_when_of_any_kinds_then_comes_out_as_it_went_in(client: tdserve.Cli
     client.delete(name)
 
 
+@pytest.mark.slow
 @modest
 @given(td=trees_around_stacks())
 def test_tree_when_around_a_stack_of_any_members_then_comes_out_as_it_went_in(client: tdserve.Client, td: Any) -> None:
@@ -63,6 +65,7 @@ def test_tree_when_around_a_stack_of_any_members_then_comes_out_as_it_went_in(cl
     client.delete(name)
 
 
+@pytest.mark.slow
 @modest
 @given(td=tensordicts(is_named=False).filter(lambda td: td.batch_size and td.batch_size[0]), data=st.data())
 def test_rows_when_written_in_any_order_then_as_of_a_local_copy(

@@ -92,6 +92,7 @@ def faults(client: tdserve.Client, face: Face, calls: dict[str, Call]) -> list[s
     return [f"{title}: {text}" for title, text in found.items() if text is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "keys_of_all_values"),
@@ -115,6 +116,7 @@ def test_write_when_of_any_value_then_as_of_the_local_one_or_refused(
     assert faults(client, face, calls) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FACES)
 def test_write_when_to_all_keys_then_as_of_the_local_one_or_refused(client: tdserve.Client, name: str) -> None:
@@ -130,6 +132,7 @@ def test_tables_when_compared_with_tensordict_then_each_of_its_calls_is_decided(
     assert assigned_by_tensordict() == SET.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("look", ["handle", "view"])
 def test_call_when_in_place_then_the_store_has_it_or_refuses(client: tdserve.Client, look: str) -> None:
@@ -137,6 +140,7 @@ def test_call_when_in_place_then_the_store_has_it_or_refuses(client: tdserve.Cli
     assert faults(client, face, {**IN_PLACE, **TORCH_IN_PLACE}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_call_when_it_fills_a_store_then_the_store_has_it_or_refuses(client: tdserve.Client) -> None:
     """Calls that fill a tensordict are made on the store and on a local tensordict."""

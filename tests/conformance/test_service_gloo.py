@@ -64,6 +64,7 @@ class TestGlooService(ServiceSuite):
         assert not torch.distributed.is_initialized()
         assert dict(os.environ) == before
 
+    @pytest.mark.slow
     def test_client_when_the_user_has_a_process_group_then_both_work(
         self, server: tdserve.Server, tmp_path: Path
     ) -> None:

@@ -23,6 +23,7 @@ def damage_roots(num_inputs: int, seed: int) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_roots_when_damaged_then_found_and_no_content_is_wrong_and_no_process_dies() -> None:
     outcomes = damage_roots(15, 111)

@@ -78,6 +78,7 @@ def send_garbage(address: str | tuple[str, int], content: bytes) -> None:
         connection.recv(1 << 16)
 
 
+@pytest.mark.slow
 def test_ports_when_they_get_garbage_then_others_go_on(server: LoggedServer, client: tdserve.Client) -> None:
     pid = server.process.pid
     ports = {port for each in (pid, *all_below(pid), *workers_of(pid)) for port in listening_ports(each)}

@@ -151,6 +151,7 @@ FLOODS: dict[str, tuple[int, Callable[[], list[Message]]]] = {
 """By what is flooded: the number of sessions, and the requests of each."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=pytest.mark.full) if what == "pages of names" else what for what in FLOODS]
 )
@@ -171,6 +172,7 @@ def test_requests_when_they_demand_much_then_no_process_grows_beyond_its_bound(
             }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_when_their_messages_never_end_then_refused_and_the_rest_dropped(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -189,6 +191,7 @@ def test_parts_when_their_messages_never_end_then_refused_and_the_rest_dropped(
         assert session.collect({3}, ANSWER_S) == {3: None}
 
 
+@pytest.mark.slow
 def test_notices_when_another_member_takes_none_then_they_are_not_kept(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

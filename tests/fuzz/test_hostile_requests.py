@@ -18,6 +18,7 @@ def check_requests(seed: int, num_requests: int) -> None:
         assert campaign.codes["InvalidRequestError INVALID_ARGUMENT"] > 0
 
 
+@pytest.mark.slow
 def test_requests_when_they_are_random_then_answered_properly_and_others_go_on() -> None:
     check_requests(3, 6 * PER_SESSION)
 

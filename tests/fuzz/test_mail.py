@@ -46,6 +46,7 @@ def send_random_mail(folder: Path, seed: int) -> None:
         peer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_SESSIONS))
 def test_mail_when_random_then_answered_or_handed_to_control_and_the_session_goes_on(tmp_path: Path, seed: int) -> None:
     send_random_mail(tmp_path / "store", seed)

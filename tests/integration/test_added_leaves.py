@@ -77,6 +77,7 @@ def check_rows(td: Any) -> int:
     return len(leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["replay", "queue"])
 def test_leaves_when_a_table_gets_them_then_every_handle_reads_and_writes_them(
     client: tdserve.Client, other: tdserve.Client, name: str, kind: str
@@ -231,6 +232,7 @@ def test_workers_of_a_loader_when_leaves_come_then_read_them(server: tdserve.Ser
         client.delete(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_floats", [8, CHANNEL_FLOATS])
 @pytest.mark.parametrize("way", ["extend", "early", "writer"])
 def test_leaves_when_others_write_and_sample_then_no_row_is_lost_or_torn(
@@ -280,6 +282,7 @@ def test_leaves_when_others_write_and_sample_then_no_row_is_lost_or_torn(
     assert mine.info()["num_incomplete"] == mine.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_leaves_when_the_server_is_killed_at_any_moment_then_whole_or_absent(tmp_path: Path, transport: str) -> None:
@@ -318,6 +321,7 @@ def test_leaves_when_the_server_is_killed_at_any_moment_then_whole_or_absent(tmp
             assert not list(folder_of(again, "x").glob("altering-*"))
 
 
+@pytest.mark.slow
 def test_leaves_when_the_data_worker_is_killed_then_they_come_all_the_same(fresh_server: FreshServer) -> None:
     server = fresh_server()
     with server.client(transport="gloo", timeout_s=60.0) as client:

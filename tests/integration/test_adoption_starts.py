@@ -33,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------- restarts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_restart_when_adopted_then_there_again(fresh_server: FreshServer, folder: Path, num_workers: int) -> None:
     server = fresh_server(num_workers=num_workers)
@@ -63,6 +64,7 @@ def _reshape(folder: Path) -> None:
     content()[:3].memmap(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "said"),
     [(_vanish, "No such file"), (_truncate, r"48 bytes .*y/z.* 8 bytes"), (_reshape, r"\[6\].*\[3\]")],
@@ -215,6 +217,7 @@ def test_start_when_there_is_nothing_to_adopt_then_one_line_and_the_root_is_free
         assert client.stores() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", ["the server", "the data worker"])
 def test_adoptable_when_a_symlink_leads_out_of_it_later_then_data_loss_and_nothing_private_is_touched(
     fresh_server: FreshServer, tmp_path: Path, restarts: str

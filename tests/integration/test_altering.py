@@ -48,6 +48,7 @@ def folder_of(client: tdserve.Client, name: str) -> Path:
     return Path(client.stats()["root"]) / client.describe(name).path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_floats", [4, CHANNEL_FLOATS])
 def test_set_when_the_key_is_new_then_another_client_sees_its_content(
     client: tdserve.Client, other: tdserve.Client, name: str, num_floats: int
@@ -175,6 +176,7 @@ def check_whole(td: TensorDict) -> None:
     assert bool((td["x"] == td["n", "y"].unsqueeze(-1)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "other"),
     [
@@ -230,6 +232,7 @@ def test_read_when_keys_come_and_go_then_always_of_one_structure(
         writer.result(30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_alter_when_the_server_is_killed_at_any_moment_then_keys_are_whole_or_absent(
@@ -265,6 +268,7 @@ def test_alter_when_the_server_is_killed_at_any_moment_then_keys_are_whole_or_ab
             assert names == {"generation.memmap", "objects", "rows"}
 
 
+@pytest.mark.slow
 def test_alter_when_the_data_worker_is_killed_then_done_all_the_same(fresh_server: FreshServer) -> None:
     server = fresh_server()
     with server.client(transport="gloo", timeout_s=60.0) as client:
@@ -299,6 +303,7 @@ def test_alter_when_its_client_dies_while_it_fills_then_nothing_is_left_of_it(
     assert handle["z"].tolist() == [1.0] * 8
 
 
+@pytest.mark.slow
 def test_lock_when_the_server_was_restarted_then_still_locked(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing:
         with crashing.server.client() as client:

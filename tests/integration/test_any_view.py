@@ -44,6 +44,7 @@ CALLS: dict[str, Call] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(td=tensordicts())
 def test_store_when_of_any_tensordict_then_views_and_methods_are_its_own(

@@ -101,6 +101,7 @@ def test_rows_when_some_come_without_a_key_then_it_is_none_and_not_what_was_ther
         assert replay[index]["call"].tolist() == [None, None, {"later": True}, None, None, None]
 
 
+@pytest.mark.slow
 def test_rows_when_deleted_and_the_server_starts_again_then_the_others_are_there_in_less_space(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with tdserve.Server(root, port=0) as server, server.client(transport="shm") as client:
@@ -143,6 +144,7 @@ def test_extends_when_over_then_nothing_is_left_for_the_garbage_collector(server
 NUM_KILLS = 4
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_extends_when_the_worker_is_killed_again_and_again_then_what_was_acknowledged_is_whole(

@@ -45,6 +45,7 @@ def overwrite(folder: Path) -> None:
     (folder / "data.mdb").write_bytes(bytes(1 << 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [overwrite, shutil.rmtree])
 def test_catalog_when_lost_after_an_orderly_end_then_a_repair_loses_no_entry(
     root: Path, damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
@@ -57,6 +58,7 @@ def test_catalog_when_lost_after_an_orderly_end_then_a_repair_loses_no_entry(
     assert read_entries(root) == ENTRIES
 
 
+@pytest.mark.slow
 def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_named(root: Path) -> None:
     server = tdserve.Server(root, sync_interval_s=0)
     with server.start(), server.client() as client:
@@ -87,6 +89,7 @@ def test_root_when_the_power_was_lost_after_the_first_pass_over_a_store_then_its
     assert read_entries(root) == ENTRIES
 
 
+@pytest.mark.slow
 def test_repair_when_the_power_was_lost_then_goes_back_to_the_last_sync(root: Path) -> None:
     (root / "run.json").write_bytes(encode_checked({"boot_id": "of another start", "is_synced": False}))
     done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)

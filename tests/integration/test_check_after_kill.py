@@ -65,6 +65,7 @@ def kill_amid_writes(root: Path, transport: Any) -> None:
             writer.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.once("shm")
 def test_root_when_its_server_was_killed_amid_writes_then_nothing_is_damaged(tmp_path: Path, transport: Any) -> None:

@@ -107,6 +107,7 @@ def check_filled(client: tdserve.Client, prefix: str = "") -> None:
     assert client[f"{prefix}never-used"]["x"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_stores_when_restored_then_of_all_kinds_as_they_were_and_also_after_a_restart(
     client: tdserve.Client, other: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_stores_when_restored_then_of_all_kinds_as_they_were_and_also_after_a_re
         check_filled(restored)
 
 
+@pytest.mark.slow
 def test_stores_when_restored_beside_the_originals_then_both_go_on(client: tdserve.Client, tmp_path: Path) -> None:
     fill(client)
     client.checkpoint(tmp_path / "place")
@@ -133,6 +135,7 @@ def test_stores_when_restored_beside_the_originals_then_both_go_on(client: tdser
     check_filled(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["file", "memory"])
 def test_place_when_it_is_a_url_then_the_same(server: tdserve.Server, tmp_path: Path, scheme: str) -> None:
     with server.client() as client:
@@ -144,6 +147,7 @@ def test_place_when_it_is_a_url_then_the_same(server: tdserve.Server, tmp_path: 
         check_filled(client, "old-")
 
 
+@pytest.mark.slow
 def test_names_when_given_then_these_alone_and_nothing_if_one_is_taken_or_missing(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_names_when_given_then_these_alone_and_nothing_if_one_is_taken_or_missin
             client.checkpoint(tmp_path / "place", keep=0)
 
 
+@pytest.mark.slow
 def test_checkpoint_when_it_is_not_the_first_then_only_what_has_changed_is_written(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -186,6 +191,7 @@ def test_checkpoint_when_it_is_not_the_first_then_only_what_has_changed_is_writt
     assert sum(path.stat().st_size for path in tmp_path.glob("place/blocks/*/*")) <= rows["x"].nbytes + (2 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_moment_when_writers_go_on_then_one_of_all_stores(
@@ -232,6 +238,7 @@ def test_moment_when_writers_go_on_then_one_of_all_stores(
                 restored.delete(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_calls_when_a_checkpoint_is_made_then_wait_for_its_moment(
     server: tdserve.Server, tmp_path: Path, transport: str
@@ -265,6 +272,7 @@ def test_calls_when_a_checkpoint_is_made_then_wait_for_its_moment(
     assert failures == []
 
 
+@pytest.mark.slow
 def test_checkpoint_when_a_write_lasts_long_then_is_made_after_it_and_the_stores_serve_meanwhile(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -308,6 +316,7 @@ def rests(table: tdserve.ReplayHandle) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_place_when_the_server_is_killed_in_the_middle_then_has_what_it_had(tmp_path: Path) -> None:
     with Crashing(tmp_path / "root") as crashing, tdserve.connect(crashing.server.address) as client:
         fill(client)
@@ -330,6 +339,7 @@ def test_place_when_the_server_is_killed_in_the_middle_then_has_what_it_had(tmp_
         check_filled(client, "old-")
 
 
+@pytest.mark.slow
 def test_restore_when_a_block_is_damaged_then_refused_and_the_store_is_not_there(
     server: tdserve.Server, other: tdserve.Server, tmp_path: Path
 ) -> None:

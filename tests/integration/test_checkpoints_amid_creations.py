@@ -19,6 +19,7 @@ LARGE = TensorDict({"body": torch.ones(60, 300)}, [60])
 SMALL = TensorDict({"number": torch.tensor(1)}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("content", [LARGE, SMALL], ids=["large", "small"])
 def test_checkpoint_when_stores_are_made_all_the_time_then_ends_and_has_all_before_the_last_of_each(

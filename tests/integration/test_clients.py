@@ -131,6 +131,7 @@ def _sum(client: tdserve.Client, name: str, answer: Any) -> None:
     answer.put(float(client[name]["x"].sum()))
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_client_when_given_to_a_spawned_process_then_works_there(client: tdserve.Client, store: Any) -> None:
     context = multiprocessing.get_context("spawn")

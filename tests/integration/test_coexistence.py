@@ -51,6 +51,7 @@ def test_training_when_every_rank_uses_tdserve_then_its_result_is_the_same_bit_f
     assert ranks[0]["training"]["loss"] < 1.0, "it learned nothing"
 
 
+@pytest.mark.slow
 def test_default_group_when_every_rank_uses_tdserve_then_stays_the_only_one(ranks: list[dict[str, Any]]) -> None:
     for seen in ranks:
         assert seen["training"]["is_same_group"]

@@ -56,6 +56,7 @@ def server() -> Iterator[tdserve.Server]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_publish_when_the_tensors_are_new_then_not_even_a_collection_of_the_youngest_begins(
     client: tdserve.Client, transport: str
@@ -75,6 +76,7 @@ def test_publish_when_the_tensors_are_new_then_not_even_a_collection_of_the_youn
     assert float(found.data[f"k{NUM_LEAVES - 1}"][0]) == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_latest_when_it_fills_new_tensors_then_not_even_a_collection_of_the_youngest_begins(
     client: tdserve.Client, transport: str
@@ -90,6 +92,7 @@ def test_latest_when_it_fills_new_tensors_then_not_even_a_collection_of_the_youn
         assert float(out[f"k{NUM_LEAVES - 1}"][0]) == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_publish_and_latest_when_of_a_module_of_many_then_not_even_a_collection_of_the_youngest_begins(
     client: tdserve.Client, transport: str

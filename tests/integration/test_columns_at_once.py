@@ -58,6 +58,7 @@ def other(client: tdserve.Client, server: tdserve.Server) -> Iterator[tdserve.Cl
         yield made
 
 
+@pytest.mark.slow
 def test_batch_when_another_leaf_is_written_meanwhile_then_stands_for_its_rows_all_the_same(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:
@@ -74,6 +75,7 @@ def test_batch_when_another_leaf_is_written_meanwhile_then_stands_for_its_rows_a
     assert (table[index]["score"][batch["index"]] == 59.0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True])
 def test_take_when_a_leaf_of_its_rows_is_written_meanwhile_then_all_are_acknowledged_or_given_back(
     client: tdserve.Client, other: tdserve.Client, name: str, raises: bool
@@ -98,6 +100,7 @@ def test_take_when_a_leaf_of_its_rows_is_written_meanwhile_then_all_are_acknowle
     assert sorted(seen) == list(range(NUM_ROWS))
 
 
+@pytest.mark.slow
 def test_delete_and_clear_when_the_rows_are_being_written_then_they_are_gone_and_the_next_ones_are_whole(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:

@@ -104,6 +104,7 @@ def test_stream_when_it_floods_then_ends_and_no_process_grows(
     client.init_remote(TensorDict({"a": torch.arange(100_000)}, []), f"after-{is_greeted}")
 
 
+@pytest.mark.slow
 def test_client_when_it_reads_nothing_then_no_process_grows_and_others_go_on(
     server: tdserve.Server, client: Client
 ) -> None:

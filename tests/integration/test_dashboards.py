@@ -66,6 +66,7 @@ def scrape(url: str) -> dict[str, set[str]]:
     return {each.name: {*each.labels} for family in families for each in family.samples}
 
 
+@pytest.mark.slow
 def test_queries_when_compared_with_a_live_scrape_then_each_name_and_label_is_there(url: str) -> None:
     shown = scrape(url)
     queries, alerts = list_queries(), list_alerts()

@@ -74,11 +74,13 @@ def _check_epoch(batches: list[Any]) -> None:
         assert difference(rows[batch["a"]], batch) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 def test_loader_when_workers_read_then_every_row_once(store: tdserve.StoreHandle, context: str) -> None:
     _check_epoch(list(_loader(store, multiprocessing_context=context, collate_fn=_as_it_is)))
 
 
+@pytest.mark.slow
 def test_loader_when_workers_are_persistent_then_every_epoch_is_whole_over_the_same_sessions(
     store: tdserve.StoreHandle, client: tdserve.Client
 ) -> None:
@@ -96,6 +98,7 @@ def test_loader_when_workers_are_persistent_then_every_epoch_is_whole_over_the_s
     del loader
 
 
+@pytest.mark.slow
 def test_loader_when_the_store_came_by_pickle_then_workers_read_it(
     store: tdserve.StoreHandle, client: tdserve.Client
 ) -> None:
@@ -105,6 +108,7 @@ def test_loader_when_the_store_came_by_pickle_then_workers_read_it(
     wait_for(lambda: _sessions(client) <= before, "the end of the workers' sessions")  # this process has opened none
 
 
+@pytest.mark.slow
 def test_loader_when_given_a_view_then_workers_read_its_keys(store: tdserve.StoreHandle) -> None:
     loader = _loader(store.select("a", ("n", "y")), multiprocessing_context="fork")
     batches = list(loader)
@@ -113,6 +117,7 @@ def test_loader_when_given_a_view_then_workers_read_its_keys(store: tdserve.Stor
         assert difference(_rows().select("a", ("n", "y"))[batch["a"]], batch) is None
 
 
+@pytest.mark.slow
 def test_loader_when_given_a_replay_then_workers_read_its_rows(client: tdserve.Client, name: str) -> None:
     replay = client.create_replay(name, _rows()[0], NUM_ROWS)
     replay.extend(_rows())
@@ -128,6 +133,7 @@ def test_loader_when_its_function_works_on_batches_then_what_it_returns_arrives(
         assert torch.equal(batch["sum"], 300.0 * batch["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_loader_when_a_worker_is_killed_then_an_error_and_the_next_epoch_is_whole(
     store: tdserve.StoreHandle, client: tdserve.Client
@@ -152,6 +158,7 @@ def _read_share(store: tdserve.StoreHandle, rank: int, found: Any) -> None:
     found.put([int(row) for batch in batches for row in batch["index"]])
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 def test_batches_when_eight_processes_share_an_epoch_then_each_row_once(store: tdserve.StoreHandle) -> None:
     context = multiprocessing.get_context("fork")

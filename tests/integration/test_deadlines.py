@@ -100,6 +100,7 @@ def check_all_end_in_time(calls: Calls) -> None:
     assert {name: round(each_s, 2) for name, each_s in took_s.items() if each_s > LIMIT_S} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm", "none"])
 def test_calls_when_the_server_stands_still_then_they_end_in_time_and_its_session_goes_on(
     crashing: Crashing, transport: Any
@@ -116,6 +117,7 @@ def test_calls_when_the_server_stands_still_then_they_end_in_time_and_its_sessio
         assert transport == "gloo" or client.session(Deadline.after(20.0)) is session
 
 
+@pytest.mark.slow
 def test_calls_when_the_server_is_gone_then_they_end_in_time(crashing: Crashing, tmp_path: Path) -> None:
     with crashing.server.client() as client:
         handles = handles_of(client)

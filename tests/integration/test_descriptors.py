@@ -51,6 +51,7 @@ def serving(root: Path, soft: int, hard: int) -> Iterator[str]:
             process.wait(30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [128, pytest.param(256, marks=pytest.mark.full)])
 def test_connect_when_clients_fill_the_descriptors_then_the_next_is_refused_and_all_others_go_on(
     tmp_path: Path, limit: int
@@ -82,12 +83,14 @@ def test_connect_when_clients_fill_the_descriptors_then_the_next_is_refused_and_
         assert (after["pid"], after["num_restarts"]) == (before["pid"], 0)
 
 
+@pytest.mark.slow
 def test_start_when_the_soft_limit_is_low_then_it_is_raised(tmp_path: Path) -> None:
     with serving(tmp_path, 100, 300) as address, tdserve.connect(address, transport="gloo", timeout_s=60.0) as client:
         client.init_remote(TensorDict({"k": torch.arange(20_000)}, []), "s")
         assert resource.prlimit(ready_worker(client)["pid"], resource.RLIMIT_NOFILE) == (300, 300)
 
 
+@pytest.mark.slow
 def test_connections_when_a_stranger_opens_many_and_sends_nothing_then_it_gets_no_more_and_clients_go_on(
     tmp_path: Path,
 ) -> None:

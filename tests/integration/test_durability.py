@@ -69,6 +69,7 @@ def client(crashing: Crashing) -> Iterator[tdserve.Client]:
         yield connected
 
 
+@pytest.mark.slow
 def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_and_whole(
     crashing: Crashing, client: tdserve.Client
 ) -> None:

@@ -93,6 +93,7 @@ def all_ids(num_each: int) -> NDArray[np.int64]:
     return np.concatenate([writer * MAX_NUMBERS + np.arange(num_each) for writer in range(NUM_WRITERS)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_extends", NUM_EXTENDS)
 def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_duplicated(
     client: tdserve.Client, name: str, tmp_path: Path, num_extends: int
@@ -110,6 +111,7 @@ def test_rows_when_sixteen_write_and_four_sample_then_none_is_torn_lost_or_dupli
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_extends", NUM_EXTENDS)
 def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_duplicated(
     fresh_server: FreshServer, tmp_path: Path, num_extends: int
@@ -132,6 +134,7 @@ def test_rows_when_data_workers_are_killed_meanwhile_then_none_is_torn_lost_or_d
         assert np.array_equal(ids[np.searchsorted(places, seen[:, 0])], seen[:, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_extends", [16, pytest.param(250, marks=pytest.mark.full)])
 def test_rows_when_a_small_ring_goes_round_then_none_is_torn_and_the_newest_of_each_writer_are_left(
     client: tdserve.Client, name: str, tmp_path: Path, num_extends: int
@@ -160,6 +163,7 @@ def drawn(client: tdserve.Client, name: str) -> NDArray[np.int64]:
         return np.asarray(np.array([fleet.numbers(child, "counted") for child in range(4)]).sum(axis=0))
 
 
+@pytest.mark.slow
 def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(client: tdserve.Client, name: str) -> None:
     client.create_replay(name, example(4), NUM_CELLS).extend(checked_rows(0, 0, NUM_CELLS, 4))
     counts = drawn(client, name)
@@ -167,6 +171,7 @@ def test_sample_when_uniform_and_four_draw_then_every_row_is_equally_likely(clie
     assert chi_square.statistic(counts) < chi_square.limit(NUM_CELLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_priorities(
     client: tdserve.Client, name: str
@@ -189,6 +194,7 @@ def test_sample_when_prioritized_and_four_draw_then_rows_come_by_their_prioritie
     assert np.allclose(batch["priority_weight"].numpy(), weight[index], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # control draws, whatever carries the rows
 def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_buffer(
     client: tdserve.Client, name: str
@@ -222,6 +228,7 @@ def test_ratio_when_writers_and_samplers_run_free_then_stays_within_its_error_bu
     assert diff[is_full].min() >= min_size * ratio - buffer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [tdserve.Prioritized(alpha=1.0), tdserve.WithoutReplacement(), tdserve.Lifo()])
 def test_sample_when_it_has_very_many_rows_then_each_has_its_own_columns_and_those_that_differ_do(
     client: tdserve.Client, name: str, sampler: Any

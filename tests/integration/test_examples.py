@@ -43,6 +43,7 @@ def run(name: str, module: str, *options: str) -> None:
     program.train(program.parse_args([frames_per_second.PROGRAMS[name], str(FRAMES[name]), *OPTIONS[name], *options]))
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")  # the programs are the same
 @pytest.mark.parametrize("name", FRAMES)
 def test_program_when_run_then_its_rows_are_on_the_server(
@@ -84,6 +85,7 @@ def test_program_when_as_before_then_it_needs_no_server(name: str, capsys: pytes
     assert " updates/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 def test_vector_environments_when_each_has_a_writer_then_slices_are_of_one_episode(
     client: tdserve.Client, capsys: pytest.CaptureFixture[str]

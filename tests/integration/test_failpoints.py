@@ -257,6 +257,7 @@ def _look(servers: Servers, operation: Operation, case: Case, name: str) -> str:
         return operation.look(client, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failpoint", "transport"), _list_kills("control", kind="both"))
 def test_server_when_it_dies_with_its_client_at_a_failpoint_then_what_the_table_states(
     servers: Servers, failpoint: str, transport: str, name: str
@@ -277,6 +278,7 @@ def test_server_when_it_dies_with_its_client_at_a_failpoint_then_what_the_table_
     _check_usable(servers, case, name, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failpoint", "transport"), _list_kills("control", kind="server"))
 def test_call_when_its_server_dies_at_a_failpoint_then_it_ends_as_if_nothing_had_happened(
     servers: Servers, failpoint: str, transport: str, name: str
@@ -292,6 +294,7 @@ def test_call_when_its_server_dies_at_a_failpoint_then_it_ends_as_if_nothing_had
     assert _look(servers, operation, case, name) == "new"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failpoint", "transport"), _list_kills("worker", "writer", "client", kind="other"))
 def test_worker_or_client_when_it_dies_at_a_failpoint_then_what_the_table_states(
     servers: Servers, failpoint: str, transport: str, name: str

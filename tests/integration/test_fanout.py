@@ -90,6 +90,7 @@ class Traffic:
         wait_for(lambda: self.relayed >= num_versions, f"{num_versions} versions from client to client")
 
 
+@pytest.mark.slow
 def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few_times(
     publisher: tdserve.Client, forked_clients: ForkedClients, name: str
 ) -> None:
@@ -104,6 +105,7 @@ def test_pull_when_sixteen_processes_do_then_the_server_sends_each_version_a_few
         assert publisher.describe(name).fanout == FANOUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
 def test_pull_when_a_relay_is_struck_in_the_middle_then_all_others_get_it_whole_and_in_time(
     publisher: tdserve.Client, forked_clients: ForkedClients, name: str, strike: signal.Signals

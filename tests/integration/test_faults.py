@@ -92,6 +92,7 @@ def restarts(client: tdserve.Client) -> int:
     return sum(worker["num_restarts"] for worker in client.stats()["workers"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_client_is_killed_in_the_middle_then_nothing_of_it_is_seen(
     server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
@@ -124,6 +125,7 @@ def test_publish_when_its_client_is_killed_in_the_middle_of_the_first_then_not_e
     assert client.publish("new", rows(AFTER)) == 1
 
 
+@pytest.mark.slow
 def test_writes_when_their_clients_stand_still_in_the_middle_then_others_go_on_and_they_are_stored_once(
     server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients
 ) -> None:
@@ -153,6 +155,7 @@ def test_writes_when_their_clients_stand_still_in_the_middle_then_others_go_on_a
         assert found_in(client, kind, f"stopped-{kind}") == {LOST}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITES)
 def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_stores_it_once(
     server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
@@ -170,6 +173,7 @@ def test_write_when_its_data_worker_is_killed_in_the_middle_then_its_retry_store
         assert found_in(client, kind, name) == {LOST}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READS)
 def test_read_when_its_data_worker_is_killed_in_the_middle_then_its_retry_brings_it(
     server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients, kind: str
@@ -195,6 +199,7 @@ def wait_for_spare_worker(client: tdserve.Client) -> None:
     wait_for(look, "a data worker without clients", timeout_s=START_TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client: tdserve.Client) -> None:
     prepare(client, "extend", "all-die")
     wait_for_workers(client)
@@ -204,6 +209,7 @@ def test_calls_when_all_data_workers_die_then_they_wait_for_the_next_ones(client
     assert found_in(client, "extend", "all-die") == {BEFORE, AFTER}
 
 
+@pytest.mark.slow
 def test_clients_when_some_are_killed_or_stopped_while_streaming_then_the_others_finish(
     server: tdserve.Server, client: tdserve.Client, forked_clients: ForkedClients
 ) -> None:

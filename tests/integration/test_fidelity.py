@@ -195,6 +195,7 @@ def test_leaves_when_all_dtypes_are_large_then_keep_their_bits(client: tdserve.C
     assert difference(td[torch.tensor([5, 999, 5])], client[name][[5, 999, 5]]) is None
 
 
+@pytest.mark.slow
 def test_keys_when_odd_or_reserved_then_survive_at_every_level_and_kind(client: tdserve.Client, name: str) -> None:
     inner = {key: torch.full((2,), float(number)) for number, key in enumerate(RESERVED + ODD)}
     td = TensorDict({key: {**inner, "v": {key: "text"}} for key in RESERVED + ODD}, [2])
@@ -294,6 +295,7 @@ def fresh_name(client: tdserve.Client) -> Iterator[list[str]]:
             client.delete(each)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensordicts())
 def test_any_tensordict_when_it_goes_in_then_it_comes_out_of_store_and_weights(

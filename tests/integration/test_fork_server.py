@@ -44,6 +44,7 @@ def fork_server_of(server_pid: int) -> int:
     return wait_for(look, "a data worker", timeout_s=START_TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_row_is_lost(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", num_workers=2, worker_timeout_s=3.0) as server,
@@ -71,6 +72,7 @@ def test_extend_when_the_fork_server_dies_or_stands_still_then_goes_on_and_no_ro
     assert all(map(is_gone, processes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "one_port"), [("gloo", False), ("grpc", True)])
 def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others_wait_for_it(
     tmp_path: Path, transport: str, one_port: bool
@@ -101,6 +103,7 @@ def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others
             assert sampled.result(START_TIMEOUT_S) == 4
 
 
+@pytest.mark.slow
 def test_extends_when_they_are_early_and_no_data_worker_has_started_then_in_their_order(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server:
         (fork_server,) = fork_servers_of(server.pid)

@@ -113,6 +113,7 @@ def spoil(line: Line) -> None:
     line.send(PREAMBLE.pack(PREAMBLE.size + 8, CONTENT, 999, 0, 8, 0) + b"\0" * 8)
 
 
+@pytest.mark.slow
 def test_read_when_a_stranger_ends_the_worker_of_all_then_the_next_one_answers_soon(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -125,6 +126,7 @@ def test_read_when_a_stranger_ends_the_worker_of_all_then_the_next_one_answers_s
         assert store["k"].sum() == torch.arange(50_000).sum()
 
 
+@pytest.mark.slow
 def test_extend_when_a_stranger_sends_garbage_again_and_again_then_goes_on_and_no_row_is_lost(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

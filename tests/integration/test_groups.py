@@ -31,6 +31,7 @@ def members() -> Iterator[ForkedClients]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.full)])
 def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_the_next_epoch(
     server: tdserve.Server, members: ForkedClients, rounds: int
@@ -58,6 +59,7 @@ def test_broadcast_when_a_member_is_killed_in_it_then_the_others_raise_and_form_
         assert survivor.line() == "ended 0"
 
 
+@pytest.mark.slow
 def test_broadcast_when_its_source_is_killed_before_then_waiting_and_later_members_raise_at_once(
     server: tdserve.Server, members: ForkedClients
 ) -> None:
@@ -80,6 +82,7 @@ def test_broadcast_when_its_source_is_killed_before_then_waiting_and_later_membe
         assert child.line() == "ended 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [100_000, 500_000, 3_000_000])
 def test_recv_when_the_sender_is_killed_in_the_middle_of_a_message_then_it_raises_at_once(
     server: tdserve.Server, members: ForkedClients, num_bytes: int
@@ -95,6 +98,7 @@ def test_recv_when_the_sender_is_killed_in_the_middle_of_a_message_then_it_raise
     assert taker.line() == "ended 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_broadcast_when_a_member_stands_still_then_the_others_go_on_without_it_and_it_comes_back(
     server: tdserve.Server, members: ForkedClients, stopped: int

@@ -41,6 +41,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "call"),
     [
@@ -77,6 +78,7 @@ def test_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
                     client.delete(name)
 
 
+@pytest.mark.slow
 def test_mapped_file_when_sent_with_less_memory_than_it_is_long_then_all_of_it_arrives(
     server: tdserve.Server, tmp_path: Path
 ) -> None:

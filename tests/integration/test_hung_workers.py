@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 ROWS = TensorDict({"x": torch.arange(100_000.0)}, [100_000])
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_worker_when_it_is_stopped_then_it_is_replaced_and_calls_go_on(

@@ -242,6 +242,7 @@ def import_if_free(client: tdserve.Client, path: Path, name: str) -> Any:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_import_when_its_process_is_killed_then_nothing_is_left(
     server: tdserve.Server, forked_clients: ForkedClients, large: Path, transport: str
@@ -260,6 +261,7 @@ def test_import_when_its_process_is_killed_then_nothing_is_left(
         client.delete(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", pytest.param("shm", marks=pytest.mark.full)])
 def test_import_when_the_file_is_larger_than_the_memory_then_all_of_it_arrives(
     server: tdserve.Server, forked_clients: ForkedClients, large: Path, transport: str

@@ -16,6 +16,7 @@ from tests.processes import REPOSITORY
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_import_when_python_runs_above_a_clone_of_this_name_then_finds_the_package(tmp_path: Path) -> None:
     try:
         distribution("tdserve")
@@ -28,6 +29,7 @@ def test_import_when_python_runs_above_a_clone_of_this_name_then_finds_the_packa
     assert (done.stdout, done.stderr) == ("Server\n", "")
 
 
+@pytest.mark.slow
 def test_files_when_installed_from_a_wheel_then_are_all_there(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="77")
     source, installed = tmp_path / "source", tmp_path / "installed"

@@ -61,6 +61,7 @@ def check(client: tdserve.Client, first: str, suffix: str) -> None:
     assert keys_of(client[f"changed{suffix}"]) == keys_of(changed) == keys_of(client[f"changed{suffix}"][:])
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_stores_when_only_the_order_of_keys_differs_then_each_keeps_its_own_also_after_a_restart(

@@ -50,6 +50,7 @@ def kill_worker(crashing: Crashing) -> None:
 STRIKES: dict[str, Callable[[Crashing], None]] = {"control": Crashing.restart, "worker": kill_worker}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("struck", STRIKES)
 def test_puts_when_the_server_is_killed_again_and_again_then_whole_in_order_and_none_is_lost(
     crashing: Crashing, client: tdserve.Client, struck: str
@@ -76,6 +77,7 @@ def test_puts_when_the_server_is_killed_again_and_again_then_whole_in_order_and_
     assert kv.versions(KEYS) == versions[-len(KEYS) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("struck", STRIKES)
 def test_counts_when_clients_compete_and_the_server_is_killed_then_each_counts_once(
     crashing: Crashing, client: tdserve.Client, struck: str
@@ -105,6 +107,7 @@ def test_counts_when_clients_compete_and_the_server_is_killed_then_each_counts_o
     assert kv["count"] == 3 * NUM_COUNTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("struck", STRIKES)
 def test_pops_when_the_server_is_killed_then_each_entry_goes_to_one(
     crashing: Crashing, client: tdserve.Client, struck: str
@@ -149,6 +152,7 @@ def test_pop_when_the_deletion_is_not_answered_then_the_error_has_the_values(cra
         assert raised.value.values == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_puts", [1, 5])
 def test_puts_when_the_client_is_killed_then_whole_and_others_go_on(
     crashing: Crashing, client: tdserve.Client, forked_clients: ForkedClients, num_puts: int

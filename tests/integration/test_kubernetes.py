@@ -117,6 +117,7 @@ def mounts_of(pod: Any) -> dict[str, str]:
     return {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", ["base", "shards"])
 def test_manifests_when_validated_then_fit_the_published_schemas(copied: Path, overlay: str, version: str) -> None:

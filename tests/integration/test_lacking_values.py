@@ -46,6 +46,7 @@ def pair(number: int) -> TensorDict:
     return TensorDict({"a": torch.tensor(number), "text": NonTensorData(str(number))}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index", [slice(0, 2), *(pytest.param(index, marks=pytest.mark.full) for index in ((), [1, 0]))]
 )
@@ -82,6 +83,7 @@ def test_read_when_others_write_then_tensors_and_values_are_as_of_one_moment(
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_rows_when_many_are_read_then_each_has_its_value(server: tdserve.Server, client: tdserve.Client) -> None:
     batch = TensorDict({"a": torch.arange(NUM_ROWS), "text": NonTensorStack(*map(str, range(NUM_ROWS)))}, [NUM_ROWS])
     table = client.create_replay("many", batch[0], capacity=NUM_ROWS)

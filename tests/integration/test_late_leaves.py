@@ -94,6 +94,7 @@ def set_late(table: Any, index: torch.Tensor, tag: int, given: tuple[str, ...]) 
             table.set_at_(key, rows(tag)[key], index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_replay_when_leaves_come_later_then_rows_are_drawn_for_what_they_have_and_whole_at_last(
     server: tdserve.Server, writes: TransportName
@@ -119,6 +120,7 @@ def test_replay_when_leaves_come_later_then_rows_are_drawn_for_what_they_have_an
             judge.delete(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_queue_when_leaves_come_later_then_rows_are_taken_once_they_are_whole(
     server: tdserve.Server, writes: TransportName

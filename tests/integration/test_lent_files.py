@@ -71,6 +71,7 @@ def others() -> Iterator[ForkedClients]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 def test_client_when_of_another_user_then_it_reads_lent_files_and_writes_over_its_channel(
     operator: tdserve.Client, held: dict[str, str], others: ForkedClients, folder: Path, transport: str
@@ -127,6 +128,7 @@ def test_client_when_a_stores_files_are_not_lent_then_it_goes_on_over_the_networ
     assert said[3] == "read 1 1"
 
 
+@pytest.mark.slow
 def test_client_when_the_umask_denies_it_then_it_uses_the_network(
     folder: Path, tokens: TokenFile, held: dict[str, str], others: ForkedClients
 ) -> None:

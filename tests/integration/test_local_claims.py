@@ -105,6 +105,7 @@ def test_extend_when_several_are_under_way_then_each_fills_the_rows_of_its_futur
         assert numbers_in(replay[index]) == [number] * (1 + number % NUM_ROWS)
 
 
+@pytest.mark.slow
 def test_extend_when_two_write_in_turn_then_nothing_is_lost_and_order_is_kept(
     replay: Any, other: tdserve.Client
 ) -> None:
@@ -118,6 +119,7 @@ def test_extend_when_two_write_in_turn_then_nothing_is_lost_and_order_is_kept(
         assert sorted(numbers_in(replay[:])) == sorted(held(*expected[-16:]))
 
 
+@pytest.mark.slow
 def test_extend_when_two_handles_of_one_client_write_then_neither_writes_the_others_rows(
     replay: Any, client: tdserve.Client
 ) -> None:
@@ -215,6 +217,7 @@ def test_extend_when_the_batch_does_not_fit_then_refused_and_the_next_is_stored(
     assert numbers_in(replay[:]) == held(*range(FEW + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_is_killed_in_the_middle_of_a_claim_then_nothing_of_it_is_seen(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, at: int
@@ -230,6 +233,7 @@ def test_extend_when_its_client_is_killed_in_the_middle_of_a_claim_then_nothing_
     assert numbers_in(replay[:]) == [OTHER] * CAPACITY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_stands_still_in_a_claim_then_others_go_on_and_it_is_stored_once_later(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, other: tdserve.Client, at: int
@@ -252,6 +256,7 @@ def test_extend_when_its_client_stands_still_in_a_claim_then_others_go_on_and_it
         assert replay.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 def test_extends_when_writers_and_server_are_killed_then_all_that_were_acknowledged_are_there(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
@@ -276,6 +281,7 @@ def test_extends_when_writers_and_server_are_killed_then_all_that_were_acknowled
         assert numbers_in(tables[1][:]) == held(*range(1, 12))
 
 
+@pytest.mark.slow
 def test_extend_when_its_writer_stands_still_over_a_restart_then_what_it_fills_later_is_stored_once(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
@@ -294,6 +300,7 @@ def test_extend_when_its_writer_stands_still_over_a_restart_then_what_it_fills_l
             assert numbers_in(replay[:]) == held(*range(1, FEW + 1))
 
 
+@pytest.mark.slow
 def test_extends_when_the_server_is_killed_again_and_again_then_each_is_stored_once(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(transport="shm", timeout_s=60.0) as client:
         replay: Any = client.create_replay("r", row(), 20_000)
@@ -346,6 +353,7 @@ def test_extend_when_its_session_is_lost_before_it_was_reported_then_stored_once
         waits.result(60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_extends", [FEW, 40], ids=["with room", "full"])
 def test_sample_when_the_server_stands_still_then_rows_that_this_client_has_just_extended_are_drawn_as_later(
     tmp_path: Path, num_extends: int

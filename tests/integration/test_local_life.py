@@ -32,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "text"])
 def test_clients_when_of_different_transports_then_each_sees_what_the_other_writes(
     server: tdserve.Server, text: str
@@ -67,6 +68,7 @@ def test_clients_when_of_different_transports_then_each_sees_what_the_other_writ
         assert counted["shm"]["bytes_in"] == counted["shm"]["bytes_out"] == 0
 
 
+@pytest.mark.slow
 def test_server_when_it_is_killed_and_started_again_then_local_clients_go_on_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:
@@ -111,6 +113,7 @@ def test_server_when_it_is_killed_and_started_again_then_local_clients_go_on_and
         wait_for(lambda: len(list((tmp_path / "sessions").iterdir())) == 1, f"the end of the old locks of {locks}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_up_again", [False, True], ids=["gone", "restarted"])
 def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_up_again: bool
@@ -136,6 +139,7 @@ def test_session_when_its_server_is_killed_right_after_the_welcome_then_the_call
             assert client.stats()["transport"] == "shm"
 
 
+@pytest.mark.slow
 def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_its_grace_and_their_rows_stay_reserved(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
@@ -193,6 +197,7 @@ def test_server_when_terminated_while_local_writers_stand_still_then_it_ends_in_
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_server_when_it_and_its_writers_are_killed_together_then_every_row_is_free_once(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def check_lost(handle: Any, name: str) -> None:
     assert numbers_in(handle[-1]) == [BEFORE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "text"])
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_until_written_again(
@@ -132,6 +133,7 @@ def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_
     assert numbers_in(handle[:]) == [LOST] * NUM_ROWS + [AFTER] * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_its_end_frees_the_rows(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
@@ -169,6 +171,7 @@ def test_set_when_the_server_is_killed_while_its_client_stands_still_then_only_i
         assert numbers_in(replay[:]["content"]) == [AFTER] * TOTAL
 
 
+@pytest.mark.slow
 def test_set_at_when_the_server_is_killed_while_its_client_stands_still_then_its_retry_saves_the_rows_of_a_table(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:

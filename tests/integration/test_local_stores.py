@@ -39,6 +39,7 @@ def other(server: tdserve.Server) -> Iterator[tdserve.Client]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "text"])
 def test_handle_when_another_has_made_the_store_anew_then_the_old_files_are_never_read(
     client: tdserve.Client, other: tdserve.Client, text: str
@@ -158,6 +159,7 @@ def test_server_when_its_root_is_in_memory_then_as_on_disk() -> None:
         assert all(each["bytes_in"] == each["bytes_out"] == 0 for each in client.stats()["transports"].values())
 
 
+@pytest.mark.slow
 def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_is_whole(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def check_newest(client: tdserve.Client, name: str, version: int, number: int) -
     assert numbers_in(into) == [number] * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_latest_when_mapped_then_it_stays_as_it_is_however_many_are_published_after_it(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -81,6 +82,7 @@ def test_latest_when_mapped_then_it_stays_as_it_is_however_many_are_published_af
     assert len(files_of(server, "mapped")) <= 2 * KEEP + 1, files_of(server, "mapped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 2, BEHIND])
 def test_publish_when_its_client_is_killed_in_the_middle_then_the_version_before_stays(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, at: int
@@ -142,6 +144,7 @@ def test_publish_when_its_client_stands_still_in_the_middle_then_others_go_on(
     check_newest(client, "still", version + 1, LOST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_first", [False, True])
 def test_publish_when_the_server_is_killed_while_its_client_stands_still_then_no_others_version_is_touched(
     forked_clients: ForkedClients, tmp_path: Path, is_first: bool
@@ -174,6 +177,7 @@ def test_publish_when_the_server_is_killed_while_its_client_stands_still_then_no
         check_newest(client, "w", max(versions), versions[max(versions)])
 
 
+@pytest.mark.slow
 def test_latest_when_ten_processes_map_a_version_then_the_memory_is_there_once(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:

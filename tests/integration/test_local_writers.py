@@ -27,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_is_killed_in_the_middle_then_nothing_is_seen_and_its_rows_are_free(
     forked_clients: ForkedClients, server: tdserve.Server, at: int
@@ -43,6 +44,7 @@ def test_extend_when_its_client_is_killed_in_the_middle_then_nothing_is_seen_and
         assert numbers_in(replay[:]) == [BEFORE] * NUM_ROWS + [AFTER] * NUM_ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, BEHIND])
 def test_extend_when_its_client_stands_still_in_the_middle_then_others_go_on_and_it_is_stored_once_later(
     forked_clients: ForkedClients, server: tdserve.Server, at: int
@@ -69,6 +71,7 @@ def test_extend_when_its_client_stands_still_in_the_middle_then_others_go_on_and
         assert replay.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 def test_extend_when_its_session_ends_while_it_stands_still_then_its_rows_wait_for_it(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ def server(tmp_path: Path) -> Iterator[tdserve.Server]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
 def test_place_when_a_block_was_lost_then_the_next_checkpoint_writes_it_again(
     server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_missing: bool

@@ -88,6 +88,7 @@ CALLS: dict[str, Callable[[tdserve.Client, str], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CALLS)
 def test_call_when_it_ends_in_its_content_then_all_else_goes_on(
     server: tdserve.Server, client: tdserve.Client, name: str, kind: str
@@ -203,6 +204,7 @@ def _made(client: tdserve.Client, td: TensorDict, name: str) -> Any:
         return None
 
 
+@pytest.mark.slow
 def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_write_is_stored_once(
     client: tdserve.Client, name: str
 ) -> None:
@@ -254,6 +256,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
     assert session_of(client) is session
 
 
+@pytest.mark.slow
 def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_opened(
     client: tdserve.Client, name: str
 ) -> None:

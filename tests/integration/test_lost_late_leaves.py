@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tdserve
+from tdserve.client.tables.replay import ReplayHandle
 from tests.integration.crashing import Crashing
 from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, row, rows
@@ -16,12 +17,13 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.integration
 
 
-def count_rows(table: tdserve.Replay) -> tuple[int, int]:
+def count_rows(table: ReplayHandle) -> tuple[int, int]:
     """Returns the number of readable rows, and of rows that lack leaves."""
     info = table.info()
     return info["num_rows"], info["num_incomplete"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("at", [0, 1], ids=["before", "behind"])
 def test_rows_when_the_writer_of_a_leaf_they_lack_is_killed_then_stay_and_lack_it(

@@ -17,6 +17,7 @@ NUM_ROUNDS = 75
 DTYPES = (torch.float32, torch.float64, torch.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_reads_when_their_store_is_made_anew_then_of_one_store_or_it_is_not_there(
     fresh_server: FreshServer, transport: str

@@ -87,6 +87,7 @@ def test_put_when_the_maps_of_all_keyed_stores_exceed_the_address_space_then_eac
             assert client.kv(f"kv{number}")["number"] == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_create_when_control_is_killed_then_each_store_is_whole_or_absent(tmp_path: Path, transport: Any) -> None:
     made: list[int] = []

@@ -26,6 +26,7 @@ def rows(num_rows: int, num_characters: int) -> TensorDict:
     return td.set("text", NonTensorStack(*["y" * num_characters] * num_rows))
 
 
+@pytest.mark.slow
 def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_limit(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server,
@@ -46,6 +47,7 @@ def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_lim
         assert len(queue) == 8
 
 
+@pytest.mark.slow
 def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_a_client_reads(tmp_path: Path) -> None:
     with (
         tdserve.Server(tmp_path / "root", memory_limit_bytes=LIMIT_BYTES) as server,

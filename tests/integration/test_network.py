@@ -34,6 +34,7 @@ def server(namespaces: tuple[str, str], tmp_path: Path) -> Iterator[subprocess.P
         yield process
 
 
+@pytest.mark.slow
 def test_client_when_it_is_on_another_machine_then_all_kinds_of_content_travel_over_gloo(
     server: subprocess.Popen[str], namespaces: tuple[str, str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_replay_when_its_values_are_full_then_extend_is_refused_and_smaller_rows
         assert texts(replay[:]) == texts(rows("c" * 150_000)) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("how", ["take", "delete", "clear", "max_times_sampled"])
 def test_table_when_it_was_full_and_its_rows_have_left_then_others_go_in(

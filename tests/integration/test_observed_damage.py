@@ -28,6 +28,7 @@ def scrape_damage(url: str) -> dict[str, float]:
     return {each.labels["side"]: each.value for each in found if wanted.items() <= each.labels.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_damage_when_a_client_meets_it_then_its_first_error_is_an_increase(tmp_path: Path, transport: Any) -> None:
     with tdserve.Server(tmp_path, metrics_port=0) as server:

@@ -82,6 +82,7 @@ def list_observers(server: tdserve.Server) -> list[int]:
     return [pid for pid in children_of(server.pid) if is_observer(pid)]
 
 
+@pytest.mark.slow
 def test_scrape_when_stores_are_used_then_has_their_figures(observed: tdserve.Server) -> None:
     url = find_url(observed)
     with observed.client() as client:
@@ -118,6 +119,7 @@ def look_for_later(url: str, before: dict[str, float]) -> dict[str, float] | Non
     return found if found[series] > before[series] else None
 
 
+@pytest.mark.slow
 def test_scrape_when_the_server_has_restarted_then_has_what_is_known_of_unused_stores(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path) as server, server.client() as client:
         client.init_remote(ROW.expand(7), "dataset")
@@ -183,6 +185,7 @@ def test_observer_when_the_server_ends_then_ends(fresh_server: FreshServer) -> N
         wait_for(lambda pid=observer: is_gone(pid), "the end of the observer")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_observer_when_the_server_is_stopped_then_answers_that_it_is_down(fresh_server: FreshServer) -> None:
     server = fresh_server(metrics_port=0)
     url = find_url(server)
@@ -221,6 +224,7 @@ def test_port_when_taken_then_the_server_does_not_start(fresh_server: FreshServe
         fresh_server(metrics_port=taken.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_packages_when_missing_then_one_line_has_the_command_that_installs_them(tmp_path: Path) -> None:
     program = (
         "import importlib.util as u, sys; find = u.find_spec\n"
@@ -234,6 +238,7 @@ def test_packages_when_missing_then_one_line_has_the_command_that_installs_them(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_calls_when_a_client_makes_some_then_what_it_has_observed_is_shown(
     fresh_server: FreshServer, transport: Any
@@ -256,6 +261,7 @@ def test_calls_when_a_client_makes_some_then_what_it_has_observed_is_shown(
         assert found[series.format("create_store")] == 1
 
 
+@pytest.mark.slow
 def test_work_when_workers_move_content_then_shown_by_order_and_call(fresh_server: FreshServer) -> None:
     server = fresh_server(metrics_port=0)
     url = find_url(server)
@@ -285,6 +291,7 @@ def look_for_work(url: str, call: str) -> dict[str, float] | None:
     return found if f"tdserve_request_duration_seconds_count[('call', '{call}'), ('side', 'worker')]" in found else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_ages_when_rows_are_sampled_then_shown_whoever_draws_them(fresh_server: FreshServer, transport: Any) -> None:
     server = fresh_server(metrics_port=0)

@@ -73,6 +73,7 @@ def test_auto_when_the_server_has_one_port_then_that_one_and_the_reason() -> Non
             made.client(transport="gloo")
 
 
+@pytest.mark.slow
 def test_worker_when_killed_in_the_middle_of_content_then_the_client_goes_on_and_nothing_is_lost(
     server: tdserve.Server,
 ) -> None:
@@ -89,6 +90,7 @@ def test_worker_when_killed_in_the_middle_of_content_then_the_client_goes_on_and
         client.delete("rows")
 
 
+@pytest.mark.slow
 def test_sessions_when_over_then_leave_no_descriptors(server: tdserve.Server) -> None:
     def exchange() -> None:
         with server.client(transport="grpc") as client:

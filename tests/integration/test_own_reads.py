@@ -62,6 +62,7 @@ def stopped(server: tdserve.Server) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 24, CAPACITY])
@@ -102,6 +103,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claims", [False, True])
 def test_sample_when_another_client_has_just_extended_then_has_these_rows(
     server: tdserve.Server, client: tdserve.Client, name: str, claims: bool
@@ -167,6 +169,7 @@ def test_reads_when_the_table_is_deleted_and_made_again_then_of_the_new_one(
     assert read_numbers(replay[[0, 9]]) == [100, 109]
 
 
+@pytest.mark.slow
 def test_reads_when_writers_overwrite_all_the_time_then_every_row_is_whole(
     server: tdserve.Server, replay: tdserve.ReplayHandle
 ) -> None:

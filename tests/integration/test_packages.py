@@ -74,6 +74,7 @@ def test_wheel_when_built_from_the_sdist_then_equals_that_of_the_tree(packages: 
     assert packages.wheel.name == packages.wheel_of_sdist.name
 
 
+@pytest.mark.slow
 def test_wheel_when_built_then_holds_the_package_and_nothing_else(packages: Packages) -> None:
     version = find_version()
     names = {name.partition("/")[0] for name in read_wheel(packages.wheel)}

@@ -228,6 +228,7 @@ def rewards(batch: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_set_at_when_control_is_killed_meanwhile_then_the_writers_go_on_and_nothing_said_is_lost(
     tmp_path: Path,
 ) -> None:
@@ -258,6 +259,7 @@ def test_set_at_when_control_is_killed_meanwhile_then_the_writers_go_on_and_noth
         assert replay.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 def test_set_at_when_control_and_writers_are_killed_in_the_middle_then_all_rows_of_a_call_or_none(
     tmp_path: Path,
 ) -> None:

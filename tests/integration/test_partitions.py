@@ -90,6 +90,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "fault", ["a partition", *(pytest.param(each, marks=pytest.mark.full) for each in list(FAULTS)[1:])]

@@ -176,6 +176,7 @@ def composed(moments: Moments, target: Path, reached: Choose) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [*STATES, *BY_CHANCE])
 def test_recover_when_the_power_was_lost_then_rows_that_count_are_whole_and_those_synced_are_there(
     moments: Moments, tmp_path: Path, state: str
@@ -226,6 +227,7 @@ def whole_rows(root: Path, name: str) -> list[int]:
     return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [*(pytest.param(state, marks=pytest.mark.full) for state in SERVED[:-1]), SERVED[-1]])
 def test_server_when_the_power_was_lost_then_what_was_synced_is_there_and_nothing_torn(
     moments: Moments, tmp_path: Path, state: str

@@ -64,6 +64,7 @@ def test_take_when_very_many_short_rows_then_they_come_at_once(
     assert len(queue) == 0
 
 
+@pytest.mark.slow
 def test_queue_when_consumers_and_a_data_worker_are_killed_then_every_row_is_consumed_once(
     fresh_server: FreshServer,
 ) -> None:
@@ -97,6 +98,7 @@ def test_queue_when_consumers_and_a_data_worker_are_killed_then_every_row_is_con
         assert (info["num_rows"], info["num_leased"], info["inserts"]) == (0, 0, num_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_take_when_several_clients_share_a_queue_then_each_row_goes_to_one(
     client: tdserve.Client, other: tdserve.Client, name: str, size: int
@@ -151,6 +153,7 @@ def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
     assert take_all(queue) == [3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_clients", [4, pytest.param(30, marks=pytest.mark.full)])
 def test_extend_when_the_first_calls_of_a_client_are_early_then_taken_in_their_order(
     server: tdserve.Server, client: tdserve.Client, name: str, num_clients: int
@@ -218,6 +221,7 @@ def test_take_when_a_client_leaves_then_its_rows_are_there_again(server: tdserve
     assert take_all(queue, 4) == [*range(8)]
 
 
+@pytest.mark.slow
 def test_queue_when_control_is_killed_then_only_what_was_acknowledged_is_gone(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         queue = client.create_queue("work", rows(0)[0], 12)

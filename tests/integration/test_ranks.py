@@ -45,6 +45,7 @@ def shares(fleet: Fleet, child: int) -> dict[int, list[int]]:
     return {step: rows for step, *rows in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_sample_when_ranks_are_processes_and_writers_go_on_then_one_draw_per_step(
     client: tdserve.Client, name: str
@@ -63,6 +64,7 @@ def test_sample_when_ranks_are_processes_and_writers_go_on_then_one_draw_per_ste
     assert table.info()["samples"] == NUM_STEPS * WORLD_SIZE * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_sample_when_a_rank_is_killed_and_started_again_then_it_gets_its_step_again(
     client: tdserve.Client, name: str
 ) -> None:
@@ -185,6 +187,7 @@ def test_sample_when_a_writer_needs_the_rows_then_it_waits_for_the_ranks(client:
     assert len(table.sample(4, rank=0, world_size=2, step=0)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 60_000])
 def test_sample_when_balanced_by_lengths_then_ranks_have_as_many_tokens(
     client: tdserve.Client, name: str, size: int

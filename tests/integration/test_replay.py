@@ -261,6 +261,7 @@ replay.extend(next(batches).exclude("index", "generation"), return_early=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_process_when_it_ends_with_everything_open_then_it_ends_cleanly(
     server: tdserve.Server, client: tdserve.Client, name: str

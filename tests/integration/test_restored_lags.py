@@ -41,6 +41,7 @@ def restored(client: tdserve.Client, name: str, tmp_path: Path) -> Iterator[tupl
     client.delete(f"q-{name}")
 
 
+@pytest.mark.slow
 def test_rows_when_tables_and_policy_were_restored_then_lags_go_on_as_if_no_number_was_skipped(
     client: tdserve.Client, name: str, restored: tuple[Any, Any]
 ) -> None:

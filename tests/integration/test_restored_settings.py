@@ -44,6 +44,7 @@ def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[t
         yield made
 
 
+@pytest.mark.slow
 def test_table_when_first_asked_for_with_others_then_has_those_and_is_ordinary_afterwards(
     client: tdserve.Client, server: tdserve.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,6 +68,7 @@ def test_table_when_first_asked_for_with_others_then_has_those_and_is_ordinary_a
             later.create_replay("table", ROW, 200, min_size=150, exists_ok=True)
 
 
+@pytest.mark.slow
 def test_handle_when_made_before_the_settings_changed_then_goes_on_with_them(client: tdserve.Client) -> None:
     before = client.replay("table")
     client.create_replay("table", ROW, 200, sampler=tdserve.Prioritized(), min_size=1, exists_ok=True)
@@ -105,6 +107,7 @@ def test_table_when_first_asked_for_with_its_own_then_ordinary(client: tdserve.C
         client.create_replay("table", ROW, 200, min_size=1, exists_ok=True)
 
 
+@pytest.mark.slow
 def test_table_when_consumers_have_rows_on_lease_then_refused_until_they_are_acknowledged(
     client: tdserve.Client,
 ) -> None:

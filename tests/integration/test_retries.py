@@ -57,6 +57,7 @@ def kill_worker(crashing: Crashing) -> None:
         os.kill(worker["pid"], signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_extends_when_no_client_reads_claimed_rows_and_many_other_answers_come_then_all_are_there(
     crashing: Crashing, is_killed: bool
@@ -79,6 +80,7 @@ def test_extends_when_no_client_reads_claimed_rows_and_many_other_answers_come_t
             assert numbers_in(other.replay(asked.name)) == list(range(MANY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "killed"), [("gloo", "worker"), ("gloo", "control"), ("shm", "control")])
 def test_extend_when_it_waits_while_many_are_answered_and_its_session_is_lost_then_it_goes_on(
     crashing: Crashing, transport: Any, killed: str
@@ -106,6 +108,7 @@ def test_extend_when_it_waits_while_many_are_answered_and_its_session_is_lost_th
             assert numbers_in(other.replay(replay.name)) == list(range(MANY))
 
 
+@pytest.mark.slow
 def test_extends_when_many_handles_wait_then_no_more_are_under_way_than_a_client_may_have(crashing: Crashing) -> None:
     with crashing.server.client(transport="gloo", timeout_s=60.0) as client:
         queue = client.create_queue("window", like=rows(0)[0], max_size=2)
@@ -159,6 +162,7 @@ def deaf(crashing: Crashing) -> Iterator[Deaf]:
         yield Deaf(client, other, cutting, pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
     crashing: Crashing, deaf: Deaf, is_restarted: bool

@@ -107,6 +107,7 @@ def refuse(proxy: RoughProxy) -> None:
     proxy.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [cut, lose_answers, lose_requests, stop, refuse])
 def test_calls_when_the_network_fails_then_they_end_in_time_and_go_on_afterwards(
     proxy: RoughProxy, client: tdserve.Client, fault: Callable[[RoughProxy], None]
@@ -134,6 +135,7 @@ def test_calls_when_connections_are_reset_in_the_middle_then_each_write_is_store
     assert table.info()["inserts"] == 12 * 8
 
 
+@pytest.mark.slow
 def test_calls_of_others_when_one_client_reads_slowly_then_they_do_not_wait_for_it(
     server: tdserve.Server, proxy: RoughProxy, client: tdserve.Client
 ) -> None:

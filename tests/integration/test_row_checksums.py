@@ -59,6 +59,7 @@ def make_table(client: tdserve.Client, rows: TensorDict, **options: Any) -> Any:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_text", [False, True])
 def test_table_when_a_row_is_damaged_then_every_read_of_it_fails_and_others_go_on(
     server: tdserve.Server, client: tdserve.Client, with_text: bool
@@ -89,6 +90,7 @@ def test_prioritized_table_when_a_row_is_damaged_then_samples_of_it_fail(
         table.sample(1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [..., slice(2, 9), [DAMAGED, 1], DAMAGED, "x"])
 def test_tensordict_when_a_row_is_damaged_then_every_read_of_it_fails(
     server: tdserve.Server, client: tdserve.Client, part: Any
@@ -143,6 +145,7 @@ def test_store_when_it_has_checksums_then_its_description_has_it_and_a_plain_one
         client.create_replay("plain", rows[0], NUM_ROWS, checksum=True, exists_ok=True)
 
 
+@pytest.mark.slow
 def test_doors_when_of_coroutines_or_of_several_servers_then_make_stores_that_are_compared(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -172,6 +175,7 @@ def test_doors_when_of_coroutines_or_of_several_servers_then_make_stores_that_ar
                 cluster.delete(name)
 
 
+@pytest.mark.slow
 def test_checksums_when_the_server_starts_again_then_are_compared(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with tdserve.Server(root, port=0) as server, server.client(transport="gloo") as client:

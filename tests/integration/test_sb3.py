@@ -156,6 +156,7 @@ def test_make_when_memory_is_to_be_saved_then_refused_and_nothing_created(option
         assert options["name"] not in client
 
 
+@pytest.mark.slow
 def test_learn_when_dqn_has_the_buffer_then_learns_from_its_rows(options: dict[str, Any]) -> None:
     model = DQN(
         "MlpPolicy",
@@ -174,6 +175,7 @@ def test_learn_when_dqn_has_the_buffer_then_learns_from_its_rows(options: dict[s
     model.replay_buffer.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["dropped", "process"])
 def test_buffer_when_it_ends_without_a_flush_then_its_last_steps_are_stored(
     options: dict[str, Any], server: tdserve.Server, end: str

@@ -42,6 +42,7 @@ def find_reported(client: tdserve.Client, *, after: str) -> dict[str, float] | N
     return stats if stats["checkpoint"] > after else None
 
 
+@pytest.mark.slow
 def test_checkpoints_when_scheduled_then_written_kept_shown_and_resumed_after_the_process_is_killed(
     tmp_path: Path,
 ) -> None:
@@ -68,6 +69,7 @@ def test_checkpoints_when_scheduled_then_written_kept_shown_and_resumed_after_th
     assert not any("no checkpoint at" in each or "Traceback" in each for each in server.lines())
 
 
+@pytest.mark.slow
 def test_checkpoints_when_the_place_cannot_be_written_then_a_line_each_and_the_next_time_is_used(
     tmp_path: Path,
 ) -> None:
@@ -88,6 +90,7 @@ def test_checkpoints_when_the_place_cannot_be_written_then_a_line_each_and_the_n
     assert not any("Traceback" in each for each in server.lines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_roles", [pytest.param(False, marks=pytest.mark.full), True])
 def test_checkpoints_when_the_server_has_tls_and_tokens_then_written_too(tmp_path: Path, has_roles: bool) -> None:
     make_authority(tmp_path, 2)
@@ -113,6 +116,7 @@ def test_checkpoints_when_the_server_has_tls_and_tokens_then_written_too(tmp_pat
         wait_for(lambda: list_ids(tmp_path / "place") or None, "a checkpoint", timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_checkpoints_when_another_root_takes_the_place_then_those_of_the_first_stay(tmp_path: Path) -> None:
     place = tmp_path / "place"
     with tdserve.Server(tmp_path / "lost") as lost, lost.client() as client:

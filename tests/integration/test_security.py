@@ -348,6 +348,7 @@ def test_create_when_it_makes_no_sense_then_a_typed_error_and_nothing_is_made(
     assert not (Path(server.config.root) / "stores" / "made").exists()
 
 
+@pytest.mark.slow
 def test_read_when_others_have_moved_secrets_then_none_of_them_lies_between_its_leaves(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -96,6 +96,7 @@ def in_background(call: Any) -> Future[Any]:
     return future
 
 
+@pytest.mark.slow
 def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_path: Path) -> None:
     with Foreground(tmp_path) as server:
         assert server.line.startswith("tdserve ready at 127.0.0.1:")
@@ -106,6 +107,7 @@ def test_serve_when_it_is_up_then_prints_one_line_with_the_address_it_took(tmp_p
         assert (rest, server.process.returncode) == ("", 0)
 
 
+@pytest.mark.slow
 def test_serve_when_it_lives_through_something_then_logs_it_with_time_and_level(tmp_path: Path) -> None:
     with Foreground(tmp_path) as server:
         (worker,) = up_workers_of(server.process.pid)
@@ -125,6 +127,7 @@ def test_serve_when_it_lives_through_something_then_logs_it_with_time_and_level(
     assert messages[2:] == ("stops; requests under way may take another 10 s", "stopped")
 
 
+@pytest.mark.slow
 def test_serve_when_a_token_is_wrong_then_logs_from_where_and_never_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right")
     with Foreground(tmp_path / "root", "--token-file", str(tmp_path / "token")) as server:
@@ -141,6 +144,7 @@ def test_serve_when_a_token_is_wrong_then_logs_from_where_and_never_the_token(tm
     assert "right" not in logged
 
 
+@pytest.mark.slow
 def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero(tmp_path: Path) -> None:
     with Foreground(tmp_path) as server, tdserve.connect(server.address, timeout_s=60.0) as client:
         replay = client.create_replay("r", like=ROW, capacity=10)
@@ -165,6 +169,7 @@ def test_serve_when_signalled_then_waiting_calls_end_retryable_and_it_exits_zero
         assert all(map(is_gone, processes))
 
 
+@pytest.mark.slow
 def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signal_ends_it_at_once(
     forked_clients: ForkedClients, tmp_path: Path
 ) -> None:
@@ -188,6 +193,7 @@ def test_serve_when_a_transfer_is_under_way_then_drains_first_and_a_second_signa
             wait_for(lambda: all(map(is_gone, processes)), "the end of its data workers")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path) -> None:
     prefix = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -205,6 +211,7 @@ def test_serve_when_it_is_process_one_then_signals_end_it_too(tmp_path: Path) ->
         assert server.process.wait(30.0) == 0
 
 
+@pytest.mark.slow
 def test_root_when_it_is_in_use_then_refused_by_name_of_the_holder(server: tdserve.Server) -> None:
     with pytest.raises(tdserve.RootInUseError) as caught:
         tdserve.Server(server.config.root, port=0).start()
@@ -224,6 +231,7 @@ def test_port_when_it_is_taken_then_refused_by_a_typed_error(server: tdserve.Ser
     tdserve.Server(tmp_path, port=0).start().shutdown()  # nothing holds the root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_serve_when_the_address_is_of_version_6_then_clients_reach_it_there(tmp_path: Path, host: str) -> None:
     with tdserve.Server(tmp_path / "root", host=host) as server:
@@ -264,6 +272,7 @@ def test_server_when_started_and_shut_down_then_its_object_has_the_state(tmp_pat
     assert not server.is_alive
 
 
+@pytest.mark.slow
 def test_server_when_its_owner_is_killed_then_it_ends_too(tmp_path: Path) -> None:
     with Program("own", tmp_path) as owner:
         assert owner.line().startswith("127.0.0.1:")

@@ -64,6 +64,7 @@ def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_tra
         assert all("exception" not in each for each in server.entries())
 
 
+@pytest.mark.slow
 def test_server_when_its_root_is_moved_away_then_does_not_serve_until_it_is_back(tmp_path: Path) -> None:
     root, away = tmp_path / "root", tmp_path / "away"
     server = LoggedServer(str(root), tmp_path / "log", "--log-format", "json")
@@ -82,6 +83,7 @@ def test_server_when_its_root_is_moved_away_then_does_not_serve_until_it_is_back
         server.close()
 
 
+@pytest.mark.slow
 def test_server_when_another_root_takes_the_place_of_its_root_then_it_ends_and_that_root_stays_whole(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +144,7 @@ def test_lines_when_names_and_values_are_nasty_then_printable_and_without_values
         assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ tdserve", line) for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_lines_when_a_caller_fails_again_and_again_then_few(tmp_path: Path) -> None:
     num_calls = 40 * BURST
     with run_server(tmp_path / "log", "--log-format", "json") as server:

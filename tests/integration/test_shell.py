@@ -158,6 +158,7 @@ def test_command_when_the_token_is_needed_then_its_file_opens_the_door(
     assert "token" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ls_when_run_in_a_process_of_its_own_then_torch_is_not_imported(address: str) -> None:
     program = f"import sys; from tdserve.cli.main import main; main(['ls', '--address', '{address}'])"
     program += "; print('torch' in sys.modules)"

@@ -85,6 +85,7 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_slices_when_four_writers_write_a_row_each_in_turn_then_consecutive_and_equally_likely(
     client: tdserve.Client, writers: list[tdserve.Client], name: str, key: str
@@ -106,6 +107,7 @@ def test_slices_when_four_writers_write_a_row_each_in_turn_then_consecutive_and_
     assert not replay[:]["next", "truncated"].any(), "the table's own rows are as they were"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("key", KEYS)
 def test_slices_when_very_many_rows_come_at_once_then_each_is_of_one_trajectory(
@@ -175,6 +177,7 @@ def test_slices_when_short_ones_count_then_whole_short_trajectories_come_too(cli
     assert seen == {short, *(tuple((0, 100 + start + step) for step in range(4)) for start in range(2))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_iterator", [False, True])
 def test_slices_when_the_ring_moves_on_meanwhile_then_every_slice_is_whole(
     server: tdserve.Server, client: tdserve.Client, name: str, with_iterator: bool

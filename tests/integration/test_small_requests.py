@@ -80,6 +80,7 @@ def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes
     assert replay.sample(num_rows).batch_size == (num_rows,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a client that loses its worker
 @pytest.mark.parametrize("message", [1, 4, 9, 10])
 def test_call_when_its_data_worker_is_killed_while_pairs_are_formed_then_its_retry_does_it(

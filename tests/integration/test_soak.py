@@ -108,6 +108,7 @@ FAULTS: dict[Callable[[RoundStores, Path], None], str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [*list(FAULTS)[:3], *(pytest.param(plant, marks=pytest.mark.full) for plant in list(FAULTS)[3:])],

@@ -283,6 +283,7 @@ def test_batches_when_rows_are_ragged_then_they_too_are_of_recent_versions(
                 assert next(batches)["policy_version"].tolist() == [2] * 4
 
 
+@pytest.mark.slow
 def test_sample_when_others_publish_and_write_meanwhile_then_never_a_row_that_is_too_old(
     client: tdserve.Client, server: tdserve.Server, name: str, policy: Policy
 ) -> None:

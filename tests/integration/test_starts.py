@@ -62,6 +62,7 @@ def check_refused(done: subprocess.CompletedProcess[str], *words: object, code: 
         assert str(word) in done.stderr
 
 
+@pytest.mark.slow
 def test_serve_when_the_port_is_in_use_then_refused_by_the_port(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -70,6 +71,7 @@ def test_serve_when_the_port_is_in_use_then_refused_by_the_port(tmp_path: Path) 
         check_refused(run("serve", tmp_path, PORT=str(port)), f"127.0.0.1:{port}", "in use", "--port 0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
@@ -89,6 +91,7 @@ def test_serve_when_a_setting_cannot_be_then_refused_by_its_value(
     check_refused(run("serve", tmp_path / "root", "--port", "0", **variables), *words)
 
 
+@pytest.mark.slow
 def test_serve_when_the_root_is_of_a_newer_version_then_refused_and_left_as_it_is(tmp_path: Path) -> None:
     said = json.dumps({"format_version": 99, "server_id": "x"})
     (tmp_path / "tdserve.json").write_text(said)
@@ -96,12 +99,14 @@ def test_serve_when_the_root_is_of_a_newer_version_then_refused_and_left_as_it_i
     assert (tmp_path / "tdserve.json").read_text() == said
 
 
+@pytest.mark.slow
 @needs_root
 def test_serve_when_its_user_may_not_write_the_root_then_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     check_refused(run("serve", tmp_path, "--port", "0", prefix=user(65534, 65534)), tmp_path, "Permission denied")
 
 
+@pytest.mark.slow
 @needs_root
 def test_serve_when_the_volume_is_full_then_refused(tmp_path: Path) -> None:
     mounted = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=4k none {tmp_path} && exec "$@"', "sh")
@@ -117,6 +122,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "variables"),
     [
@@ -134,11 +140,13 @@ def test_client_when_its_token_is_not_the_servers_then_refused_by_the_address_it
     check_refused(run(*command, ADDRESS=address, **variables), address, "token", code=code)
 
 
+@pytest.mark.slow
 def test_client_when_the_token_file_is_named_by_a_variable_then_let_in(guarded: tdserve.Server) -> None:
     done = run("ls", ADDRESS=guarded.address, TOKEN_FILE=str(guarded.config.token_file))
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_client_when_the_name_does_not_resolve_then_one_line_names_it() -> None:
     done = run("ls", "--address", "no-such-name.invalid:7707")
     assert done.returncode == NO_ANSWER
@@ -183,6 +191,7 @@ SAID: dict[str, str] = {
 """A value for each option of ``tdserve serve``, and so for each variable."""
 
 
+@pytest.mark.slow
 def test_serve_when_every_option_is_a_variable_then_it_does_the_same(tmp_path: Path) -> None:
     options = {option.opts[0]: str(option.name) for option in serve.params if isinstance(option, click.Option)}
     assert {*SAID, "--config"} == set(options), "each option has a case here"

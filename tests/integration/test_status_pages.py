@@ -71,6 +71,7 @@ def test_pages_when_a_store_is_evil_then_shown_as_text(url: str) -> None:
     assert "sampler prioritized alpha 1.0" in shown
 
 
+@pytest.mark.slow
 def test_rows_when_shown_then_as_pictures_chats_and_histograms_and_not_counted(url: str) -> None:
     page = fetch(f"{url}/rows?name={quote(EVIL)}").decode()
     assert EVIL not in page

@@ -117,6 +117,7 @@ def test_folder_when_stored_then_opens_with_plain_tensordict(server: tdserve.Ser
     assert torch.equal(found["obs"], stored.tensordict(16.0)["obs"])
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_root_when_written_then_everything_goes_on_also_after_a_restart(tmp_path: Path, transport: Any) -> None:

@@ -100,6 +100,7 @@ def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield found
 
 
+@pytest.mark.slow
 def test_priorities_when_restarted_then_as_before(tables: Tables) -> None:
     replay = tables.prioritized
     batch = replay.sample(600)

@@ -125,6 +125,7 @@ def replay_index(replay: Any, number: int) -> list[int]:
     return [int(batch["index"][batch["number"] == number][0])]
 
 
+@pytest.mark.slow
 def test_without_replacement_when_four_clients_share_it_then_each_row_once_per_epoch(
     client: tdserve.Client, name: str
 ) -> None:

@@ -64,6 +64,7 @@ def server() -> Iterator[tdserve.Server]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 @pytest.mark.parametrize("kind", CALLS)
 def test_call_when_it_ends_in_its_timeout_then_leases_and_session_stay(

@@ -64,6 +64,7 @@ def make_secrets() -> TensorDict:
     return TensorDict({"large": secret, "small": secret[:100].clone(), "text": SECRET.decode()}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_encrypted", [True, False])
 def test_content_when_recorded_on_the_way_then_unreadable_with_tls_alone(
     certificates: Certificates, tmp_path: Path, is_encrypted: bool
@@ -258,6 +259,7 @@ def test_server_when_it_refuses_handshakes_then_its_log_stays_json(certificates:
         assert "serves" in server.entries()[0]["message"]  # every line is an entry
 
 
+@pytest.mark.slow
 def test_certificates_when_replaced_under_load_then_new_connections_get_them_and_no_call_fails(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     with (

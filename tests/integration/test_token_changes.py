@@ -108,6 +108,7 @@ class Load:
         return self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm", "grpc"])
 def test_token_when_revoked_under_load_then_each_call_ends_with_the_reason_and_others_go_on(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, transport: str
@@ -185,6 +186,7 @@ def test_token_when_it_expires_then_its_sessions_end_at_that_moment(
             server.client(token=token)
 
 
+@pytest.mark.slow
 def test_token_when_rotated_then_the_old_one_ends_once_it_is_removed(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:
@@ -200,6 +202,7 @@ def test_token_when_rotated_then_the_old_one_ends_once_it_is_removed(
                 old.replay("table").extend(BATCH)
 
 
+@pytest.mark.slow
 def test_token_when_its_entry_changes_then_the_client_goes_on_with_what_it_grants_now(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:
@@ -223,6 +226,7 @@ def test_token_when_its_entry_changes_then_the_client_goes_on_with_what_it_grant
             table.sample(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b'{"tokens": [{"name": "operator"}]}', None])
 def test_file_when_it_becomes_invalid_then_earlier_tokens_stay_and_one_line_is_logged(
     tokens: TokenFile,
@@ -283,6 +287,7 @@ def test_file_when_it_has_no_tokens_at_the_start_or_later_then_the_log_warns(
     wait_for(lambda: log.read_text().count(line) == 2 or None, "the second warning")
 
 
+@pytest.mark.slow
 def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_secret(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, log: Path
 ) -> None:
@@ -329,6 +334,7 @@ def test_plain_token_when_there_is_a_file_of_tokens_too_then_it_grants_everythin
         client.delete("td")
 
 
+@pytest.mark.slow
 def test_sessions_when_their_limit_is_reached_then_another_is_refused_until_one_ends(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:
@@ -343,6 +349,7 @@ def test_sessions_when_their_limit_is_reached_then_another_is_refused_until_one_
     operator.replay("table").sample(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_rate_when_calls_come_faster_then_they_are_made_to_wait(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, transport: str
@@ -357,6 +364,7 @@ def test_rate_when_calls_come_faster_then_they_are_made_to_wait(
     assert operator.replay("table").info()["inserts"] == 16 * (1 + num_calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm", "grpc"])
 def test_rate_when_stores_are_listed_and_opened_faster_then_these_calls_wait_until_their_timeout(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client, transport: str

@@ -63,6 +63,7 @@ def test_metrics_when_a_token_has_some_stores_then_only_these_and_nothing_of_the
     assert "tdserve_up 1.0" in some
 
 
+@pytest.mark.slow
 def test_pages_when_a_token_has_some_stores_then_others_are_not_shown(observed: Observed) -> None:
     for path in ("/", "/stores", "/sessions", "/weights", "/live.json"):
         assert "hidden" not in observed.fetch(path, observed.reader), path

@@ -131,6 +131,7 @@ def find_denied(client: tdserve.Client, calls: dict[str, Callable[[tdserve.Clien
     return denied
 
 
+@pytest.mark.slow
 def test_role_when_it_makes_every_kind_of_call_then_only_those_of_higher_roles_are_denied(
     member: tuple[str, tdserve.Client],
 ) -> None:
@@ -249,6 +250,7 @@ def test_read_when_the_worker_could_answer_it_then_it_passes_a_hidden_store_on_a
                 assert isinstance(answer, tdserve.PermissionDeniedError), answer
 
 
+@pytest.mark.slow
 def test_extend_when_the_worker_has_claimed_rows_then_a_reader_s_is_passed_on_and_denied(
     server: tdserve.Server, operator: tdserve.Client, held: dict[str, str]
 ) -> None:

@@ -58,6 +58,7 @@ def have_version(scheme: TDServeWeightSyncScheme, version: int) -> bool:
     return {each.version for each in scheme.receivers().values()} == {version}
 
 
+@pytest.mark.slow
 def test_workers_when_a_trainer_publishes_then_act_with_the_new_weights(
     server: tdserve.Server, scheme: TDServeWeightSyncScheme
 ) -> None:

@@ -45,6 +45,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "TRANSPORTS", (*config.TRANSPORTS, "toy"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_registered")
 def test_toy_when_asked_for_then_all_content_goes_by_it(server: tdserve.Server) -> None:
     rows = TensorDict({"x": torch.rand(64, 1000), "n": torch.arange(64)}, [64])

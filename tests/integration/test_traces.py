@@ -164,6 +164,7 @@ def find_call(spans: list[Span]) -> Span:
     return find_one(spans, "application", root.id)
 
 
+@pytest.mark.slow
 def test_sample_when_traced_then_control_is_below_the_client_and_the_worker_below_control(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -231,6 +232,7 @@ def test_extend_when_it_returns_early_then_its_span_lasts_until_the_answer(
     assert call.attributes["tdserve.bytes"] == 16 * 4096
 
 
+@pytest.mark.slow
 def test_extend_when_the_worker_has_claimed_rows_then_its_span_is_below_that_of_the_client(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -250,6 +252,7 @@ def test_call_when_it_fails_then_the_spans_have_its_code(traced: list[tdserve.Se
     assert control.parent == call.id
 
 
+@pytest.mark.slow
 def test_call_when_it_is_retried_then_each_attempt_is_below_its_one_span(
     receiver: Receiver, fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +280,7 @@ def test_coroutine_when_it_is_traced_then_is_below_the_span_of_its_task(
     assert find_one(spans, "control", find_call(spans).id).name == "tdserve.sample"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_sample_of_two_servers_when_traced_then_one_span_has_a_child_for_each(
     traced: list[tdserve.Server], receiver: Receiver, transport: str
@@ -294,6 +298,7 @@ def test_sample_of_two_servers_when_traced_then_one_span_has_a_child_for_each(
     assert servers == {server.address for server in traced}
 
 
+@pytest.mark.slow
 def test_call_when_the_application_does_not_sample_it_then_is_not_exported(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -312,6 +317,7 @@ def test_server_when_it_has_no_receiver_then_calls_of_traced_clients_work(
     assert {span.process for span in wait_for_spans(receiver, trace)} == {"application"}
 
 
+@pytest.mark.slow
 def test_server_when_its_receiver_is_gone_then_serves_and_ends_in_time(fresh_server: FreshServer) -> None:
     gone = Receiver()
     gone.close()

@@ -118,6 +118,7 @@ def test_large_values_when_put_then_more_bytes_than_one_call_holds_are_stored(st
     assert all(torch.equal(*pair) for pair in zip(storage.get(keys), values, strict=True))
 
 
+@pytest.mark.slow
 def test_value_when_larger_than_a_call_then_is_refused_and_nothing_stored(server: tdserve.Server) -> None:
     storage = make_client(server)
     with pytest.raises(tdserve.TooLargeError):
@@ -157,6 +158,7 @@ def test_fields_when_put_by_several_clients_then_each_lists_all(server: tdserve.
     second.close()
 
 
+@pytest.mark.slow
 def test_checkpoint_when_loaded_then_replaces_what_is_there(
     storage: Any, server: tdserve.Server, tmp_path: Path
 ) -> None:
@@ -272,6 +274,7 @@ class TestSamples:
         with run_queue(address=server.address, store=name), server.client() as client:
             yield client.kv(name)
 
+    @pytest.mark.slow
     def test_samples_when_put_then_come_back_and_go_when_cleared(self, queue: tdserve.KeyedHandle) -> None:
         seen = use_queue("p")
         assert [name for name, column in seen[1].items() if column[2] != describe(make_samples())[name][2]] == []

@@ -90,6 +90,7 @@ def small(tmp_path: Path) -> Iterator[tdserve.Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_requests_when_they_are_small_and_wait_then_those_beyond_the_limit_are_refused(small: tdserve.Server) -> None:
     refused: SimpleQueue[control_pb2.ServerMessage] = SimpleQueue()
     connection = ControlConnection(small.address)

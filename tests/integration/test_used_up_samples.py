@@ -28,6 +28,7 @@ def create_full(client: tdserve.Client) -> tdserve.ReplayHandle:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")  # others have waited for the server at the end all along
 @pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])
 @pytest.mark.parametrize("is_announced", [False, True])
@@ -49,6 +50,7 @@ def test_sample_when_the_server_is_killed_after_it_then_its_rows_have_left(
     assert sorted(had) == list(range(NUM_ROWS))
 
 
+@pytest.mark.slow
 def test_batches_when_the_server_is_killed_meanwhile_then_no_row_comes_twice(tmp_path: Path) -> None:
     with Crashing(tmp_path / "root") as crashing, crashing.server.client(transport="gloo", timeout_s=60.0) as client:
         table = create_full(client)

@@ -52,6 +52,7 @@ def test_publish_when_pulled_then_version_content_and_metadata_are_equal(
     assert client.describe(name).kind == "weights"
 
 
+@pytest.mark.slow
 @both_sizes
 def test_latest_when_read_again_then_always_of_this_store_this_version_and_this_dtype(
     client: tdserve.Client, name: str, size: int
@@ -142,6 +143,7 @@ def test_publish_when_more_than_k_then_the_last_k_are_kept_as_safetensors(client
     assert tensors == 8.0
 
 
+@pytest.mark.slow
 def test_publish_when_calls_return_early_then_versions_have_their_order(client: tdserve.Client, name: str) -> None:
     for begun in range(0, 60, 4):
         sizes = (LARGE, SMALL, SMALL)  # a small one would overtake a large one
@@ -213,6 +215,7 @@ def test_publish_when_a_publisher_is_new_then_versions_go_on(
     assert latest(client, name).version == 2
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @both_sizes
 def test_latest_when_another_process_publishes_then_every_version_is_whole(

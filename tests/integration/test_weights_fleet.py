@@ -48,6 +48,7 @@ def files_of(server: tdserve.Server, name: str) -> list[str]:
     return sorted(path.name for path in (Path(server.config.root) / "stores" / name / "versions").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [8, pytest.param(50, marks=pytest.mark.full)])
 def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_goes_back_and_the_disk_holds_k(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, last: int
@@ -80,6 +81,7 @@ def test_publish_when_thirty_two_processes_follow_then_none_sees_a_mixture_or_go
     assert len(files_of(server, name)) <= 2 * KEEP + 1
 
 
+@pytest.mark.slow
 def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_version_before_stays(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -98,6 +100,7 @@ def test_publish_when_its_client_is_killed_in_the_middle_over_gloo_then_the_vers
     client.delete("killed")
 
 
+@pytest.mark.slow
 def test_latest_when_a_reader_stands_still_in_the_middle_then_its_version_stays_whole_however_many_follow(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -111,6 +114,7 @@ def test_latest_when_a_reader_stands_still_in_the_middle_then_its_version_stays_
     client.delete("still")
 
 
+@pytest.mark.slow
 def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -39,6 +39,7 @@ def read_numbers(replay: Any) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 64])
 def test_extends_when_control_stands_still_then_go_on_and_are_stored_in_order(
     fresh_server: FreshServer, num_rows: int
@@ -70,6 +71,7 @@ def test_extends_when_control_stands_still_then_go_on_and_are_stored_in_order(
         assert replay.info()["inserts"] == len(replay)
 
 
+@pytest.mark.slow
 def test_sample_when_it_waits_for_rows_that_a_worker_writes_then_it_gets_them(fresh_server: FreshServer) -> None:
     server = fresh_server()
     with server.client(transport="gloo") as writer, server.client(transport="gloo") as reader:
@@ -83,6 +85,7 @@ def test_sample_when_it_waits_for_rows_that_a_worker_writes_then_it_gets_them(fr
             assert len(waiting.result(60.0)) == 10
 
 
+@pytest.mark.slow
 def test_extends_when_small_and_large_ones_take_turns_then_rows_lie_in_the_order_of_the_calls(
     fresh_server: FreshServer,
 ) -> None:
@@ -99,6 +102,7 @@ def test_extends_when_small_and_large_ones_take_turns_then_rows_lie_in_the_order
         assert read_numbers(replay) == list(range(first))
 
 
+@pytest.mark.slow
 def test_extends_when_the_table_is_replaced_by_one_of_its_name_then_the_new_one_gets_them(
     fresh_server: FreshServer,
 ) -> None:
@@ -115,6 +119,7 @@ def test_extends_when_the_table_is_replaced_by_one_of_its_name_then_the_new_one_
                 also.extend(make_rows(0, 1))
 
 
+@pytest.mark.slow
 def test_extends_when_the_worker_is_killed_again_and_again_then_each_is_stored_once_in_order(
     fresh_server: FreshServer,
 ) -> None:

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_module_when_run_then_is_the_console_script() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -55,6 +55,7 @@ def test_server_when_not_started_then_has_no_address(tmp_path: Path) -> None:
     server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("borrows_nothing")  # it waits for its own child
 def test_server_when_it_was_killed_then_can_be_started_again_and_leaves_no_pipe_open(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server:
@@ -82,12 +83,14 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_files")
 def test_start_when_very_many_files_are_open_then_starts_all_the_same(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server, server.client() as client:
         assert client.stores() == []
 
 
+@pytest.mark.slow
 def test_start_when_the_root_is_in_use_then_its_error_arrives_and_no_process_stays(tmp_path: Path) -> None:
     root = Root.acquire(tmp_path / "root")
     server = tdserve.Server(tmp_path / "root")

@@ -14,6 +14,7 @@ from tests.integration.cluster.names import next_name
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_aio_when_stores_are_shared_then_their_calls_are_coroutines(address: str) -> None:
     name, like = next_name(), TensorDict({"number": torch.tensor(0)}, [])
 

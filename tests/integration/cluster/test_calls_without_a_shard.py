@@ -39,6 +39,7 @@ def measure_failure_s(call: Callable[[], object]) -> float:
     return time.monotonic() - begun_s
 
 
+@pytest.mark.slow
 def test_keyed_store_when_the_server_of_a_key_is_away_then_each_call_takes_its_own_timeout(
     crashing: list[Crashing],
 ) -> None:
@@ -83,6 +84,7 @@ def test_queue_when_a_shard_is_away_then_an_ack_has_done_the_rows_of_the_others_
         ) in str(failed.value)
 
 
+@pytest.mark.slow
 def test_taken_rows_when_a_shard_is_away_then_the_error_of_their_block_counts_what_was_acknowledged(
     crashing: list[Crashing],
 ) -> None:
@@ -118,6 +120,7 @@ def test_table_when_a_row_was_not_written_then_the_error_has_the_number_that_was
             table[torch.tensor([3, 105, 150])]
 
 
+@pytest.mark.slow
 def test_table_when_none_of_its_servers_answers_then_calls_wait_for_the_first(crashing: list[Crashing]) -> None:
     with connecting(crashing, timeout_s=60.0) as client, ThreadPoolExecutor(2) as threads:
         table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")
@@ -142,6 +145,7 @@ def test_sample_when_the_only_drawn_shard_is_away_then_drawn_from_others(crashin
         assert not {*range(10, 20)} & set(numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_loss", ["raise", "wait"])
 def test_extend_when_a_shard_of_its_rows_is_away_then_the_error_has_what_was_written(
     crashing: list[Crashing], on_loss: Literal["raise", "wait"]

@@ -31,6 +31,7 @@ def others(tmp_path: Path) -> Iterator[list[tdserve.Server]]:
         yield [stack.enter_context(tdserve.Server(tmp_path / f"other{number}").start()) for number in range(3)]
 
 
+@pytest.mark.slow
 def test_stores_when_restored_to_other_servers_then_shared_ones_too(
     client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_store_when_it_has_moved_since_then_its_name_is_taken(client: tdserve.Cl
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_stores_when_restored_to_more_servers_then_found_and_their_names_taken(
     others: list[tdserve.Server], tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_stores_when_restored_to_more_servers_then_found_and_their_names_taken(
             three.delete(name)
 
 
+@pytest.mark.slow
 def test_table_when_restored_without_its_policy_on_its_server_then_it_follows_the_copy_on_another(
     client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
 ) -> None:
@@ -144,6 +147,7 @@ def test_table_when_restored_without_its_policy_on_its_server_then_it_follows_th
         client.delete(policy)
 
 
+@pytest.mark.slow
 def test_stores_when_some_had_moved_before_then_they_come_back_with_the_others(
     client: tdserve.ClusterClient, others: list[tdserve.Server], tmp_path: Path
 ) -> None:
@@ -171,6 +175,7 @@ def test_stores_when_some_had_moved_before_then_they_come_back_with_the_others(
                 client.delete(name)
 
 
+@pytest.mark.slow
 def test_checkpoint_when_a_store_moves_all_the_time_then_in_it_once_or_refused(
     client: tdserve.ClusterClient, others: list[tdserve.Server], address: str, tmp_path: Path
 ) -> None:
@@ -209,6 +214,7 @@ def test_checkpoint_when_a_store_moves_all_the_time_then_in_it_once_or_refused(
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_restore_when_two_checkpoints_have_a_store_then_the_later_one(
     client: tdserve.ClusterClient,
     servers: list[tdserve.Server],

@@ -39,6 +39,7 @@ def create_before_the_third_joins(growing: list[Crashing]) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_store_when_a_server_has_joined_and_its_own_is_away_then_not_created_a_second_time(
     growing: list[Crashing],
 ) -> None:
@@ -59,6 +60,7 @@ def test_store_when_a_server_has_joined_and_its_own_is_away_then_not_created_a_s
             client.init_remote(CONTENT, name)
 
 
+@pytest.mark.slow
 def test_creation_when_a_server_joins_while_another_is_away_then_raises_until_all_answer(
     growing: list[Crashing],
 ) -> None:
@@ -85,6 +87,7 @@ def test_creation_when_a_server_was_never_there_then_done_at_the_others(growing:
             client.init_remote(CONTENT, name_owned_by(0, 3))
 
 
+@pytest.mark.slow
 def test_shared_store_when_a_server_has_joined_and_its_own_is_away_then_found_by_a_copy(
     growing: list[Crashing],
 ) -> None:
@@ -105,6 +108,7 @@ def test_shared_store_when_a_server_has_joined_and_its_own_is_away_then_found_by
         assert sorted(client.replay(name)[:]["number"].tolist()) == [*range(1, 20)]
 
 
+@pytest.mark.slow
 def test_part_when_it_moves_to_the_owner_that_has_joined_then_found_there(
     growing: list[Crashing],
 ) -> None:
@@ -124,6 +128,7 @@ def test_part_when_it_moves_to_the_owner_that_has_joined_then_found_there(
         assert name not in client
 
 
+@pytest.mark.slow
 def test_restore_when_under_a_prefix_then_owners_of_the_new_names_lead_there(
     growing: list[Crashing], tmp_path: Path
 ) -> None:
@@ -141,6 +146,7 @@ def test_restore_when_under_a_prefix_then_owners_of_the_new_names_lead_there(
         client.init_remote(CONTENT, kept + moved)
 
 
+@pytest.mark.slow
 def test_note_of_the_number_of_servers_then_no_store_of_anybody(growing: list[Crashing]) -> None:
     with connecting(growing) as client:
         client.init_remote(CONTENT, "settings")
@@ -152,6 +158,7 @@ def test_note_of_the_number_of_servers_then_no_store_of_anybody(growing: list[Cr
             assert alone.stores() == (["settings"] if choose_owner("settings", 3) == growing.index(each) else [])
 
 
+@pytest.mark.slow
 def test_creation_when_the_token_grants_some_names_then_done_without_the_note(tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     some, every = tokens.add("some", "write", stores=["jobs-*"]), tokens.add("every", "admin")

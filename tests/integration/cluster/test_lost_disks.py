@@ -42,6 +42,7 @@ def at_once(seconds: float = 5.0) -> Iterator[None]:
     assert time.monotonic() - begun_s < seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses_record", [False, True])
 def test_table_when_a_disk_is_lost_then_goes_on_without_that_part_until_it_is_made_anew(
     crashing: list[Crashing], caplog: pytest.LogCaptureFixture, loses_record: bool
@@ -84,6 +85,7 @@ def _describe_going_on(table: Any, shard: int) -> str:
     return f"store {table.name!r} goes on without shard {shard}, {why}"
 
 
+@pytest.mark.slow
 def test_stores_when_a_call_needs_the_lost_part_then_refused_at_once(crashing: list[Crashing]) -> None:
     table_name, keyed_name, dataset_name = next_name(), next_name(), next_name()
     with connecting(crashing, timeout_s=60.0) as client:
@@ -106,6 +108,7 @@ def test_stores_when_a_call_needs_the_lost_part_then_refused_at_once(crashing: l
             client.delete(name)
 
 
+@pytest.mark.slow
 def test_part_when_it_is_being_created_then_waited_for(client: tdserve.ClusterClient, crashing: list[Crashing]) -> None:
     name = next_name()
     table = client.create_replay(name, rows(1)[0], 300, shards="all")

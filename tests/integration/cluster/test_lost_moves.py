@@ -55,6 +55,7 @@ def killed(crashing: list[Crashing], *numbers: int) -> Iterator[None]:
             crashing[number].start()
 
 
+@pytest.mark.slow
 def test_move_when_its_target_or_source_is_away_then_refused_soon(crashing: list[Crashing]) -> None:
     name = name_owned_by(0, 3)
     with connecting(crashing, timeout_s=60.0) as client:
@@ -99,6 +100,7 @@ def test_creation_when_the_owner_stands_still_then_refused_soon_and_nothing_is_c
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashing: list[Crashing]) -> None:
     name = name_owned_by(0, 3)
     content = TensorDict({"x": torch.arange(4 << 20)}, [4 << 20])
@@ -125,6 +127,7 @@ def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashin
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_drain_when_a_server_is_away_then_none_of_its_stores_goes_there(crashing: list[Crashing]) -> None:
     names = sorted(name_owned_by(0, 3) for _ in range(4))
     with connecting(crashing, timeout_s=60.0) as client:
@@ -140,6 +143,7 @@ def test_drain_when_a_server_is_away_then_none_of_its_stores_goes_there(crashing
             client.delete(name)
 
 
+@pytest.mark.slow
 def test_move_when_it_fails_then_nothing_of_it_stays_at_the_target(crashing: list[Crashing]) -> None:
     name = name_owned_by(0, 3)
     arriving = Path(crashing[1].root, "arriving")

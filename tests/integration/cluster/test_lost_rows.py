@@ -41,6 +41,7 @@ def check_lost_until_written(handle: tdserve.StoreHandle) -> None:
     assert handle[:][KEY].tolist() == [3] * NUM_ROWS + [1] * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_store_when_it_moves_then_its_rows_are_lost_at_the_target(
     client: tdserve.ClusterClient, name: str, damaged: tdserve.StoreHandle
 ) -> None:

@@ -114,6 +114,7 @@ def test_tensordict_when_it_moves_then_its_handle_goes_on(user: tdserve.ClusterC
     assert store["x"].tolist() == content["x"].tolist()
 
 
+@pytest.mark.slow
 def test_part_when_it_moves_then_the_whole_goes_on(user: tdserve.ClusterClient, name: str) -> None:
     table = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
     table.extend(make_rows(0, 100))
@@ -157,6 +158,7 @@ def test_part_when_its_mover_was_lost_then_found_and_the_record_mended(
         assert sorted(handle[:]["number"].tolist()) == list(range(100))
 
 
+@pytest.mark.slow
 def test_parts_when_all_of_them_move_then_open_handles_and_draws_go_on(user: tdserve.ClusterClient, name: str) -> None:
     table = user.create_replay(name, ROW, 1000, shards=2, shard_by="number")
     table.extend(make_rows(0, 100))
@@ -267,6 +269,7 @@ def test_rebalance_when_there_is_no_such_store_then_is_refused(client: tdserve.C
             client.rebalance(name, server)
 
 
+@pytest.mark.slow
 def test_command_when_stores_move_then_prints_where(
     address: str, client: tdserve.ClusterClient, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

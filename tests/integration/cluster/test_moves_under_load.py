@@ -51,6 +51,7 @@ def test_mover_when_it_is_lost_after_the_seal_then_the_store_serves_again(
     assert len(table) == 8
 
 
+@pytest.mark.slow
 def test_mover_when_it_is_lost_after_the_release_then_the_next_request_finishes(tmp_path: Path) -> None:
     servers = [tdserve.Server(tmp_path / f"root{number}", port=quiet_port()).start() for number in range(2)]
     address = ",".join(server.address for server in servers)
@@ -91,6 +92,7 @@ def test_move_when_given_up_then_what_had_come_is_never_shown(
     assert store["x"].tolist() == [9, 1, 2]
 
 
+@pytest.mark.slow
 def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_what_has_come(
     client: tdserve.ClusterClient, address: str, name: str
 ) -> None:
@@ -138,6 +140,7 @@ def test_move_when_the_time_is_over_then_the_store_serves_where_it_was(
 # ---------------------------------------------------------------- under load
 
 
+@pytest.mark.slow
 def test_stores_when_they_move_all_the_time_then_nothing_is_lost_or_doubled(address: str) -> None:
     chance, is_over = random.Random(5), Event()
     names = {kind: next_name() for kind in ("table", "keyed")}

@@ -210,6 +210,7 @@ def test_memmap_family_when_called_by_its_other_names_then_does_the_same(client:
         client.delete(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_client_when_given_to_another_process_then_works_there(address: str, method: str) -> None:
     name, table = next_name(), next_name()
@@ -230,6 +231,7 @@ def test_client_when_given_to_another_process_then_works_there(address: str, met
         client.delete(table)
 
 
+@pytest.mark.slow
 def test_commands_when_given_several_servers_then_of_all(
     address: str, servers: list[tdserve.Server], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_policy_when_it_is_deleted_and_published_anew_elsewhere_then_old_rows_ar
     assert set(table.sample(64)["policy_version"].tolist()) == {-1, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", ["policy", "table", "both"])
 def test_policy_and_table_when_they_move_then_versions_and_lags_stay(
     user: tdserve.ClusterClient, name: str, policy: str, moves: str
@@ -132,6 +133,7 @@ def test_policy_and_table_when_they_move_then_versions_and_lags_stay(
     assert user.find_server(policy) == at or moves != "table"
 
 
+@pytest.mark.slow
 def test_server_when_it_is_drained_then_its_policies_and_their_tables_go_too(
     user: tdserve.ClusterClient, policy: str
 ) -> None:
@@ -143,6 +145,7 @@ def test_server_when_it_is_drained_then_its_policies_and_their_tables_go_too(
     assert draw_versions(table, 0) == {2}
 
 
+@pytest.mark.slow
 def test_server_when_it_is_killed_then_its_tables_follow_a_policy_of_another(tmp_path: Path) -> None:
     with Crashing(tmp_path / "0") as first, Crashing(tmp_path / "1") as second:
         crashing = first, second

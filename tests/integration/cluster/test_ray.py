@@ -98,12 +98,14 @@ class TestOneNode:
         assert 0.0 <= ray_train.run(servers.address, num_actors=1, num_steps=5) < 10.0
         assert client.replay(ray_train.TABLE).info()["samples"] == 2 * 5 * ray_replay.BATCH_SIZE
 
+    @pytest.mark.slow
     def test_server_when_asked_without_its_token_then_refuses(self, servers: tdserve_ray.RayServers) -> None:
         with pytest.raises(tdserve.UnauthenticatedError):
             tdserve.connect(RayMembership(servers.address).find(0))
         with servers.client(token="another") as other, pytest.raises(tdserve.UnauthenticatedError):
             other.stores()
 
+    @pytest.mark.slow
     def test_client_when_a_server_is_killed_then_draws_its_rows_again_from_another_address(
         self, servers: tdserve_ray.RayServers, client: tdserve.ClusterClient, storage: Path
     ) -> None:
@@ -119,6 +121,7 @@ class TestOneNode:
         assert client.members.get(lost).address != before
         assert sorted(table[:]["number"].tolist()) == list(range(20))
 
+    @pytest.mark.slow
     def test_start_when_it_cannot_be_then_refused_and_nothing_is_left(
         self, servers: tdserve_ray.RayServers, storage: Path
     ) -> None:

@@ -39,6 +39,7 @@ def list_stores(crashing: Crashing) -> list[str]:
         return asking.stores()
 
 
+@pytest.mark.slow
 def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_with_the_others(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -75,6 +76,7 @@ def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_
         assert not any(name in list_stores(each) for each in crashing)
 
 
+@pytest.mark.slow
 def test_part_when_moved_while_a_server_with_a_copy_is_away_then_found_by_the_latest_copy(tmp_path: Path) -> None:
     with ExitStack() as stack:
         four = [stack.enter_context(Crashing(tmp_path / f"root{number}")) for number in range(4)]
@@ -114,6 +116,7 @@ def test_table_when_a_server_has_joined_then_created_again_with_all_it_stays_on_
         more.delete(f"{name}-kv")
 
 
+@pytest.mark.slow
 def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole_by_creating_it_again(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -138,6 +141,7 @@ def test_table_when_the_server_with_its_record_has_lost_its_disk_then_made_whole
     assert not any(name in list_stores(each) for each in crashing)
 
 
+@pytest.mark.slow
 def test_part_when_moved_then_all_are_found_without_the_server_that_has_the_record(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:

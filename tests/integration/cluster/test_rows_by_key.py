@@ -111,6 +111,7 @@ def test_rows_when_in_two_dimensions_then_numbers_have_them_too(user: tdserve.Cl
     assert table.extend(make_rows(80, 1)[0]).shape == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
 def test_rows_when_their_key_has_another_dtype_then_the_same_shards(
     user: tdserve.ClusterClient, name: str, dtype: torch.dtype

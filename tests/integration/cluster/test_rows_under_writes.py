@@ -22,6 +22,7 @@ def make_rows() -> TensorDict:
     return TensorDict({"number": torch.arange(NUM_ROWS), "body": torch.ones(NUM_ROWS, WIDTH)}, [NUM_ROWS])
 
 
+@pytest.mark.slow
 def test_take_when_other_leaves_of_its_rows_are_written_then_each_row_comes_once_and_no_server_is_left_out(
     client: tdserve.ClusterClient, address: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,6 +39,7 @@ def list_degraded(crashing: Crashing) -> list[str]:
         return [name for session in asking.observe(max_sessions=100).sessions for name in session.degraded]
 
 
+@pytest.mark.slow
 def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is_back(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -121,6 +122,7 @@ def fill_first_of_two(client: tdserve.ClusterClient) -> tuple[Any, int, int]:
     return table, writer, free
 
 
+@pytest.mark.slow
 def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for_the_first(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -142,6 +144,7 @@ def test_extend_when_its_shard_has_moved_and_all_servers_are_down_then_waits_for
     wait_for(lambda: len(table) == 15, "the return of the other shard")
 
 
+@pytest.mark.slow
 def test_leaves_when_a_server_is_down_then_none_is_added_until_it_is_back(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -160,6 +163,7 @@ def test_leaves_when_a_server_is_down_then_none_is_added_until_it_is_back(
     assert not table[:]["late"].any()
 
 
+@pytest.mark.slow
 def test_table_when_a_shard_has_moved_and_its_server_is_down_then_that_server_alone_is_left_out(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -230,6 +234,7 @@ def test_shard_when_its_new_server_is_killed_before_it_shows_it_then_back_with_i
     assert sorted(table[:]["number"].tolist()) == list(range(15))
 
 
+@pytest.mark.slow
 def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost_and_none_taken_twice(
     client: tdserve.ClusterClient, crashing: list[Crashing], tmp_path: Path
 ) -> None:
@@ -281,6 +286,7 @@ def test_stores_when_servers_are_killed_in_turn_then_no_acknowledged_row_is_lost
     assert {100 + number for number in put_numbers} <= set(taken)
 
 
+@pytest.mark.slow
 def test_calls_when_a_server_has_stopped_then_end_in_time_and_go_on_without_it(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -304,6 +310,7 @@ def test_calls_when_a_server_has_stopped_then_end_in_time_and_go_on_without_it(
         wait_for(lambda: len(opened) == 31, "the return of the shard")
 
 
+@pytest.mark.slow
 def test_store_when_the_owner_of_its_name_has_stopped_then_looked_for_no_longer_than_the_timeout(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:

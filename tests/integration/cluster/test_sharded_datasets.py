@@ -36,6 +36,7 @@ def frames(user: tdserve.ClusterClient, name: str) -> tdserve.ShardedDataset:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index",
     [
@@ -140,6 +141,7 @@ def test_epoch_when_divided_then_every_row_once(frames: tdserve.ShardedDataset) 
     assert len(list(frames.batches(8, drop_last=True, world_size=3, rank=2))) == 4
 
 
+@pytest.mark.slow
 def test_loader_when_it_has_workers_then_every_row_once(frames: tdserve.ShardedDataset) -> None:
     for num_workers in (0, 2):
         loader: DataLoader[Any] = DataLoader(

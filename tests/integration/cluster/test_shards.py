@@ -35,6 +35,7 @@ def count_drawn(draw: Any, num_draws: int, num_cells: int) -> np.ndarray[Any, An
     return counts
 
 
+@pytest.mark.slow
 def test_sample_when_shards_have_unequal_rows_then_every_row_as_often(
     remote_client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -48,6 +49,7 @@ def test_sample_when_shards_have_unequal_rows_then_every_row_as_often(
     assert chi_square.statistic(firsts) < chi_square.limit(sum(SIZES))
 
 
+@pytest.mark.slow
 def test_sample_when_prioritized_then_by_priority_and_weights_as_of_one_table(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -85,6 +87,7 @@ def test_update_priority_when_rows_are_of_several_shards_then_those_alone_are_dr
     assert set(table.sample(200)["number"].tolist()) == {3, 55, 74}
 
 
+@pytest.mark.slow
 def test_sample_when_without_replacement_then_each_row_once_in_an_epoch(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -98,6 +101,7 @@ def test_sample_when_without_replacement_then_each_row_once_in_an_epoch(
             assert len(set(table.sample(20)["number"].tolist())) == 20
 
 
+@pytest.mark.slow
 def test_sample_when_of_slices_then_each_start_as_often_and_slices_stay_whole(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -115,6 +119,7 @@ def test_sample_when_of_slices_then_each_start_as_often_and_slices_stay_whole(
         client.create_replay(next_name(), rows(1)[0], 300, shards="all", sampler=tdserve.Slices(slice_len=101))
 
 
+@pytest.mark.slow
 def test_sample_when_the_number_of_slices_is_given_then_each_start_as_often_for_every_length(
     user: tdserve.ClusterClient, name: str
 ) -> None:
@@ -142,6 +147,7 @@ def test_sample_when_the_number_of_slices_is_given_then_each_start_as_often_for_
         table.sample(8 * 60, timeout_s=0.1)
 
 
+@pytest.mark.slow
 def test_sample_when_of_groups_then_whole_groups_of_all_shards_as_often(
     remote_client: tdserve.ClusterClient, name: str
 ) -> None:

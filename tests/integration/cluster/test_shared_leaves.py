@@ -26,6 +26,7 @@ def add_z(td: TensorDict) -> TensorDict:
     return td
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["replay", "queue"])
 def test_leaves_when_a_shared_table_gets_them_then_every_handle_reads_and_writes_them(
     user: tdserve.ClusterClient, client: tdserve.ClusterClient, name: str, kind: str
@@ -53,6 +54,7 @@ def test_leaves_when_a_shared_table_gets_them_then_every_handle_reads_and_writes
             assert int((taken["later", "z"] < 0).sum()) == 59
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -82,6 +84,7 @@ def test_handle_when_leaves_have_come_to_all_shards_then_its_next_call_has_them(
     assert not use(theirs)["later", "z"].any()
 
 
+@pytest.mark.slow
 def test_leaves_when_only_some_shards_have_them_then_read_once_the_call_was_repeated(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -103,6 +106,7 @@ def test_leaves_when_only_some_shards_have_them_then_read_once_the_call_was_repe
     assert len(table.sample(500)) == 500
 
 
+@pytest.mark.slow
 def test_leaves_when_others_sample_and_read_then_every_result_is_of_one_structure(
     user: tdserve.ClusterClient, client: tdserve.ClusterClient, name: str
 ) -> None:

@@ -26,6 +26,7 @@ def rows(num_rows: int = NUM_ROWS, group_size: int = 1) -> TensorDict:
     return TensorDict({"x": x, "group": x // group_size}, [num_rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "times"),
     [
@@ -61,6 +62,7 @@ def test_sample_when_whole_groups_leave_then_all_of_them_are_drawn(user: tdserve
         assert torch.cat(drawn).sort().values.tolist() == list(range(NUM_ROWS))
 
 
+@pytest.mark.slow
 def test_sample_when_others_draw_at_the_same_time_then_each_row_goes_to_one_of_them(
     user: tdserve.ClusterClient, address: str, name: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_restore_when_into_a_root_then_a_server_has_the_stores(
         assert restored["content"]["x"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exists", [False, True])
 def test_restore_when_into_a_root_fails_then_nothing_is_left_and_the_next_one_succeeds(
     client: tdserve.Client, shell: Shell, tmp_path: Path, exists: bool

@@ -59,6 +59,7 @@ def partial(lost: str, capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(lost, capsys)
 
 
+@pytest.mark.slow
 def test_ls_when_long_then_shows_the_servers_of_each_store(shell: Shell, addresses: list[str]) -> None:
     listed = {each["name"]: each for each in shell.json("ls", "--long")}
     assert sorted(listed) == ["jobs", "plain-0", "plain-1", "plain-2", "plain-3", "shared"]
@@ -92,6 +93,7 @@ def test_figures_when_of_several_servers_then_a_table_for_each(shell: Shell, com
     assert sorted(shell.json(command)["servers"]) == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("ls",), ("ls", "--long"), ("info",), ("stats",)])
 def test_command_when_a_server_is_lost_then_shows_the_rest_and_names_it(
     partial: Shell, lost: str, command: tuple[str, ...]
@@ -130,6 +132,7 @@ def test_command_when_a_store_is_missing_then_names_similar_ones_of_all_servers(
         client["shaerd"]
 
 
+@pytest.mark.slow
 def test_ls_when_of_several_servers_then_imports_no_torch(addresses: list[str]) -> None:
     code = "import sys; from tdserve.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     for command in ("ls", "info"):
@@ -143,6 +146,7 @@ def test_ls_when_of_several_servers_then_imports_no_torch(addresses: list[str]) 
         assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_shared_store_when_the_server_with_its_record_is_killed_then_shown_without_its_part(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

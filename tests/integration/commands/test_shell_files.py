@@ -46,6 +46,7 @@ def check_equal(found: Any, expected: TensorDict) -> None:
         assert torch.equal(found[key], expected[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_file_when_got_and_put_then_the_same_store(
     client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -61,6 +62,7 @@ def test_file_when_got_and_put_then_the_same_store(
     check_equal(client["copy"][...], content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_file_when_of_a_table_or_weights_then_rows_or_the_newest_version(
     client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str
@@ -82,6 +84,7 @@ def test_file_when_of_a_table_or_weights_then_rows_or_the_newest_version(
     assert "99 is not kept; kept now: 1, 2" in missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_file_when_of_an_empty_table_then_no_rows_of_its_structure(
     client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str
@@ -312,6 +315,7 @@ def test_put_when_a_later_piece_finds_no_room_then_the_rows_before_it_are_counte
     assert err.startswith("aborted: 4 rows were appended to queue\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".npz", ".h5", ".pt", ""])
 def test_get_when_a_keyed_store_has_a_structure_then_rows_with_their_keys(
     client: tdserve.Client, shell: Shell, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def complete(words: str, **variables: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_completion_when_a_store_is_begun_then_the_names_of_stores(
     client: tdserve.Client, server: tdserve.Server
 ) -> None:
@@ -148,6 +149,7 @@ def test_version_when_asked_then_of_all_packages(capsys: pytest.CaptureFixture[s
 NESTED = TensorDict({"next": {"obs": torch.zeros(3, 4)}, "done": torch.zeros(3, dtype=torch.bool)}, [3])
 
 
+@pytest.mark.slow
 def test_structure_when_on_a_terminal_then_a_tree(
     client: tdserve.Client, server: tdserve.Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

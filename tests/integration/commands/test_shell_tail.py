@@ -89,6 +89,7 @@ def test_tail_when_there_is_no_order_then_one_line(client: tdserve.Client, shell
     assert "no order" in shell.error(1, "tail", "scalar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 3000])
 def test_new_rows_when_a_table_goes_round_then_each_once_and_in_order(client: tdserve.Client, width: int) -> None:
     """Whether it is read as a whole or in parts."""
@@ -136,6 +137,7 @@ def test_new_rows_when_rows_leave_in_another_order_then_each_once(client: tdserv
     assert found == list(range(4, 40))
 
 
+@pytest.mark.slow
 def test_new_rows_when_several_clients_write_then_each_once(server: tdserve.Server, client: tdserve.Client) -> None:
     table = client.create_replay("table", like=rows(0, 1)[0], capacity=1000)
     table.extend(rows(0, 1000))
@@ -182,6 +184,7 @@ def end(process: subprocess.Popen[str]) -> str:
     return error
 
 
+@pytest.mark.slow
 def test_follow_when_rows_are_written_then_shown_until_it_is_interrupted(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -195,6 +198,7 @@ def test_follow_when_rows_are_written_then_shown_until_it_is_interrupted(
     assert end(process).strip() == ""
 
 
+@pytest.mark.slow
 def test_follow_when_the_server_restarts_then_goes_on() -> None:
     with make_quick_root() as root:
         first = tdserve.Server(root, port=0).start()

@@ -30,6 +30,7 @@ def rows(num_rows: int) -> TensorDict:
     return TensorDict({"x": torch.arange(num_rows)}, [num_rows])
 
 
+@pytest.mark.slow
 def test_top_when_on_a_terminal_then_follows_the_server_until_q(server: tdserve.Server, client: tdserve.Client) -> None:
     table = client.create_replay("transitions", like=rows(1)[0], capacity=1000)
     table.extend(rows(7))
@@ -45,6 +46,7 @@ def test_top_when_on_a_terminal_then_follows_the_server_until_q(server: tdserve.
         assert "\x1b[?1049l" in terminal.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
 def test_top_when_it_is_ended_by_a_signal_then_the_terminal_is_as_before(
     server: tdserve.Server, number: signal.Signals, code: int
@@ -57,6 +59,7 @@ def test_top_when_it_is_ended_by_a_signal_then_the_terminal_is_as_before(
         terminal.wait_for(re.escape("\x1b[?1049l"))
 
 
+@pytest.mark.slow
 def test_top_when_the_server_goes_and_comes_back_then_goes_on() -> None:
     with make_quick_root() as root:
         first = tdserve.Server(root, port=0).start()
@@ -78,6 +81,7 @@ def find_worker(server: tdserve.Server) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_top_when_a_name_is_nasty_then_the_terminal_is_not_harmed(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -124,6 +128,7 @@ def test_sessions_when_clients_are_connected_then_one_line_each(
         assert len(shell.lines("sessions", "--limit", "1")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "has_all"), [(60, False), (200, True)])
 def test_sessions_when_the_terminal_is_narrow_then_each_is_one_line_of_fewer_columns(
     server: tdserve.Server, client: tdserve.Client, columns: int, *, has_all: bool
@@ -137,6 +142,7 @@ def test_sessions_when_the_terminal_is_narrow_then_each_is_one_line_of_fewer_col
         assert {"session", "host", "requests"} <= set(header.split())
 
 
+@pytest.mark.slow
 def test_figures_when_several_servers_then_of_each_and_lost_ones_are_named(
     server: tdserve.Server, client: tdserve.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ NUM_FRAMES, NUM_BATCHES = 40, 3
 KINDS = [(Collector, 0), (MultiSyncCollector, 2), pytest.param((MultiAsyncCollector, 2), marks=pytest.mark.full)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind[0].__name__))
 def test_collector_when_it_has_a_buffer_over_a_table_then_its_workers_write_into_it(
     kind: tuple[Any, int], server: tdserve.Server

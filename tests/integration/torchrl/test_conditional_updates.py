@@ -142,6 +142,7 @@ def test_update_when_the_writer_does_not_track_then_is_refused(client: tdserve.C
         buffer.update_if_present(index=torch.tensor([0]), generation=torch.tensor([1]), patch={"obs": torch.zeros(1)})
 
 
+@pytest.mark.slow
 def test_update_when_another_thread_overwrites_rows_then_those_are_skipped(client: tdserve.Client, name: str) -> None:
     storage = TDServeStorage(6, address=client, name=name)
     buffer = TensorDictReplayBuffer(storage=storage, writer=make_writer(), batch_size=6)
@@ -165,6 +166,7 @@ def test_update_when_another_thread_overwrites_rows_then_those_are_skipped(clien
         writing.result()
 
 
+@pytest.mark.slow
 def test_update_when_many_clients_race_then_the_highest_version_stays(client: tdserve.Client, name: str) -> None:
     buffers = [
         TensorDictReplayBuffer(storage=TDServeStorage(4, address=client, name=name), writer=make_writer(), batch_size=4)

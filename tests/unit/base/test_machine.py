@@ -88,6 +88,7 @@ def large_pages_kib(calls: str) -> int:
     return int(out)
 
 
+@pytest.mark.slow
 def test_use_small_pages_when_an_array_is_large_then_it_gets_its_memory_by_small_ones() -> None:
     if large_pages_kib("") == 0:
         pytest.skip("the kernel gives no large pages here")
@@ -160,6 +161,7 @@ over.set()
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_when_threads_share_heaps_then_kept_once_and_not_by_each_thread() -> None:
     kept = [
         int(

@@ -53,6 +53,7 @@ def test_bench_when_the_run_to_compare_with_had_other_sizes_then_refuses(tmp_pat
         run(BenchOptions(compare_path=path))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_bench_when_run_then_prints_and_writes_machine_and_figures_and_leaves_nothing(tmp_path: Path) -> None:
     path, parent = tmp_path / "figures.json", tmp_path / "parent"

@@ -24,6 +24,7 @@ def figure(name: str, *op_s: float, num_floors: int = 1) -> Figure:
 FIGURES = (figure("sample", 1e-3, 2e-3), figure("extend", 2e-5, num_floors=2), figure("map", 3e-3, num_floors=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figures", [FIGURES, FIGURES[:1], FIGURES[2:], ()], ids=["all", "floor", "no floor", "none"])
 @pytest.mark.parametrize("is_compared", [False, True])
 def test_picture_when_drawn_then_is_one_however_few_the_figures(
@@ -35,6 +36,7 @@ def test_picture_when_drawn_then_is_one_however_few_the_figures(
     assert path.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_picture_when_there_are_more_figures_then_is_higher(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     heights = []

@@ -40,11 +40,13 @@ def test_station_when_requests_arrive_at_once_then_they_are_served_one_after_the
     assert station.busy_s == 1.5
 
 
+@pytest.mark.slow
 def test_simulation_when_the_seed_is_the_same_then_repeats_itself() -> None:
     assert simulate(SMALL) == simulate(SMALL)
     assert simulate(SMALL) != simulate(replace(SMALL, seed=1))
 
 
+@pytest.mark.slow
 def test_simulation_when_no_server_is_lost_then_all_calls_take_their_time_and_count_in_the_tables() -> None:
     cluster = SimulatedCluster(replace(SMALL, lost_at_s=9.0))
     tally = cluster.run()

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_buffer_when_sampled_then_times_every_sample_and_keeps_its_rows_in_the_folder(tmp_path: Path) -> None:
     with closing(TorchRLBuffer(make_transitions, 32, 96, tmp_path / "rows")) as buffer:
         assert buffer.recv() == 96

@@ -66,6 +66,7 @@ def test_sigterm_when_it_comes_then_unwinds_or_ends_with_exit_code_0(program: st
         assert (process.wait(), process.communicate()[1]) == (0, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "exit_code"), [("serve", 0), ("demo", 0), ("ls", 128 + signal.SIGTERM)])
 def test_command_when_sigterm_comes_while_python_starts_then_ends_by_it(command: str, exit_code: int) -> None:
     program = f"import os; os.kill(os.getpid(), 15); from tdserve.cli.main import main; main(['{command}'])"
@@ -73,6 +74,7 @@ def test_command_when_sigterm_comes_while_python_starts_then_ends_by_it(command:
         assert (process.wait(), process.communicate()[1]) == (exit_code, "")
 
 
+@pytest.mark.slow
 def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause() -> None:
     program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
     with alarm(60.0, "its end"), start(program, delay_s="3") as process:
@@ -85,6 +87,7 @@ def test_command_when_it_fails_then_its_line_at_once_and_its_end_after_the_pause
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_command_when_terminated_in_its_pause_then_ends_as_failed() -> None:
     program = "import sys; from tdserve.cli.main import main; sys.exit(main(['serve', '/nowhere', '--port', '-1']))"
     with alarm(60.0, "its end"), start(program, delay_s="3600") as process:

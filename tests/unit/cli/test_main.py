@@ -108,11 +108,13 @@ def test_error_when_the_token_cannot_be_read_then_one_line_and_its_exit_code(
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_help_when_interpreter_is_fresh_then_does_not_wait_for_torch() -> None:
     program = "import sys, tdserve.cli.main as m; m.main(['ls', '--help']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
 
+@pytest.mark.slow
 def test_output_when_its_reader_went_away_then_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -208,6 +208,7 @@ def ask_for_ever(address: str, is_over: Event) -> None:
             connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_listening", [True, False])
 def test_fork_when_calls_wait_for_a_server_that_does_not_answer_then_the_child_goes_on(is_listening: bool) -> None:
     is_over = Event()

@@ -15,6 +15,7 @@ from torchrl.record.loggers import get_logger
 from tdserve.examples import grpo
 
 
+@pytest.mark.slow
 def test_grpo_when_its_roles_run_then_the_policy_learns_and_no_rollout_is_left_or_trained_twice(tmp_path: Path) -> None:
     loggers = [get_logger("csv", str(tmp_path / "log"), f"rank {rank}") for rank in range(grpo.NUM_RANKS)]
     with tdserve.Server(tmp_path / "root", port=0) as server, ThreadPoolExecutor() as threads:

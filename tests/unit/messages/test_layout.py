@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
 from tdserve.messages.layout import (
@@ -84,6 +85,7 @@ def test_gaps_when_added_to_the_parts_then_every_byte_of_a_message_once(
         assert covered[-1][1] == message.nbytes
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
@@ -97,6 +99,7 @@ def test_messages_when_of_leaves_then_at_most_4_mib_and_large_leaves_alone(
             assert len(message.parts) == 1
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
@@ -109,6 +112,7 @@ def test_trailing_when_there_is_any_then_all_of_it_is_in_the_last_message(
     assert [slot.path for slot in layout.slots[layout.num_leaves :]] == [(column.name,) for column in trailing]
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_layout_when_the_spec_crossed_the_wire_then_equal(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
@@ -123,6 +127,7 @@ def test_layout_when_the_spec_crossed_the_wire_then_equal(
     )
 
 
+@pytest.mark.slow
 @given(specs, trailings)
 def test_packed_when_leaves_are_small_then_without_gaps_and_still_aligned_for_their_elements(
     spec: Spec, trailing: tuple[Trailing, ...]

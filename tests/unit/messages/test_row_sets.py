@@ -35,6 +35,7 @@ sets = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(sets, sets)
 def test_sets_when_joined_in_any_form_then_as_those_of_python(one: set[int], two: set[int]) -> None:
     for ours in in_each_form(one):

@@ -44,6 +44,7 @@ def test_table_when_made_then_a_line_for_each_fanout() -> None:
     assert lines[3].startswith("| 2 | ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fanout", [0, 1, 2, 4, 8])
 def test_table_when_made_for_a_thousand_pullers_then_stands_in_the_readme(fanout: int) -> None:
     assert "\n".join(format_table(fanouts=[fanout])[2:]) in README.read_text()

@@ -27,6 +27,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 MAX_TRANSACTIONS = 10
 
 
+@pytest.mark.slow
 @each_kind
 def test_change_when_killed_before_or_behind_a_step_then_seen_and_on_record_or_neither(
     world: World, run: Loop, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +60,7 @@ def test_change_when_killed_before_or_behind_a_step_then_seen_and_on_record_or_n
             assert is_recorded == (state == after)
 
 
+@pytest.mark.slow
 @each_kind
 def test_change_when_a_transaction_finds_no_room_then_refused_and_unseen_or_done(
     world: World, run: Loop, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

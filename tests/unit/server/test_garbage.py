@@ -49,6 +49,7 @@ class Circular:
         self.itself = self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_deleted", "is_freed"), [(MIN_GONE - 1, False), (MIN_GONE, True)])
 def test_note_when_enough_stores_were_deleted_then_what_was_left_out_is_looked_at_again(
     num_deleted: int, *, is_freed: bool

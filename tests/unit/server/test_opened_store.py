@@ -21,6 +21,7 @@ def store(world: World, run: Loop) -> OpenedStore:
     return run(world.create("x", TD))
 
 
+@pytest.mark.slow
 def test_ref_when_a_worker_meets_the_spec_first_then_it_goes_along_once(store: OpenedStore) -> None:
     known = WorkerSpecCache(lambda: None)
     first, second = store.make_ref(known), store.make_ref(known)

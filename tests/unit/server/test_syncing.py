@@ -58,6 +58,7 @@ def test_sync_when_started_then_there_is_a_copy_of_the_catalog_at_once(world: Wo
     run(sync())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["waited for", "due", "stopped"])
 def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World, run: Loop, ending: str) -> None:
     store = _make(world, run)
@@ -81,6 +82,7 @@ def test_sync_when_waited_for_or_due_or_stopped_then_notes_the_rows(world: World
     run(sync())
 
 
+@pytest.mark.slow
 def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_the_retry(
     world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_
     run(sync())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_changing", [False, True])
 def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
     world: World, run: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_changing: bool

@@ -63,6 +63,7 @@ def test_fork_when_called_again_and_again_then_processes_of_their_own(processes:
     assert count_descriptors() == before
 
 
+@pytest.mark.slow
 def test_fork_when_the_root_is_locked_then_the_worker_holds_the_lock_and_the_fork_server_does_not(
     run: Loop, tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_fork_when_the_root_is_locked_then_the_worker_holds_the_lock_and_the_for
         run(scenario(lock.fileno()))
 
 
+@pytest.mark.slow
 def test_fork_when_the_fork_server_was_killed_then_its_workers_are_gone_and_another_one_forks(
     own: WorkerProcesses, run: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +106,7 @@ def test_fork_when_the_fork_server_was_killed_then_its_workers_are_gone_and_anot
     assert caplog.text.count("SIGKILL") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["fork", "kill"])
 def test_fork_server_when_it_stands_still_then_killed_and_its_workers_with_it(
     own: WorkerProcesses, run: Loop, caplog: pytest.LogCaptureFixture, asked: str
@@ -138,6 +141,7 @@ def test_fork_when_its_call_was_cancelled_then_the_next_one_gets_its_own_answer(
     run(scenario())
 
 
+@pytest.mark.slow
 def test_fork_when_the_fork_server_has_no_descriptors_left_then_refused_and_later_not(
     own: WorkerProcesses, run: Loop
 ) -> None:

@@ -89,6 +89,7 @@ def test_environment_when_inherited_by_fork_then_the_child_opens_its_own(tmp_pat
     environments.release(parents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["opens it", "closes it", "leaves in an orderly way", "is not used"])
 def test_environment_when_a_fork_parts_with_what_it_inherited_then_the_parent_still_reads_one_moment(
     tmp_path: Path, ending: str

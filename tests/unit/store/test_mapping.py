@@ -55,6 +55,7 @@ def test_leaves_when_opened_then_are_those_of_the_spec_without_values(folder: Pa
     assert not leaves["n", "x"].any()
 
 
+@pytest.mark.slow
 def test_leaves_when_written_then_another_process_reads_it(folder: Path) -> None:
     leaves = open_leaves(folder, SPEC)
     leaves["a",].copy_(torch.tensor([5, 6]))

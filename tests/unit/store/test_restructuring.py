@@ -107,6 +107,7 @@ def test_carry_out_when_done_then_the_files_are_those_of_the_new_structure(
     assert restructuring.list_leftovers(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alteration", [REMOVED, SWAPPED, ALL, REPLACED], ids=["removed", "swapped", "all", "replaced"])
 def test_carry_out_when_cut_short_at_any_step_then_done_again(
     tmp_path: FilePath, alteration: Alteration, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def test_create_when_the_disk_fills_up_midway_then_nothing_stays(small_disk: Pat
     assert not folder_exists or os.listdir(folder) == ["generation.memmap"]
 
 
+@pytest.mark.slow
 def test_create_when_there_are_2000_leaves_then_takes_seconds_and_no_descriptors(tmp_path: Path) -> None:
     spec = flat({f"k{i}": TensorLeaf("float32", ()) for i in range(2_000)})
     start, num_fds = time.thread_time(), len(os.listdir("/proc/self/fd"))

@@ -34,6 +34,7 @@ def test_layout_when_made_then_is_packed_and_every_leaf_aligned(leaves: dict[str
     assert {path for path, _, _ in list_leaf_places(spec)} == {path for path, _ in spec.tensors}
 
 
+@pytest.mark.slow
 @given(LEAVES, st.dictionaries(st.text(), st.text()))
 def test_header_when_parsed_then_gives_the_metadata_back(
     leaves: dict[str, TensorLeaf], metadata: dict[str, str]

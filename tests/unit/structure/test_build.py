@@ -38,6 +38,7 @@ def example() -> TensorDict:
     return TensorDict({"a": torch.arange(3.0), "n": inner, "v": "text", "w": ["x", "y", "z"]}, [3])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(tensordicts())
 def test_tensordict_when_captured_sent_and_built_then_is_equal_in_type_structure_and_value(td: Any) -> None:

@@ -114,6 +114,7 @@ def test_decode_when_deeply_nested_then_ends_at_the_limit(depth: int, is_accepte
             decode(message)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_decode_when_bytes_are_hostile_then_raises_only_its_own_error(data: st.DataObject) -> None:

@@ -60,6 +60,7 @@ def test_capture_when_stack_is_of_meta_rows_then_takes_its_structure() -> None:
         capture_structure(LazyStackedTensorDict(*rows))
 
 
+@pytest.mark.slow
 def test_capture_when_size_is_a_symbol_then_refuses() -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -35,6 +35,7 @@ def with_entry(key: str, entry: Any) -> Spec:
     return changed(entries=tuple((name, entry if name == key else old) for name, old in ENTRIES))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(tensordicts())
 def test_keys_when_listed_then_equal_those_of_tensordict(td: Any) -> None:

@@ -100,6 +100,7 @@ def test_scheme_when_named_as_backend_then_it_is_made(server: tdserve.Server) ->
         tdserve.torchrl.no_such_name  # noqa: B018 (the access raises)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
 @pytest.mark.filterwarnings("ignore:state_dict strategy is experimental")
 def test_send_when_it_returns_then_the_workers_have_the_weights(make_scheme: MakeScheme, strategy: str) -> None:

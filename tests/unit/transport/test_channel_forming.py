@@ -155,6 +155,7 @@ channel_forming.Forming(make, peer="the other end", name="test-forming")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("duration_s", "limit_s", "said"), [(0.5, 60.0, "given up\n"), (3600.0, 0.2, "")])
 def test_interpreter_when_it_ends_then_waits_a_little_for_handshakes(
     duration_s: float, limit_s: float, said: str

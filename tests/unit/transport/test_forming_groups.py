@@ -46,6 +46,7 @@ print("ends", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "timeout_s"), [(0, 0.7), (1, 60.0)])
 def test_process_when_it_ends_while_a_group_is_formed_then_cleanly_and_soon(rank: int, timeout_s: float) -> None:
     command = [sys.executable, "-c", PROGRAM, str(rank), str(timeout_s)]

@@ -19,6 +19,7 @@ def ones(nbytes: int) -> torch.Tensor:
     return torch.ones(nbytes, dtype=torch.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [1, 3_000_000])
 def test_send_when_to_every_other_then_each_gets_what_was_sent(nbytes: int) -> None:
     def exchange(channel: CallChannel) -> list[int]:

@@ -25,6 +25,7 @@ Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind without annotations 
 Colour = enum.IntEnum("Colour", "RED")
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(values)
 def test_value_when_sent_then_comes_back_equal_in_type_and_content(value: Any) -> None:
@@ -132,6 +133,7 @@ def test_list_when_it_contains_itself_then_is_refused() -> None:
         check_values([loop])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(values, max_size=4))
 def test_many_when_sent_then_are_what_each_is(several: list[Any]) -> None:
@@ -147,6 +149,7 @@ def test_many_when_one_does_not_travel_then_key_is_named() -> None:
         decode_many([encode_value("x"), b""])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_decode_when_bytes_are_damaged_then_raises_only_the_peers_error(data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ def test_texts_when_one_of_many_has_half_a_surrogate_pair_then_all_come_back() -
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 999, 10_000])
 def test_list_when_it_contains_itself_many_times_then_is_refused_soon(times: int) -> None:
     loop: list[Any] = []

@@ -113,6 +113,7 @@ def test_order_when_the_version_is_gone_then_failure_and_the_next_one_is_carried
     assert worker.report().HasField("done")
 
 
+@pytest.mark.slow
 def test_order_when_carried_out_then_nothing_of_its_folder_is_kept(worker: Worker) -> None:
     sizes = []
     for number in range(60):

@@ -57,6 +57,7 @@ def test_check_room_when_few_are_left_then_server_busy(monkeypatch: pytest.Monke
     assert caught.value.fields["limit"] == limit
 
 
+@pytest.mark.slow
 def test_watch_when_all_are_in_use_then_the_process_ends_and_prints_the_reason() -> None:
     program = """
 import os, resource, time

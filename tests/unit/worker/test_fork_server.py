@@ -108,6 +108,7 @@ def worker(control: Control) -> Iterator[Worker]:
     made.end()
 
 
+@pytest.mark.slow
 def test_worker_when_control_closes_its_socket_then_it_leaves_and_is_reaped(control: Control, worker: Worker) -> None:
     worker.socket.close()
     worker.wait_gone()
@@ -172,6 +173,7 @@ def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeyp
     assert answers == [{}, *({"number": number, "errno": errno.EAGAIN} for number in (1, 2))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["its control goes", "it is killed"])
 def test_workers_when_their_fork_server_goes_then_they_go_too_stopped_or_not(end: str) -> None:
     control = Control()

@@ -178,6 +178,7 @@ def test_close_when_the_rendezvous_is_under_way_then_it_ends(client: Client) -> 
     assert isinstance(decode_failure(report.failure), ConnectError)
 
 
+@pytest.mark.slow
 def test_open_when_the_address_is_not_ours_then_failure(client: Client) -> None:
     client.open(host="192.0.2.1")
     assert isinstance(decode_failure(client.next_report().failure), ConnectError)

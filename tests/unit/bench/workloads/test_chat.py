@@ -18,6 +18,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("which", "bounds", "floor"),
     [

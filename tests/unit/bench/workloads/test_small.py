@@ -8,6 +8,7 @@ from tdserve.bench.stage import Stage
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_none(stage: Stage) -> None:
     figures = list(measure(stage, "small"))
     assert [figure.name for figure in figures] == [
@@ -23,6 +24,7 @@ def test_small_when_measured_then_gets_one_and_lists_keys_and_stores_and_leaves_
     assert stage.client.stores() == []
 
 
+@pytest.mark.slow
 def test_small_when_measured_in_memory_then_a_scalar_is_asked_for_in_60_us(memory_stage: Stage) -> None:
     scalar = next(iter(measure(memory_stage, "small")))
     assert [floor.name for floor in scalar.floors] == ["local memmap"]

@@ -24,6 +24,7 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 leaves = st.builds(TensorLeaf, st.sampled_from(sorted(ITEMSIZE)), shapes)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(leaves, st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
 def test_views_when_of_any_dtype_and_shape_then_over_the_buffer(
     found: list[tuple[TensorLeaf, int]], is_packed: bool

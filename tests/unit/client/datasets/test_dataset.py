@@ -116,6 +116,7 @@ def test_iteration_when_of_many_rows_then_few_reads(
     assert len(reads) < 20_000 // BLOCK_ROWS + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 8, 200])
 @pytest.mark.parametrize("sampler", [None, tdserve.Fifo(), SHUFFLED])
 def test_batches_when_readers_share_an_epoch_then_each_row_comes_once(

@@ -52,6 +52,7 @@ def _work(batches: Any, go_on: Any) -> None:
     go_on.acquire()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_pool_when_a_process_sends_its_memory_then_it_is_filled_anew_once_the_receiver_is_done() -> None:

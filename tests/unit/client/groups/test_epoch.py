@@ -70,6 +70,7 @@ def test_call_when_the_session_of_a_member_ends_then_the_others_raise_long_befor
         assert [group.world_size for group in team.each(lambda group: group.next_epoch(), [0, 1])] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["group", "client", "session", "next epoch"])
 def test_call_when_a_member_refuses_it_since_another_has_gone_then_waiting_members_get_peer_lost(
     server: tdserve.Server, how: str
@@ -294,6 +295,7 @@ def test_next_epoch_when_in_a_fork_then_typed_error_and_the_channel_goes_on(
         assert team.each(lambda group: group.barrier()) == [None, None]
 
 
+@pytest.mark.slow
 def test_epochs_when_they_follow_one_another_then_nothing_is_left_of_the_old_ones(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         for _ in range(3):

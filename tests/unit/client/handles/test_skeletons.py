@@ -95,6 +95,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @settings(max_examples=60, deadline=None)
 @given(td=tensordicts())

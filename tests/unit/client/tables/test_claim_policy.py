@@ -102,6 +102,7 @@ def test_compute_wish_when_the_client_is_elsewhere_then_its_worker_claims(
     assert find_num_claimed(remote_client, name) is not None
 
 
+@pytest.mark.slow
 def test_make_claim_request_when_claims_are_not_worth_it_then_after_longer_and_longer_pauses(
     local_client: tdserve.Client, remote_client: tdserve.Client, name: str
 ) -> None:

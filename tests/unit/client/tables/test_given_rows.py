@@ -116,6 +116,7 @@ def test_extend_when_flattened_then_no_trajectory_goes_from_one_line_to_the_next
     assert starts == [0, 1, 2, 8, 12, 13, 14]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_before", [0, 3, 400])
 def test_extend_when_there_are_more_rows_than_the_ring_has_then_the_newest_are_stored(
     client: tdserve.Client, name: str, num_before: int

@@ -216,6 +216,7 @@ def test_values_when_they_are_large_then_bounded_but_one_row_always_fits() -> No
     assert subject.nbytes < 100_000
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tensordicts(), st.integers(1, 4))
 def test_take_when_rows_are_anything_then_stacked(td: Any, num_rows: int) -> None:

@@ -61,6 +61,7 @@ def test_take_when_its_result_is_read_without_a_block_then_error_has_the_remedy_
         assert taken["a"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_seen", [False, True])
 def test_take_when_its_result_is_dropped_then_given_back_unless_the_rows_are_in_use(
     queue: tdserve.QueueHandle, is_seen: bool

@@ -67,6 +67,7 @@ def test_imitate_when_there_are_no_values_then_none_are_fetched() -> None:
     assert td["a"].is_meta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["meta", None])
 def test_imitate_when_ragged_then_sizes_are_the_true_ones(device: Any) -> None:
     mode = None if device else FakeTensorMode(shape_env=ShapeEnv())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -22,6 +23,7 @@ def test_name_of_when_added_then_known_by_identity() -> None:
     assert shows.find_name(td) == "b"
 
 
+@pytest.mark.slow
 def test_name_of_when_the_tensordict_is_gone_then_nothing_is_kept() -> None:
     shows, kept, sizes = ShownStores(), make_td(), []
     shows.add(kept, "kept")

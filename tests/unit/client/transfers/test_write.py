@@ -58,6 +58,7 @@ def test_write_when_the_session_was_lost_before_then_stored_once(
     assert replay.info()["inserts"] == num_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 def test_write_when_the_session_is_lost_in_the_middle_then_stored_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int
@@ -141,6 +142,7 @@ def test_write_when_interrupted_while_it_is_sent_then_over_and_never_tried_again
     assert replay.info()["inserts"] in (3, 3 + num_rows)
 
 
+@pytest.mark.slow
 def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_stored_once(
     client: tdserve.Client, name: str
 ) -> None:
@@ -163,6 +165,7 @@ def test_write_when_refused_early_then_the_future_has_the_error_and_the_next_wor
     assert torch.equal(again.extend(rows(num_rows)), torch.arange(num_rows))
 
 
+@pytest.mark.slow
 def test_values_when_another_worker_takes_them_than_the_one_that_writes_them_then_stored(tmp_path: Path) -> None:
     with (
         tdserve.Server(str(tmp_path / "root"), num_workers=2).start() as server,

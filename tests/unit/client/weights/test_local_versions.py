@@ -77,6 +77,7 @@ def test_version_when_mapped_then_locked_while_it_is_used_and_what_the_user_writ
     assert not is_locked(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_strided", [False, True])
 @pytest.mark.parametrize("copy", [False, True])
 def test_version_when_into_the_callers_tensors_then_filled(
@@ -128,6 +129,7 @@ def test_version_when_the_destination_does_not_fit_then_error_and_nothing_is_wri
     assert not out["n", "b"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("way", ["retired", "being retired", "without its values"])
 def test_version_when_it_was_retired_before_it_was_opened_then_to_be_asked_for_again(

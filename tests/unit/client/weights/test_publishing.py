@@ -125,6 +125,7 @@ def test_published_when_another_structure_was_announced_then_no_more_is_of_this_
     assert published.take("w", td, "") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_publish_when_structures_come_and_go_then_neither_end_keeps_them_all(tmp_path: Path, transport: Any) -> None:
     with tdserve.Server(tmp_path / "root") as server, server.client(transport=transport) as client:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tdserve.examples.collectors.task import NUM_ACTIONS, Names, collect, loss, make_policy
@@ -16,6 +17,7 @@ def test_collect_when_done_then_every_row_has_collector_and_version() -> None:
     assert (rows["collector"].tolist(), rows["version"].tolist()) == ([3] * 5, [7] * 5)
 
 
+@pytest.mark.slow
 def test_loss_when_followed_then_the_policy_is_paid_more() -> None:
     torch.manual_seed(0)
     policy = make_policy()

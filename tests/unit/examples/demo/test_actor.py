@@ -69,6 +69,7 @@ def options(server: tdserve.Server, **more: object) -> DemoOptions:
     return DemoOptions(**{"role": "actor", "address": server.address, "index": 5, **more})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_act_when_the_learner_has_ended_then_ends(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> None:
     codes: list[int] = []
     acting = Thread(target=lambda: codes.append(act(options(server))))
@@ -87,6 +88,7 @@ def test_act_when_the_learner_has_ended_then_ends(server: tdserve.Server, capsys
     assert last.startswith(f"actor 5: the learner says that it is over; {num_rows:,} transitions sent, policy version")
 
 
+@pytest.mark.slow
 def test_act_when_lingering_and_another_run_begins_then_takes_part_and_ends_when_none_does(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +121,7 @@ def test_act_when_an_earlier_run_is_over_and_no_other_begins_then_ends_without_a
     assert "no other run has begun" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_act_when_the_time_and_a_minute_are_up_then_ends(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_thread")
 def test_update_when_repeated_then_learns_what_actions_are_worth_and_the_target_follows() -> None:
     torch.manual_seed(0)
@@ -86,6 +87,7 @@ def test_learn_alone_when_the_time_is_up_then_publishes_the_end_and_writes_a_sum
         assert newest.metadata["first_episode"] == client.replay("episodes").info()["inserts"]
 
 
+@pytest.mark.slow
 def test_learn_alone_when_another_was_killed_in_the_run_then_goes_on_from_its_policy_and_its_time(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_summary_when_no_byte_was_moved_then_names_shared_memory_if_there_were_r
     assert summarize(Result(DemoOptions(), "time is up", last, []))["moved"] == moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_episodes", [0, 5, 30])
 def test_write_draws_a_curve_however_short_the_run(tmp_path: Path, num_episodes: int) -> None:
     draw(

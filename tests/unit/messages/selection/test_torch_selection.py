@@ -119,6 +119,7 @@ def check_names(td: TensorDict, chosen: selection.Selection, expected: TensorDic
         assert select_names(td.names, td.batch_size, chosen) == (None if set(names) <= {None} else names)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(_cases())
 def test_read_when_expression_is_random_then_equals_tensordict(case: tuple[Shape, Any]) -> None:
@@ -179,6 +180,7 @@ def test_read_when_arrays_stand_apart_or_together_then_equals_tensordict(index: 
     assert td["deep"][to_torch_index(chosen, batch_size)].tolist() == expected["deep"].tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_cases())
 def test_write_when_expression_is_random_then_equals_tensordict(case: tuple[Shape, Any]) -> None:
@@ -200,6 +202,7 @@ def test_write_when_expression_is_random_then_equals_tensordict(case: tuple[Shap
         assert chosen.compute_rows(batch_size).tolist() == torch.nonzero(changed).flatten().tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(_cases())
 def test_messages_when_sent_then_the_selection_is_the_same(case: tuple[Shape, Any]) -> None:
@@ -227,6 +230,7 @@ def _numpy_cases(draw: st.DrawFn) -> tuple[Shape, tuple[Any, ...]]:
     return batch_size, tuple(items)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(_numpy_cases())
 def test_read_when_a_step_is_negative_then_equals_numpy(case: tuple[Shape, tuple[Any, ...]]) -> None:

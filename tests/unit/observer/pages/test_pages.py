@@ -204,6 +204,7 @@ def test_page_when_there_is_a_token_then_nothing_without_it(path: str) -> None:
     assert b"Sign out" in call(app, "/guide", authorization="Bearer secret").body
 
 
+@pytest.mark.slow
 def test_guide_when_shown_then_links_lead_to_its_pages_and_code_is_text() -> None:
     server = RecordedServer(make_figures())
     topics = re.findall(r'href="/guide/([a-z0-9-]+)"', read_page(server, "/guide"))

@@ -119,6 +119,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=KeyedSettings.to_json)
 @given(changes=CHANGES)
 def test_changes_when_in_any_order_then_as_of_the_model(

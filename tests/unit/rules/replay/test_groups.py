@@ -84,6 +84,7 @@ class _AgainstDicts(RuleBasedStateMachine):
 TestAgainstDicts, TestAgainstDictsWithAllExamples = make_tests(_AgainstDicts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_groups", [3, 8])
 def test_draw_when_groups_come_and_go_then_every_choice_is_equally_likely(num_groups: int) -> None:
     selector = _selector(np.arange(80) // 4, 4)

@@ -112,6 +112,7 @@ def test_check_when_the_buffer_is_as_the_reason_advises_then_accepted(ratio: flo
     SampleToInsertRatio(ratio, 3, max(1, ratio)).check(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("ratio", "min_size", "error_buffer", "write", "read"),

@@ -121,6 +121,7 @@ def test_compact_when_rows_are_few_or_no_run_then_the_rows() -> None:
     assert compact(swapped) is swapped
 
 
+@pytest.mark.slow
 def test_draw_others_when_members_come_and_go_in_between_then_none_twice_and_each_as_likely() -> None:
     rng, counts = np.random.default_rng(0), np.zeros(12, np.int64)
     for _ in range(4000):

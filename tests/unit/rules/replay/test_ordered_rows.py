@@ -127,6 +127,7 @@ def test_add_when_rows_come_in_order_then_one_run() -> None:
     assert repr(ordered) == "<OrderedRows 7496 in 7504 entries of 1 runs>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
 def test_add_when_rows_come_in_any_order_then_runs_stay_few(num_rows: int) -> None:
     ordered = OrderedRows(np.arange(20_000))
@@ -215,6 +216,7 @@ def test_oldest_when_the_result_is_changed_then_the_set_is_not() -> None:
     assert ordered.find_oldest(10).tolist() == list(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [64, 4_096])
 def test_add_when_all_rows_go_and_come_back_in_the_order_of_a_ring_then_runs_stay_few(num_rows: int) -> None:
     """Like a write of all rows of a table that has wrapped around: the newer half of the rows comes back first."""

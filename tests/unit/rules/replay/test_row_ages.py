@@ -77,6 +77,7 @@ def test_measure_when_the_table_has_a_policy_then_versions_too_but_for_unknown_o
     assert unknown.max_lag is None
 
 
+@pytest.mark.slow
 def test_measure_when_writers_write_for_long_then_wrong_by_a_second_or_a_few_per_cent() -> None:
     ages, seconds, rates = RowAges(), 200_000, np.array([1, 3, 0, 0, 7])
     come_s: list[float] = []

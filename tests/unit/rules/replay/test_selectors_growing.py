@@ -130,6 +130,7 @@ def check_grown(selectors: ConditionalSelectors, key: SampleConditions, selector
         assert sorted(drawn.rows.tolist()) == sorted(expected.rows.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_growing_when_rows_come_go_and_change_in_between_then_as_made_at_once(seed: int) -> None:
     others = Others(seed)

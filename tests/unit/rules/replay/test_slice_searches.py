@@ -11,6 +11,7 @@ from tdserve.rules.replay.slices import Slices
 from tests.unit.rules.replay.slice_model import Model, row_numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_once(seed: int, strict: bool) -> None:

@@ -151,6 +151,7 @@ TestAgainstListsInALargeTable, TestAgainstListsInALargeTableWithAllExamples = ma
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 def test_draw_when_writers_take_turns_and_rows_come_and_go_then_every_start_is_equally_likely(
@@ -328,6 +329,7 @@ def test_add_when_a_row_is_a_member_then_refused_and_nothing_changed() -> None:
     assert view.list_starts(2).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("length", [3, 40])
 def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_as_a_pass_finds_them(

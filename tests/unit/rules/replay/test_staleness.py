@@ -120,6 +120,7 @@ def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(s
     assert subject.measure_lags() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_between_when_a_history_is_random_then_as_in_a_dict(seed: int) -> None:
     rng = np.random.default_rng(seed)

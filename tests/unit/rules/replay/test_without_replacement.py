@@ -48,17 +48,20 @@ def _counts_by_place(num_rows: int, num_epochs: int) -> NDArray[np.int64]:
     return np.bincount((drawn + places).reshape(-1), minlength=64).reshape(8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 2, 4, 8])
 def test_draw_when_seen_by_place_in_the_epoch_then_every_row_is_equally_likely(num_rows: int) -> None:
     for counts in _counts_by_place(num_rows, 4000):
         assert chi_square.statistic(counts) < chi_square.limit(8)
 
 
+@pytest.mark.slow
 def test_draw_when_a_sample_crosses_the_end_then_its_places_are_fair_too() -> None:
     for counts in _counts_by_place(6, 12_000):
         assert chi_square.statistic(counts) < chi_square.limit(8)
 
 
+@pytest.mark.slow
 def test_draw_when_epochs_follow_each_other_then_orders_are_independent() -> None:
     selector, rng = _selector(4), np.random.default_rng(0)
     drawn = np.concatenate([_draw(selector, 1, rng) for _ in range(40_000)]).reshape(-1, 4)

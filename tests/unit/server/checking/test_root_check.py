@@ -92,6 +92,7 @@ def find_unnoticed(root: Path, names: list[str], damage: Callable[[str], None]) 
     return [name for name in names if not any(name.startswith(fault) for fault in faults)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list_groups(), ids=lambda names: names[0])
 def test_files_when_a_bit_is_flipped_in_each_then_all_are_found(root: Path, names: list[str]) -> None:
     def damage(name: str) -> None:
@@ -141,6 +142,7 @@ REPAIRED: dict[str, Callable[[Path], object]] = {
 """Damage that is repaired without what it stands on."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPAIRED)
 def test_damage_when_repaired_then_the_root_is_whole(root: Path, name: str) -> None:
     REPAIRED[name](root / name.partition(" ")[0])
@@ -273,6 +275,7 @@ def damage_record(path: Path, table: str, *, number: int = 0) -> bytes:
             return bytes(key)
 
 
+@pytest.mark.slow
 def test_server_when_killed_then_rows_values_versions_and_records_are_compared(killed: Path) -> None:
     assert name_faults(check_root(killed)) == []
     damage_record(killed / "stores/replay/objects/data.mdb", "values", number=1)
@@ -295,6 +298,7 @@ def test_server_when_killed_then_rows_values_versions_and_records_are_compared(k
     assert name_faults(check_root(killed)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["stores", "specs", "states", "packed", "requests"])
 def test_record_of_the_catalog_when_damaged_then_comes_from_the_copy(killed: Path, table: str) -> None:
     with CatalogDB(killed / "catalog", is_read_only=True) as db:

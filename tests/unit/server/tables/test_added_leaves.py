@@ -312,6 +312,7 @@ def test_repair_when_a_crash_came_before_the_record_then_nothing_is_left(
     assert read(world, run)["z"] == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_leaves_when_the_last_step_finds_no_room_then_they_come_once_there_is_some(
     world: World, run: Loop, store: OpenedStore, is_restarted: bool, monkeypatch: pytest.MonkeyPatch

@@ -206,6 +206,7 @@ def test_member_when_it_cannot_be_described_then_refused_by_name() -> None:
         capture(given, like=Store(around(members("jagged"), 1, 1)).spec, is_exact=True, store="name")
 
 
+@pytest.mark.slow
 @skip_old("shows no names of stacked parameters")
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(given=trees_around_stacks())

@@ -97,6 +97,7 @@ def test_member_when_of_any_kind_then_comes_back_as_it_was(kind: str, dim: int, 
     assert_same(there_and_back(given), given)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(given=trees_around_stacks())
 def test_stack_when_of_any_members_then_comes_back_as_it_was(given: Any) -> None:
