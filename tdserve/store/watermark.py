@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from tdserve.base.errors import CorruptDataError
@@ -170,7 +171,7 @@ class Watermark:
             CapacityError: The disk is full.
         """
         path = Path(store.folder, FILE_NAME)
-        header = _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.compute_digest())
+        header = _make_header(store)
         nbytes = _HEADER_BYTES + (store.num_rows + 1) * _ENTRY.itemsize
         with convert_os_errors(path, asked=nbytes):
             fits = _fits(path, header, nbytes)
@@ -203,6 +204,22 @@ class Watermark:
         self._entries["generation"][rows] = _CHANGING  # a reader that compares must not take one of them alone
         self._entries["sum"][rows] = sums
         self._entries["generation"][rows] = generations
+
+
+def compute_checksum(store: SyncedStore, generations: NDArray[np.int64], sums: Sums) -> int:
+    """Returns the CRC-32C of the file of a store whose rows were all synced.
+
+    Args:
+        generations: Those of the rows, then the store's own number.
+        sums: Checksums of the rows; 0 where a generation is odd, or nothing was written.
+    """
+    entries = np.zeros(store.num_rows + 1, _ENTRY)
+    entries["generation"], entries["sum"][:-1] = generations, sums
+    return crc32c(entries.tobytes(), crc32c(_make_header(store).ljust(_HEADER_BYTES, b"\0")))
+
+
+def _make_header(store: SyncedStore) -> bytes:
+    return _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.compute_digest())
 
 
 def sync_store(store: SyncedStore) -> int:

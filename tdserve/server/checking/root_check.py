@@ -114,7 +114,7 @@ def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], N
     progress, changed, whole = Progress(), dict[str, str](), set[str]()
     findings = list[Finding]()
     if is_orderly or is_run_damaged:
-        findings += _compare_sums(root, changed, whole)
+        findings += _compare_sums(root, changed, whole, progress)
     if is_run_damaged:
         is_orderly = not changed
         findings.append(_describe_run(root, is_orderly=is_orderly))
@@ -178,7 +178,7 @@ def _repair_format(root: Root) -> str:
     return "it was written again"
 
 
-def _compare_sums(root: Root, changed: dict[str, str], whole: set[str]) -> Iterator[Finding]:
+def _compare_sums(root: Root, changed: dict[str, str], whole: set[str], progress: Progress) -> Iterator[Finding]:
     """Adds the files to ``changed`` that are not as the last server has left them, and the others to ``whole``."""
     path = root.synced_folder / SUMS_FILE
     try:
@@ -198,6 +198,7 @@ def _compare_sums(root: Root, changed: dict[str, str], whole: set[str]) -> Itera
             changed[name] = f"checksum {found:08x} instead of {known.checksum:08x}"
         else:
             whole.add(name)
+        progress.nbytes += file.stat().st_size if file.is_file() else 0
     copy = str((root.synced_folder / COPY_FILE).relative_to(root.path))
     if copy in changed:
         reason = f"{changed.pop(copy)}; it is a copy"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.row_repairs import (
@@ -22,11 +23,13 @@ from tdserve.server.checking.row_repairs import (
 from tdserve.server.checking.value_check import check_values
 from tdserve.store import object_folders
 from tdserve.store.adopted import check_adopted
+from tdserve.store.file_sums import read_sums
 from tdserve.store.format import Folder, plan
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
+from tdserve.store.row_sums import Sums
 from tdserve.store.value_copy import NAME as COPY_FOLDER, ValueCopy
-from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SUMMED_COLUMNS, SyncedStore, Watermark
+from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SUMMED_COLUMNS, SyncedStore, Watermark, compute_checksum
 from tdserve.structure.tree import Spec
 
 _BYTES_AT_ONCE = 1 << 26
@@ -37,6 +40,14 @@ UNSURE = (
     "what it has of each row may be wrong: set priorities again by update_priority, or restore a checkpoint; the next "
     "server takes the file as it is"
 )
+
+
+UNPROVED = (
+    "the checksums of its rows are lost, and some of the rows have changed too: restore a checkpoint; the next server "
+    "takes them as they are"
+)
+
+LATER = "its rows are compared once the rest is repaired"
 
 
 def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Iterator[Finding]:
@@ -63,10 +74,9 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         reason = "the last change of its keys was not finished"
         yield Finding(checked.get_name(folder), reason, record.name, remedy="start a server: it finishes it")
         return
+    damaged_sums = checked.changed.pop(f"{checked.get_name(folder)}/{SYNCED_FILE}", "")
+    yield from _check_changed(checked, record, stored, folder)
     is_summed = True
-    for finding in _check_changed(checked, record, stored, folder):
-        is_summed &= not finding.path.endswith(SYNCED_FILE)
-        yield finding
     values = object_folders.get_folder(folder, generations.objects_epoch)
     bad_rows = set[int]()
     for finding in check_values(checked, record, stored, values):
@@ -75,7 +85,9 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         yield finding
     is_summed = is_summed and not record.adopted
     if is_summed and not any(_differs(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
-        yield from _check_sums(checked, record, stored, generations, bad_rows)
+        yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)
+    elif damaged_sums:
+        yield Finding(f"{checked.get_name(folder)}/{SYNCED_FILE}", damaged_sums, record.name, remedy=LATER)
     generations.close()
 
 
@@ -130,7 +142,7 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
         if own == GENERATION_FILE:
             repair = partial(restore_generations, folder, record, stored)
             yield Finding(name, reason, record.name, repair=repair)
-        elif own == SYNCED_FILE or own.startswith(COPY_FOLDER):
+        elif own.startswith(COPY_FOLDER):
             repair = partial(remove_synced, folder / own)
             yield Finding(name, f"{reason}; it is a copy of what is elsewhere", record.name, repair=repair)
         elif own in _SUMMED_FILES:  # that tells which rows are damaged, if any
@@ -140,39 +152,73 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
 
 
 def _check_sums(
-    checked: CheckedRoot, record: StoreRecord, stored: Spec, generations: Generations, bad_rows: set[int]
+    checked: CheckedRoot,
+    record: StoreRecord,
+    stored: Spec,
+    generations: Generations,
+    bad_rows: set[int],
+    damaged_sums: str,
 ) -> Iterator[Finding]:
-    """Yields the rows whose content is not that of the last sync, although they were not written since."""
+    """Yields the rows whose content is not that of the last sync, although they were not written since.
+
+    Args:
+        damaged_sums: What is wrong with the file of their checksums, of a server that ended in order; "": nothing.
+            Unless that file would be as it was with the checksums of the rows as they are, those that do not match
+            theirs count as damaged: nothing tells which of both is.
+    """
     folder = checked.root.store_folder(record.name)
+    name = f"{checked.get_name(folder)}/{SYNCED_FILE}"
     store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
     now = generations.values[:-1]
-    is_live = (now & 1 == 0) & (now > 0)
-    try:
+    is_summed = (now & 1 == 0) & (now > 0)
+    watermark = None
+    with suppress(TDServeError):  # no sync has covered it, or it is damaged
         watermark = Watermark.open(store, makes=False)
-    except TDServeError:  # no sync has covered it
-        checked.progress.num_unsummed_rows += int(is_live.sum())
-        return
-    is_summed = is_live & (watermark.generations[:-1] == now)
-    checked.progress.num_unsummed_rows += int((is_live & ~is_summed).sum())
+    if not damaged_sums:
+        num_live = int(is_summed.sum())
+        is_summed &= False if watermark is None else watermark.generations[:-1] == now
+        checked.progress.num_unsummed_rows += num_live - int(is_summed.sum())
     is_summed[sorted(bad_rows)] = False
-    rows, copy = np.flatnonzero(is_summed), None
+    rows = np.flatnonzero(is_summed)
+    try:
+        sums = _compute_sums(checked, store, generations, rows)
+    except TDServeError as error:
+        yield Finding(checked.get_name(folder), str(error), record.name)
+        return
+    if damaged_sums:
+        is_as_it_was = read_sums(checked.root.path)[name].checksum == compute_checksum(store, generations.values, sums)
+        if watermark is None and not is_as_it_was:
+            yield Finding(name, damaged_sums, record.name, remedy=UNPROVED)
+            return
+        reason, repair = (
+            f"{damaged_sums}; it is a copy of what is elsewhere",
+            partial(remove_synced, folder / SYNCED_FILE),
+        )
+        yield Finding(name, reason, record.name, repair=repair)
+        if is_as_it_was:
+            return
+    if watermark is None:
+        return
+    is_same = (watermark.sums[rows] == sums[rows]) & (watermark.generations[rows] == now[rows])
+    if not is_same.all():
+        numbers = rows[~is_same].tolist()
+        what = "content, checksum, or place" if damaged_sums else "content, or place"
+        reason = f"{what} in the order of writes, is not what was written"
+        repair = partial(drop_rows, checked.root, record, numbers)
+        yield Finding(checked.get_name(folder), reason, record.name, numbers, repair=repair)
+
+
+def _compute_sums(checked: CheckedRoot, store: SyncedStore, generations: Generations, rows: Rows) -> Sums:
+    """Returns the checksums of rows as they are; 0 for others."""
+    sums: Sums = np.zeros(store.num_rows, np.uint64)
+    copy = None
     if store.values:
-        copy = ValueCopy(folder)
-        copy.folder = object_folders.get_folder(folder, generations.objects_epoch)
+        copy = ValueCopy(Path(store.folder))
+        copy.folder = object_folders.get_folder(Path(store.folder), generations.objects_epoch)
     row_nbytes = max(sum(nbytes for _, nbytes in store.leaves), 1)
     step = max(_BYTES_AT_ONCE // row_nbytes, 1)
-    found = list[NDArray[np.int64]]()
     for first in range(0, len(rows), step):
         some = rows[first : first + step]
-        try:
-            found.append(some[store.sum_rows(some, copy) != watermark.sums[some]])
-        except TDServeError as error:
-            yield Finding(checked.get_name(folder), str(error), record.name)
-            return
+        sums[some] = store.sum_rows(some, copy)
         checked.add_bytes(len(some) * row_nbytes)
-    damaged = np.concatenate(found) if found else rows
-    if len(damaged):
-        numbers = damaged.tolist()
-        path = checked.get_name(folder)
-        reason = "content, or place in the order of writes, is not what was written"
-        yield Finding(path, reason, record.name, numbers, repair=partial(drop_rows, checked.root, record, numbers))
+    return sums

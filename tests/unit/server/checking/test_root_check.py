@@ -68,6 +68,7 @@ def test_root_when_whole_then_nothing_is_found_and_nothing_changes(root: Path) -
     seen = []
     report = check_root(root, on_progress=lambda progress: seen.append(progress.num_checked))
     assert (report.findings, report.is_orderly) == ((), True)
+    assert report.progress.nbytes > sum(path.stat().st_size for path in root.rglob("x.memmap"))
     assert report.progress.num_stores == report.progress.num_checked == seen[-1] == 7
     assert {path: path.read_bytes() for path in before} == before
 
@@ -165,6 +166,31 @@ def test_rows_when_damaged_then_reported_by_store_and_number(root: Path) -> None
     (finding,) = check_root(root, repairs=True).findings
     assert (finding.store, list(finding.rows)) == ("tensordict", [3])
     assert "until they are written again" in finding.repaired
+
+
+def test_rows_when_their_checksums_are_damaged_too_then_those_that_do_not_match_them_go(root: Path) -> None:
+    flip(root / "stores/replay/rows/x.memmap", 8 * 5)
+    flip(root / "stores/replay/synced.memmap", 4096 + 16 * 2 + 9)  # the checksum of row 2
+    flip(root / "stores/replay/synced.memmap", 4096 + 16 * 1 + 1)  # the generation of row 1
+    (dropped,) = [finding for finding in check_root(root, repairs=True).findings if finding.rows]
+    assert (list(dropped.rows), dropped.repaired) == ([1, 2, 5], "3 rows were dropped")
+    assert "checksum" in dropped.reason
+    assert check_root(root).findings == ()
+
+
+def test_rows_when_nothing_but_their_checksums_is_damaged_then_all_stay(root: Path) -> None:
+    flip(root / "stores/replay/synced.memmap", 4096 + 16 * 2 + 9)
+    (finding,) = check_root(root, repairs=True).findings
+    assert (finding.rows, finding.repaired) == ((), "it was removed, and is made anew")
+
+
+def test_rows_when_they_have_changed_and_all_checksums_are_lost_then_stay_and_the_remedy_is_named(root: Path) -> None:
+    flip(root / "stores/replay/rows/x.memmap", 8 * 5)
+    flip(root / "stores/replay/synced.memmap", 0)
+    for repairs in (True, False):
+        report = check_root(root, repairs=repairs)
+        assert name_faults(report) == ["stores/replay/synced.memmap"]
+        assert "restore a checkpoint" in report.findings[-1].remedy
 
 
 def test_version_when_no_older_one_is_whole_then_stays_and_the_remedy_is_named(root: Path) -> None:
