@@ -53,3 +53,21 @@ def test_checkpoint_when_stores_are_made_all_the_time_then_ends_and_has_all_befo
         numbers = [number for by, number in kept if by == maker]
         assert sorted(numbers) == list(range(len(numbers)))
         assert len(numbers) >= before[maker]
+
+
+def test_checkpoint_when_a_store_is_deleted_meanwhile_then_is_not_named_as_left_out(
+    server: tdserve.Server, client: tdserve.Client, tmp_path: Path, name: str
+) -> None:
+    names = [f"{name}-{number}" for number in range(3)]
+    for each in names:
+        client.init_remote(LARGE, each)
+    left = {names[1]}
+
+    def delete(_: object) -> None:
+        while left:
+            client.delete(left.pop())
+
+    with server.client() as other:
+        checkpoint = other.checkpoint(tmp_path / "place", on_progress=delete)
+    assert checkpoint.left_out == []
+    assert {each.name for each in checkpoint.stores} & {*names} == {names[0], names[2]}

@@ -158,7 +158,7 @@ class _CheckpointWriter:
             id=make_id(created_s, self.checkpoint),
             created_s=created_s,
             stores=sorted(stores, key=lambda store: store.name),
-            left_out=sorted(name for name in {*names} - {store.name for store in stores} if not self._has_moved(name)),
+            left_out=sorted(name for name in {*names} - {store.name for store in stores} if not self._has_gone(name)),
             paused_s=frozen.paused_s,
             written_nbytes=self.written_nbytes,
         )
@@ -217,12 +217,12 @@ class _CheckpointWriter:
         except StoreNotFoundError:
             self.passes.pop(listed.uid, None)
 
-    def _has_moved(self, name: str) -> bool:
+    def _has_gone(self, name: str) -> bool:
+        """Returns whether a store was deleted meanwhile, or has moved to another server."""
         try:
-            self.client.catalog.find(name)
+            return self.client.catalog.find(name) is None
         except StoreMovedError as error:
             return error.server is not None
-        return False
 
     def _list_frozen(self, num_stores: int) -> Iterable[control_pb2.FrozenStore]:
         found: list[control_pb2.FrozenStore] = []
