@@ -18,7 +18,7 @@ from threading import Lock
 from traceback import extract_tb
 from typing import Any
 
-from tdserve.base.errors import StoreNotFoundError, TDServeError
+from tdserve.base.errors import KeyNotFoundError, StoreNotFoundError, TDServeError, VersionConflictError
 
 LEVELS = ("debug", "info", "warning", "error")
 """Names of levels, from the most to the least detailed."""
@@ -57,11 +57,11 @@ def start_logging(level: str, *, process: str, form: str = "human") -> None:
 
 
 def choose_failure_level(error: TDServeError) -> int:
-    """Returns the level at which a failed call is logged: damage and bugs are errors, and what a retry may mend, or a
-    look whether a store is there, are no events."""
+    """Returns the level at which a failed call is logged: damage and bugs are errors, and what a retry may mend, a look
+    whether a store or a key is there, or a compare-and-set that another one has overtaken, are no events."""
     if error.code in ("DATA_LOSS", "INTERNAL"):
         return logging.ERROR
-    is_quiet = error.retryable or isinstance(error, StoreNotFoundError)
+    is_quiet = error.retryable or isinstance(error, (StoreNotFoundError, KeyNotFoundError, VersionConflictError))
     return logging.DEBUG if is_quiet else logging.INFO
 
 

@@ -334,7 +334,8 @@ class KeyedHandle(EntryMapping, ByAddress):
     def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:
         """Returns the deadline of a wait for absent keys; None not to wait."""
         if default is not NO_DEFAULT and timeout_s != 0:
-            raise InvalidRequestError(argument="default", reason="a call that waits for absent keys returns none")
+            reason = "pass it or timeout_s, not both: a call that has waited in vain raises DeadlineExceededError"
+            raise InvalidRequestError(argument="default", reason=reason)
         return None if timeout_s == 0 else self._client.deadline(timeout_s)
 
     def _find(self, keys: list[bytes], wait: Deadline | None, default: Any = NO_DEFAULT) -> FoundEntries:
