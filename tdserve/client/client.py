@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -208,6 +208,7 @@ class Client(TensorDictClient):
         remover: Any = None,
         limiter: Any = None,
         max_times_sampled: int = 0,
+        consumers: Sequence[str] = (),
         policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
@@ -234,6 +235,10 @@ class Client(TensorDictClient):
             limiter: Decides when calls wait: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or
                 ``Queue``.
             max_times_sampled: A row is deleted after it was sampled this often; 0: never.
+            consumers: Names of consumers: a row is deleted once each of them has acknowledged it, and no other consumer
+                may take rows. No row that one of them has not had is overwritten: the default limiter is
+                ``Queue(capacity)`` then, and writers wait while the table is full. (): any consumer may come, and rows
+                stay. Not with ``Slices`` or ``max_times_sampled``.
             policy: Name of the weights with which the rows are made; they need not be published yet. Each row gets a
                 ``policy_version``, and ``sample(max_lag=)`` draws only rows of recent versions. When the weights' store
                 is deleted, existing rows count as older than any lag.
@@ -262,9 +267,10 @@ class Client(TensorDictClient):
         """
         check_one_shard(shards)
         capacity = check_integer("capacity", capacity, 1)
-        given = {"sampler": sampler, "remover": remover, "limiter": choose_limiter(limiter, min_size)}
+        chosen = choose_limiter(limiter, min_size, max_size=capacity if consumers else 0)
+        given = {"sampler": sampler, "remover": remover, "limiter": chosen}
         rules = {part: rule for part, rule in given.items() if rule is not None}
-        settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy)
+        settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy, consumers=consumers)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, capacity, settings, options, ragged)
         return ReplayHandle(self, description)

@@ -20,7 +20,7 @@ def make_counts(
     left."""
     table, lost = store.get_table(), find_lost(store)
     num_rows = len(table) + num_coming
-    if departure is not None and departure.is_final:
-        num_rows -= departure.num_rows
-        lost -= departure.rows
+    if departure is not None:
+        num_rows -= departure.num_leaving
+        lost -= departure.rows if departure.is_final else RowSet.run(0, 0)
     return control_pb2.TableCounts(rows=num_rows - len(lost), inserts=table.inserts + num_coming)

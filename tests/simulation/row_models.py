@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tdserve.messages.row_numbers import encode_rows
+from tdserve.rules.replay.conditions import OWN
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.settings import Settings
@@ -164,15 +165,20 @@ class QueueModel(StoreModel):
 
     kind = "queue"
     max_size = 6
+    consumers: tuple[str, ...] = (OWN,)
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.settings = Settings(sampler=Fifo(), limiter=Queue(self.max_size), is_queue=True)
+        self.settings = self.make_settings()
         self.stored = content.ROW.prepend((self.max_size,))
         self.extend_of: dict[int, Call[Any]] = {}
-        self.holders: dict[int, tuple[SimulatedClient, object]] = {}
-        self.acknowledged: set[int] = set()
-        self.maybe_acknowledged: set[int] = set()
+        self.holders: dict[tuple[str, int], tuple[SimulatedClient, object]] = {}
+        self.acknowledged: dict[str, set[int]] = {consumer: set() for consumer in self.consumers}
+        self.maybe_acknowledged: dict[str, set[int]] = {consumer: set() for consumer in self.consumers}
+
+    def make_settings(self) -> Settings:
+        """Returns the settings of the table."""
+        return Settings(sampler=Fifo(), limiter=Queue(self.max_size), is_queue=True)
 
     async def prepare(self, client: SimulatedClient) -> None:
         await self.insist(client, "create", create_store=content.new_table(self.name, self.max_size, self.settings))
@@ -188,12 +194,15 @@ class QueueModel(StoreModel):
             by_mail = self.chance.random() < 0.5
             await self.calls.settle(call, client.call(1.0, by_mail=by_mail, extend=asked))
         else:
-            taken = await self._take(client, self.chance.randint(1, 2), 0.5)
+            consumer = self.chance.choice(self.consumers)
+            taken = await self._take(client, consumer, self.chance.randint(1, 2), 0.5)
             if taken:
-                await self._end(client, taken)
+                await self._end(client, consumer, taken)
 
-    async def _take(self, client: SimulatedClient, num_rows: int, timeout_s: float) -> list[content.FoundRow]:
-        asked = control_pb2.SampleRequest(store=self.name, num_rows=num_rows, is_lease=True)
+    async def _take(
+        self, client: SimulatedClient, consumer: str, num_rows: int, timeout_s: float
+    ) -> list[content.FoundRow]:
+        asked = control_pb2.SampleRequest(store=self.name, num_rows=num_rows, is_lease=True, consumer=consumer)
         take = await self.make(client, "take", timeout_s, sample=asked)
         if take.outcome != "done":
             client.give_up(client.newest)
@@ -203,48 +212,75 @@ class QueueModel(StoreModel):
             extend = self.extend_of.get(row.identity)
             assert extend is not None, f"job {row} was never put"
             assert extend.outcome != "failed", f"{extend.what} failed ({extend.error}), and is in the queue"
-            assert row.identity not in self.acknowledged, f"job {row.identity} was consumed, and comes again"
-            holder = self.holders.get(row.identity)
+            is_had = row.identity in self.acknowledged[consumer]
+            assert not is_had, f"job {row.identity} was consumed, and comes again"
+            holder = self.holders.get((consumer, row.identity))
             is_held = holder is not None and holder[1] is not None and holder[0].lease_scope is holder[1]
             assert not is_held, f"job {row.identity} is on lease to another client"
-            self.holders[row.identity] = client, client.lease_scope
+            self.holders[consumer, row.identity] = client, client.lease_scope
         return found
 
-    async def _end(self, client: SimulatedClient, taken: list[content.FoundRow]) -> None:
+    async def _end(self, client: SimulatedClient, consumer: str, taken: list[content.FoundRow]) -> None:
         leased = control_pb2.Leased(
+            consumer=consumer,
             rows=encode_rows(np.array([each.row for each in taken], np.int64)),
             generations=np.array([each.generation for each in taken], np.int64).astype("<u4").tobytes(),
         )
         jobs = {row.identity for row in taken}
         if self.chance.random() < 0.2:
             for job in jobs:
-                self.holders.pop(job)
+                self.holders.pop((consumer, job))
             await self.make(client, "give back", change=control_pb2.ChangeRequest(store=self.name, give_back=leased))
             return
         asked = control_pb2.ChangeRequest(store=self.name, acknowledge=leased)
         ack = await self.make(client, "acknowledge", by_mail=self.chance.random() < 0.5, change=asked)
         for job in jobs:
-            self.holders.pop(job, None)
+            self.holders.pop((consumer, job), None)
         if ack.outcome == "done":
-            self.acknowledged |= jobs
+            self.acknowledged[consumer] |= jobs
         if ack.outcome != "failed":  # otherwise they come again, unless somebody else acknowledges them
-            self.maybe_acknowledged |= jobs
+            self.maybe_acknowledged[consumer] |= jobs
 
     async def finish(self, client: SimulatedClient) -> None:
         """Takes all that is left: each job that was put and is not consumed for certain is there once."""
+        for consumer in self.consumers:
+            await self._finish(client, consumer)
+
+    async def _finish(self, client: SimulatedClient, consumer: str) -> None:
         left: list[int] = []
         while True:
-            found = await self._take(client, 1, 0.0)
+            found = await self._take(client, consumer, 1, 0.0)
             if not found:
                 break
             left += [row.identity for row in found]
-        await self._wait_returned(client, left)
+        await self._wait_returned(client, consumer, left)
         assert len(set(left)) == len(left), f"jobs come twice: {left}"
         for job, extend in self.extend_of.items():
-            if extend.outcome == "done" and job not in self.maybe_acknowledged:
+            if extend.outcome == "done" and job not in self.maybe_acknowledged[consumer]:
                 assert job in left, f"job {job} was put, and is gone"
 
-    async def _wait_returned(self, client: SimulatedClient, left: list[int]) -> None:
+    async def _wait_returned(self, client: SimulatedClient, consumer: str, left: list[int]) -> None:
         """Takes what comes back from sessions that have just ended."""
         for _ in range(3):
-            left += [row.identity for row in await self._take(client, 1, 1.0)]
+            left += [row.identity for row in await self._take(client, consumer, 1, 1.0)]
+
+
+class ConsumersModel(QueueModel):
+    """Jobs, each of which is consumed once by either consumer, and leaves then."""
+
+    kind = "consumers"
+    consumers = ("judge", "trainer")
+
+    def make_settings(self) -> Settings:
+        """Returns the settings of the table."""
+        return Settings(sampler=Fifo(), limiter=Queue(self.max_size), consumers=self.consumers)
+
+    async def finish(self, client: SimulatedClient) -> None:
+        """As of a queue. A job that both have consumed is gone, and any other one is there."""
+        await super().finish(client)
+        asked = control_pb2.SampleRequest(store=self.name, num_rows=1, asks_counts=True)
+        num_rows = (await self.insist(client, "count", sample=asked)).counts.rows
+        gone, maybe_gone = (set.intersection(*had.values()) for had in (self.acknowledged, self.maybe_acknowledged))
+        put = {job for job, extend in self.extend_of.items() if extend.outcome == "done"}
+        maybe_put = {job for job, extend in self.extend_of.items() if extend.outcome != "failed"}
+        assert len(put - maybe_gone) <= num_rows <= len(maybe_put - gone), f"there are {num_rows} jobs"

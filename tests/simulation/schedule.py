@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.simulation.calls import Calls
 from tests.simulation.models import KeyedModel, NamesModel, SlotsModel, StoreModel, WeightsModel
-from tests.simulation.row_models import QueueModel, TableModel
+from tests.simulation.row_models import ConsumersModel, QueueModel, TableModel
 from tests.simulation.simulated_client import SimulatedClient
 from tests.simulation.simulated_server import SimulatedServer
 from tests.simulation.virtual_time import VirtualLoop, chance, clock, pause
@@ -19,6 +19,7 @@ MODELS: tuple[type[StoreModel], ...] = (
     TableModel,
     TableModel,
     QueueModel,
+    ConsumersModel,
     WeightsModel,
     KeyedModel,
     SlotsModel,

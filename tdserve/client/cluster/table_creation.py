@@ -60,9 +60,12 @@ def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) ->
     policy = options.pop("policy", "")
     if is_queue:
         return Settings(sampler=given["sampler"] or Fifo(), limiter=Queue(capacity), is_queue=True, policy=policy)
-    given["limiter"] = choose_limiter(given["limiter"], options.pop("min_size", 1))
+    consumers = options.pop("consumers", ())
+    max_size = capacity if consumers else 0
+    given["limiter"] = choose_limiter(given["limiter"], options.pop("min_size", 1), max_size=max_size)
     rules = {part: rule for part, rule in given.items() if rule is not None}
-    return Settings(**rules, max_times_sampled=options.pop("max_times_sampled", 0), policy=policy)
+    max_times_sampled = options.pop("max_times_sampled", 0)
+    return Settings(**rules, max_times_sampled=max_times_sampled, policy=policy, consumers=consumers)
 
 
 def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:
@@ -76,4 +79,5 @@ def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:
         "limiter": make_part_limiter(settings.limiter, num_shards),
         "max_times_sampled": settings.max_times_sampled,
         "policy": settings.policy,
+        "consumers": settings.consumers,
     }

@@ -175,7 +175,8 @@ class ReplayHandle(TableHandle):
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged.
 
-        Rows that are too old for ``max_lag`` stay in the table for other consumers.
+        Rows that are too old for ``max_lag`` stay in the table for other consumers, unless the table was created with
+        ``consumers=``: there they are discarded, as in a queue.
 
         Args:
             consumer: Its name; several processes may share it, and each row goes to one of them.

@@ -17,15 +17,12 @@ from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.leases import Leases
 from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
-from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
 from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.written_keys import WrittenKeys
 
 MAX_SELECTORS = 32
 """Most selectors of one table; the least recently used is dropped, and rebuilt when it is requested."""
-
-MAX_CONSUMERS = 64
-"""Most consumers of one table: each has one bit of a number per row."""
 
 MAX_LOOKED_AT = 32_768
 """Most rows in which missing leaves are counted for an error: that takes a millisecond."""
@@ -80,7 +77,7 @@ class ConditionalSelectors:
         self._settings = settings
         self._columns = columns
         self._num_keys = num_keys
-        self.consumers = list(consumers)
+        self.consumers = list(consumers or settings.consumers)
         self._written = WrittenKeys(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
         self._members = RowMask(columns.capacity)  # rows that any selector may have
@@ -336,6 +333,25 @@ class ConditionalSelectors:
             pass
         self._consumed[rows] |= self._get_bit(consumer)
         self._drop_of(consumer, rows)
+
+    def select_had_by_all(self, rows: Rows, also: str = OWN) -> Rows:
+        """Returns those of the rows that all consumers have had after which rows leave the table.
+
+        Args:
+            also: A consumer that counts as having had all of them.
+        """
+        left = [consumer for consumer in self._settings.consumers if consumer != also]
+        if not self._settings.consumers or not len(rows):
+            return NO_ROWS
+        bits = np.bitwise_or.reduce([self._get_bit(consumer) for consumer in left], initial=np.uint64(0))
+        had_by_all: Rows = rows[(self._consumed[rows] & bits) == bits]
+        return had_by_all
+
+    def count_waiting(self) -> dict[str, int]:
+        """Returns how many rows each consumer has not had yet after which rows leave the table."""
+        rows = self._members.get_rows()
+        had = {consumer: self._consumed[rows] & self._get_bit(consumer) for consumer in self._settings.consumers}
+        return {consumer: len(rows) - int(np.count_nonzero(bits)) for consumer, bits in had.items()}
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
         """Gives rows of the owner's lease back.

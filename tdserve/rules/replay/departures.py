@@ -29,7 +29,7 @@ class Departures(AgingTable):
     def make_way(self, num_rows: int) -> None:
         """Prepares the table for another writer: takes back the claim of a sole writer, and promises too if the others
         would leave no room. Draws that are over are forgotten if their rows are needed."""
-        while self.ring.pins and num_rows <= self.ring.capacity and not self.ring.has_room(num_rows):
+        while self.ring.pins and num_rows <= self.ring.capacity and not self._has_room(num_rows):
             if not self.draws.forget_over(self):
                 break
         for claims in tuple(self.claims):
@@ -37,6 +37,12 @@ class Departures(AgingTable):
                 claims.take_back()
         if promises.must_end(self.ring, num_rows):
             self.take_back_claims()
+
+    def _has_room(self, num_rows: int) -> bool:
+        """Returns whether no row needs to leave for so many that are not there any more once a draw is forgotten."""
+        limiter = self.settings.limiter
+        may_come = not self.settings.consumers or limiter.can_insert(self.counts, num_rows)
+        return may_come and self.ring.has_room(num_rows)
 
     def discard(self, max_lag: int, *, group: str = "") -> int:
         """Removes rows whose lag is above ``max_lag``, and returns how many; as :meth:`discard_in_pieces`."""
@@ -95,8 +101,9 @@ class Departures(AgingTable):
             self._evictor.remove(rows)
 
     def unpin(self, rows: Rows) -> None:
-        """Ends one :meth:`pin` of rows that have not left since."""
+        """Ends one :meth:`pin` of rows that have not left since. Those that all consumers have had leave."""
         loose = self.ring.pins.remove(rows)
+        self._remove_had_by_all(loose)
         if self._evictor is not None:
             self._evictor.add(loose[self._live.contains(loose) & ~self.ring.is_held(loose)])
 
@@ -105,6 +112,19 @@ class Departures(AgingTable):
         if consumer != OWN:
             self.selectors.consume(consumer, rows)
 
+    def remove_had_by_all(self) -> None:
+        """Removes rows that all consumers have had, of which a crash has cut off the departure."""
+        for rows in self.iter_steps([self._live.get_rows()] if self.settings.consumers else ()):
+            self._remove_had_by_all(rows)
+
+    def _remove_had_by_all(self, rows: Rows) -> None:
+        """Removes those of the rows that all consumers have had; rows of kept draws leave with the last of these."""
+        rows = self.selectors.select_had_by_all(self._live.select_members(rows))
+        if self.ring.pins:
+            rows = rows[~self.ring.pins.contains(rows)]
+        if len(rows):
+            self.remove(rows)
+
     def spend(self, rows: Rows) -> None:
         """Makes rows unavailable that were sampled for the last time: they are on their way out."""
         self._live.remove(rows)
@@ -112,10 +132,14 @@ class Departures(AgingTable):
         self.columns.times_sampled[rows] = self.settings.max_times_sampled
 
     def plan_departure(self, rows: RowSet, consumer: str = OWN) -> Departure:
-        """Decides that rows leave the table, or with ``consumer`` that it has had them. Claims of writers end; nothing
-        else changes until :meth:`depart_in_pieces`, before which the decision is put on record."""
+        """Decides that rows leave the table, or with ``consumer`` that it has had them: then those leave that all have
+        had. Claims of writers end; nothing else changes until :meth:`depart_in_pieces`, before which the decision is
+        put on record."""
         self.take_back_claims()
-        return Departure(rows, len(rows), self._last_sequence, consumer)
+        num_leaving = len(rows)
+        if consumer != OWN:
+            num_leaving = len(self.selectors.select_had_by_all(rows.rows, consumer)) if self.settings.consumers else 0
+        return Departure(rows, len(rows), self._last_sequence, consumer, num_leaving=num_leaving)
 
     def depart_in_pieces(self, departure: Departure, *, owner: int = 0) -> Iterator[int]:
         """Carries a departure out, a piece at a time, and yields how many rows; between two pieces rows may come and
@@ -132,6 +156,7 @@ class Departures(AgingTable):
                 self.remove(rows)
             elif len(rows):
                 self.selectors.acknowledge(owner, departure.consumer, rows)
+                self._remove_had_by_all(rows)
             yield len(rows)
 
     def plan_clear(self, *, resets_counts: bool = False) -> Departure:
@@ -147,7 +172,8 @@ class Departures(AgingTable):
         self._num_clears += 1
         if resets_counts:
             self._reset_inserts = self.ring.inserts
-        return replace(self.plan_departure(RowSet.run(0, self.ring.num_used)), num_rows=len(self))
+        everything = self.plan_departure(RowSet.run(0, self.ring.num_used))
+        return replace(everything, num_rows=len(self), num_leaving=len(self))
 
     def find_acknowledged_in_parts(
         self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None

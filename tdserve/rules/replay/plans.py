@@ -149,12 +149,14 @@ class Departure:
         newest: Place of the newest row in the order of commits at that time. Rows that were committed later at these
             numbers are others, and stay.
         consumer: The consumer that has had them; ``OWN``: they leave the table.
+        num_leaving: How many leave the table.
     """
 
     rows: RowSet
     num_rows: int
     newest: int
     consumer: str = OWN
+    num_leaving: int = 0
 
     @property
     def is_final(self) -> bool:

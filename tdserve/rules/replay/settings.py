@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +32,10 @@ RULES: dict[str, dict[str, type[Any]]] = {
 """The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps
 for a new one."""
 
-_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": ""}
+_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": "", "consumers": ()}
+
+MAX_CONSUMERS = 64
+"""Most consumers of one table: each has one bit of a number per row."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Settings:
         max_times_sampled: Number of samples after which a row is deleted; 0: no limit.
         is_queue: Whether rows are taken and acknowledged, not sampled.
         policy: Name of the weights store with whose versions rows are made; "": none.
+        consumers: Consumers after all of which a row leaves; (): any may come, and rows stay.
     """
 
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
@@ -53,6 +58,7 @@ class Settings:
     max_times_sampled: int = _DEFAULTS["max_times_sampled"]
     is_queue: bool = _DEFAULTS["is_queue"]
     policy: str = _DEFAULTS["policy"]
+    consumers: Sequence[str] = _DEFAULTS["consumers"]
 
     def __post_init__(self) -> None:
         for part, classes in RULES.items():
@@ -74,7 +80,22 @@ class Settings:
             raise InvalidRequestError(argument="sampler", reason=reason)
         if self.is_queue and self.max_times_sampled:
             raise InvalidRequestError(argument="max_times_sampled", reason="rows of a queue are taken once anyway")
+        self._check_consumers()
         self.limiter.check_times_sampled(self.max_times_sampled)
+
+    def _check_consumers(self) -> None:
+        names, reason = self.consumers, ""
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            reason = f"{names!r} are not names of consumers"
+        elif len(set(names)) < len(names) or len(names) > MAX_CONSUMERS:
+            reason = f"{len(names)} names are not at most {MAX_CONSUMERS} different ones"
+        elif names and (self.is_queue or self.max_times_sampled or self.sampler.uses_trajectories):
+            reason = "rows of slices belong together, and those of a queue or with max_times_sampled leave otherwise"
+        if reason:
+            raise InvalidRequestError(argument="consumers", reason=reason)
+        for name in names:
+            check_text("consumers", name)
+        object.__setattr__(self, "consumers", tuple(names))
 
     @property
     def may_join_extends(self) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
 from tdserve.messages.row_numbers import Rows, sort_unique
-from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.departures import Departures
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import (
@@ -397,6 +397,15 @@ class Table(Departures):
         unit = terms.conditions.group_size or self.settings.sampler.compute_unit(terms.num_total, self.ring.capacity)
         return min(max(max_drawn // unit, 1) * unit, batch_rows - num_drawn), 1, num_drawn
 
+    def check_consumer(self, consumer: str, *, is_lease: bool) -> None:
+        """Raises InvalidRequestError if the table's consumers were named when it was created, and this is another
+        one."""
+        consumers = self.settings.consumers
+        if consumers and consumer not in consumers and (is_lease or consumer != OWN):
+            names = ", ".join(map(repr, consumers))
+            reason = f"rows of table {self.name!r} leave it once {names} have had them; {consumer!r} is none of these"
+            raise InvalidRequestError(argument="consumer", reason=reason)
+
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:
         if num_rows > self.ring.capacity:
             reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
@@ -407,7 +416,7 @@ class Table(Departures):
         elif self.settings.max_times_sampled:
             reason = (
                 f"rows of table {self.name!r} leave it by max_times_sampled, not when they are acknowledged; sample"
-                " without a consumer, or create the table without max_times_sampled and delete rows that all have had"
+                " without a consumer, or create the table with consumers= instead of max_times_sampled"
             )
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
@@ -449,6 +458,8 @@ class Table(Departures):
         """Returns what a writer waits for now, for the error when it has waited too long."""
         counts = self.counts
         if not self.settings.limiter.can_insert(counts, num_rows):
-            return self.settings.limiter.explain_insert(counts, self.name, num_rows)
+            waiting = [f"{consumer!r} has not had {n} rows" for consumer, n in self.selectors.count_waiting().items()]
+            reason = self.settings.limiter.explain_insert(counts, self.name, num_rows)
+            return f"{reason} ({', '.join(waiting)})" if waiting else reason
         kept = f", {len(self.ring.pins)} are kept for the ranks of a step" if self.ring.pins else ""
         return f"room for {num_rows} rows in {self.name!r} ({counts.reserved} are being written{kept})"

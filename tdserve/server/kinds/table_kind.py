@@ -122,6 +122,7 @@ class TableKind(StoreKind):
             table.ages.note_rows(0, time.monotonic())
             restore_draws(stores.db, record.uid, table)
             complete_departure(stores.db, record.uid, table)
+            table.remove_had_by_all()
             store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return store
 

@@ -25,7 +25,7 @@ REST_S = 10.0
 
 _NO_SESSION = 0
 
-_KEPT = ("remover", "max_times_sampled", "is_queue", "policy")
+_KEPT = ("remover", "max_times_sampled", "is_queue", "policy", "consumers")
 """Settings that never change."""
 
 _log = logging.getLogger("tdserve.server")

@@ -45,12 +45,12 @@ class Discarding:
             store.check_present()
 
     def refresh(self, store: OpenedStore, max_lag: int | None, conditions: SampleConditions) -> bool:
-        """Updates the table's newest policy version, and discards: in a queue the rows that are too old, for a sample
-        of groups the groups that have one.
+        """Updates the table's newest policy version, and discards: in a queue, and for a consumer without which rows do
+        not leave, the rows that are too old; for a sample of groups the groups that have one.
 
         Args:
             max_lag: Largest lag that is not too old; None: any, and nothing is done.
-            conditions: Those of the sample. If it has a consumer, its table keeps all groups for the others.
+            conditions: Those of the sample. If it has any other consumer, its table keeps all groups for the others.
 
         Returns:
             Whether that is done. For very many rows it goes on for many turns, and then wakes those who wait.
@@ -59,8 +59,9 @@ class Discarding:
             return True
         get_staleness(self._stores, store)
         table, uid = store.get_table(), store.record.uid
-        group = conditions.group if conditions.consumer == OWN else ""
-        if not (table.settings.is_queue or group):
+        is_last = conditions.consumer in table.settings.consumers  # the others would keep them for ever
+        group = conditions.group if conditions.consumer == OWN or is_last else ""
+        if not (table.settings.is_queue or is_last or group):
             return True
         if uid in self._under_way:
             return False

@@ -52,7 +52,7 @@ class _SampleCall:
 
     Attributes:
         conditions: Which rows it may draw.
-        max_lag: Largest lag of the rows; a queue discards those above it.
+        max_lag: Largest lag of the rows; see :class:`Discarding` for what becomes of those above it.
         draws_at_once: Whether all rows are drawn in one turn. Set after a draw over several turns failed because rows
             left the table meanwhile.
     """
@@ -158,6 +158,7 @@ class Samples:
         if asked.asks_newest or asked.asks_counts or asked.priorities_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
+        table.check_consumer(asked.consumer, is_lease=asked.is_lease)
         conditions = await self._parse_conditions(session, store, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             conditions = conditions._replace(max_lag=max_lag)

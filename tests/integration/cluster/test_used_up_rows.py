@@ -84,3 +84,26 @@ def test_sample_when_too_few_rows_are_left_then_none_is_drawn(client: tdserve.Cl
     with pytest.raises(tdserve.DeadlineExceededError):
         table.sample(11, timeout_s=0.2)
     assert sorted(table.sample(10)["x"].tolist()) == list(range(10))
+
+
+def test_rows_when_all_named_consumers_have_had_them_then_leave_every_shard_and_writers_go_on(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    consumers = ("judge", "trainer")
+    table = user.create_replay(name, like=ROW, capacity=30, consumers=consumers, shards="all", shard_by="x")
+    table.extend(rows(12))
+    for consumer in consumers:
+        assert len(table) == 12
+        had: list[int] = []
+        while len(had) < 12:
+            with table.take(4, consumer=consumer) as taken:
+                had += taken["x"].tolist()
+        assert sorted(had) == list(range(12))
+    assert len(table) == 0
+    with pytest.raises(tdserve.InvalidRequestError, match="'judge', 'trainer'"):
+        table.take(1, consumer="critic", timeout_s=10.0)
+    for _ in range(3):
+        table.extend(rows(9))
+        for consumer in consumers:
+            with table.take(9, consumer=consumer):
+                pass

@@ -7,12 +7,12 @@ import pytest
 
 from tdserve.base.errors import CapacityError, WrongStateError
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.conditional_selectors import MAX_CONSUMERS, MAX_NAMED, MAX_SELECTORS, ConditionalSelectors
+from tdserve.rules.replay.conditional_selectors import MAX_NAMED, MAX_SELECTORS, ConditionalSelectors
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
 from tdserve.rules.replay.staleness import Staleness
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
