@@ -37,6 +37,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
         assert kv.delete("b") == 1
         assert all(future.done() for future in last)
 
+    @pytest.mark.slow
     def test_put_when_max_bytes_is_reached_then_refused(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name, max_bytes=100_000)
         kv.put(["a", "b"], [b"x" * 40_000] * 2)
@@ -61,6 +62,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
         assert "49" in found
         assert 9 <= len(found) <= 11
 
+    @pytest.mark.slow
     def test_get_when_the_time_to_live_is_over_then_missing(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name, ttl_s=0.5)
         kv.put(["a", "b"], [1, 2])
@@ -93,6 +95,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
         with pytest.raises(tdserve.InvalidRequestError):
             client.create_kv(f"{name}-other", eviction="lru")
 
+    @pytest.mark.slow
     def test_delete_when_the_store_is_deleted_then_its_handles_raise(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:

@@ -78,6 +78,7 @@ class KeyedSuite(Suite):
 
     # ------------------------------------------------------------ content
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
     def test_put_when_anything_then_comes_out_equal(
         self, connect: Connect, client: tdserve.Client, name: str, value: Any
@@ -97,6 +98,7 @@ class KeyedSuite(Suite):
         kv.put(["d", "e"], entries(4, 5))
         assert_same(kv["e"], entry(5))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("return_early", [False, True])
     def test_put_when_columns_of_tensors_and_values_then_each_comes_out_equal(
         self, client: tdserve.Client, name: str, return_early: bool
@@ -116,6 +118,7 @@ class KeyedSuite(Suite):
         assert_same(kv["15"], torch.ones(3))
         client.delete(name)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_keys", [1, 3, 5_000])
     def test_put_when_like_then_one_stacked_tensordict(self, client: tdserve.Client, name: str, num_keys: int) -> None:
         kv = client.create_kv(name, like=entry(0))
@@ -385,6 +388,7 @@ class KeyedSuite(Suite):
         assert list(kv) == kv.keys()
         assert len(kv) == kv.info()["num_rows"] == 5
 
+    @pytest.mark.slow
     def test_keys_when_more_than_a_page_then_all(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name, like=torch.tensor(0))
         keys = [f"{number:06}" for number in range(12_345)]

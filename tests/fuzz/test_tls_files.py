@@ -17,6 +17,7 @@ def check_files(seed: int, num_inputs: int) -> TLSCampaign:
     return campaign
 
 
+@pytest.mark.slow
 def test_files_when_damaged_then_refused_by_name_in_one_line_or_of_use() -> None:
     outcomes = check_files(1, 100).outcomes
     assert all(outcomes[f"server: {name}: refused"] > 0 for name in ("server.pem", "server.key", "ca.pem"))

@@ -107,6 +107,7 @@ def test_leaves_when_a_table_gets_them_then_every_handle_reads_and_writes_them(
             assert taken["n", "z"].sum(1).tolist() == [21.0, 0.0, 3.0, 3.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -144,6 +145,7 @@ def test_handle_when_leaves_have_come_then_its_next_call_has_them(
     assert set(found["n", "y"].tolist()) <= {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begin",
     [
@@ -219,6 +221,7 @@ def test_leaves_when_rows_cannot_have_them_then_refused_by_name(
     assert replay.sample(1)["n"].keys() == {"y"}
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_when_leaves_come_then_read_them(server: tdserve.Server, name: str) -> None:
     with server.client() as client:
         replay = client.create_replay(name, row(), 8)

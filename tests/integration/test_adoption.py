@@ -33,6 +33,7 @@ def read_only(request: pytest.FixtureRequest) -> bool:
 # ------------------------------------------------------------------- reading
 
 
+@pytest.mark.slow
 def test_adopt_when_read_in_every_way_then_equal_to_what_tensordict_reads(
     client: tdserve.Client, name: str, folder: Path, read_only: bool
 ) -> None:
@@ -118,6 +119,7 @@ def test_send_when_adopted_without_values_then_the_users_files_change(
     assert (loaded(tmp_path / "plain")["x"] == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 @pytest.mark.parametrize("write", ["send", "row", "value", "init_remote"])
 def test_write_when_adopted_and_it_has_values_then_refused_and_nothing_changed(

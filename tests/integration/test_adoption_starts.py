@@ -101,6 +101,7 @@ def test_restart_when_the_folder_changed_then_data_loss_and_the_server_goes_on(
         assert difference(loaded(folder.with_name("copy")), local.adopt(folder.with_name("copy"), "adopted")[:]) is None
 
 
+@pytest.mark.slow
 def test_folder_when_cut_short_while_it_is_served_then_data_loss_and_the_server_goes_on(
     fresh_server: FreshServer, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_folder_when_cut_short_while_it_is_served_then_data_loss_and_the_server_
         client.memmap(content().select("x"), "own")
 
 
+@pytest.mark.slow
 def test_restart_when_the_folder_came_back_then_served_again(fresh_server: FreshServer, folder: Path) -> None:
     server = fresh_server()
     with server.client() as client:
@@ -195,6 +197,7 @@ def test_command_when_run_then_the_store_is_there(
         client.delete("by command")
 
 
+@pytest.mark.slow
 def test_start_when_folders_are_to_be_adopted_then_there_from_the_beginning(
     fresh_server: FreshServer, folder: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_set_when_the_key_is_new_then_another_client_sees_its_content(
     assert ("n", "deep") in plain.keys(True)
 
 
+@pytest.mark.slow
 def test_set_when_another_client_has_removed_the_key_then_it_is_added_again(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:
@@ -127,6 +128,7 @@ def test_map_when_a_key_goes_then_what_was_mapped_stays(server: tdserve.Server, 
         assert torch.equal(handle.map()["x"], full(4))
 
 
+@pytest.mark.slow
 def test_set_when_two_add_different_keys_at_once_then_both_are_there(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:
@@ -145,6 +147,7 @@ def test_set_when_two_add_different_keys_at_once_then_both_are_there(
         assert torch.equal(found[f"z{number}"], full(number))
 
 
+@pytest.mark.slow
 def test_set_when_two_add_the_same_key_then_one_overwrites_the_other(
     client: tdserve.Client, other: tdserve.Client, name: str
 ) -> None:
@@ -319,6 +322,7 @@ def test_lock_when_the_server_was_restarted_then_still_locked(tmp_path: Path) ->
             assert torch.equal(client.from_remote_init("x")["z"], full(1))
 
 
+@pytest.mark.slow
 def test_set_when_the_store_was_adopted_then_its_folder_stays_the_users(tmp_path: Path) -> None:
     rows().memmap(tmp_path / "users")
     with tdserve.Server(tmp_path / "root", port=0) as server, server.client(transport="shm") as client:

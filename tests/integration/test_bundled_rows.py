@@ -124,6 +124,7 @@ def test_rows_when_deleted_and_the_server_starts_again_then_the_others_are_there
                 expected = content(client.replay("r")[:])
 
 
+@pytest.mark.slow
 def test_extends_when_over_then_nothing_is_left_for_the_garbage_collector(server: tdserve.Server, name: str) -> None:
     with server.client(transport="shm") as client:
         replay = client.create_replay(name, like=like(), capacity=4 * NUM_ROWS, ragged=["tokens"])

@@ -84,6 +84,7 @@ def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_na
     assert CliRunner().invoke(check, [str(root)], standalone_mode=False).return_value == 0
 
 
+@pytest.mark.slow
 def test_root_when_the_power_was_lost_after_the_first_pass_over_a_store_then_its_entries_are_there(root: Path) -> None:
     (root / "run.json").write_bytes(encode_checked({"boot_id": "of another start", "is_synced": False}))
     assert read_entries(root) == ENTRIES

@@ -110,6 +110,7 @@ def test_publish_and_latest_when_of_a_module_of_many_then_not_even_a_collection_
         assert filled.tolist() == [number, number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_reads_when_values_are_decoded_then_nothing_is_left_for_the_collector(
     client: tdserve.Client, transport: str

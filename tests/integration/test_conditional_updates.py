@@ -58,6 +58,7 @@ def test_update_when_a_row_occurs_twice_then_the_last_counts(table: Any) -> None
     assert table[:]["x"].tolist() == [0.0, 1.0, 2.0, 9.0, 2.0, 5.0, 6.0, 7.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [[5, 0], [7, 1, 6, 0], [1, 5, 1], [6, 6, 0, 0, 1]])
 @pytest.mark.parametrize("is_unchanged", [False, True])
 def test_update_when_rows_of_several_rounds_are_in_any_order_then_each_has_its_generation(

@@ -128,6 +128,7 @@ def _with_sums(batch: TensorDict) -> TensorDict:
     return batch.set("sum", batch["n", "x"].sum(-1)).exclude("text")
 
 
+@pytest.mark.slow
 def test_loader_when_its_function_works_on_batches_then_what_it_returns_arrives(store: tdserve.StoreHandle) -> None:
     for batch in _loader(store, num_workers=1, multiprocessing_context="fork", collate_fn=_with_sums):
         assert torch.equal(batch["sum"], 300.0 * batch["a"])

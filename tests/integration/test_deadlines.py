@@ -143,6 +143,7 @@ def handles_of(client: tdserve.Client) -> tuple[Any, Any, Any]:
     return store, replay, queue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "grpc"])
 def test_writes_when_one_before_them_has_more_time_then_those_that_were_not_sent_end_in_time(
     crashing: Crashing, transport: Any

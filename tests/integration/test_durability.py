@@ -227,6 +227,7 @@ def test_request_when_it_is_repeated_after_a_lost_answer_then_it_is_answered_and
     assert numbers_in(replay[:]) == [1, 2]
 
 
+@pytest.mark.slow
 def test_values_when_control_is_killed_then_they_are_back_and_can_be_written(
     crashing: Crashing, client: tdserve.Client
 ) -> None:

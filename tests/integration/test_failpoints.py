@@ -314,6 +314,7 @@ def test_worker_or_client_when_it_dies_at_a_failpoint_then_what_the_table_states
     _check_usable(servers, case, name, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failpoint",
     [pytest.param(name, marks=_mark(name, "recovery")) for name in CASES if name.startswith("recovery.")],
@@ -336,6 +337,7 @@ def test_recovery_when_it_is_cut_short_then_the_next_one_completes_it(
     assert _look(servers, operation, case, name) in case.states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "failpoint", [pytest.param(name, marks=_mark(name, "fails")) for name, each in FAILPOINTS.items() if each.fails]
 )

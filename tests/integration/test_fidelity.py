@@ -159,6 +159,7 @@ def test_memmap_like_when_batch_size_is_given_then_is_zeros_of_that_many_rows(
     assert difference(zeros, store.to_tensordict()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TO_TORCH)
 def test_leaf_when_of_any_dtype_then_keeps_its_bits(client: tdserve.Client, name: str, dtype: str) -> None:
     td = TensorDict({"x": bits(TO_TORCH[dtype], 4, 3), "scalar": {"y": bits(TO_TORCH[dtype], 4)}}, [4])

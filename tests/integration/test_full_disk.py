@@ -42,6 +42,7 @@ def fill(disk: Path) -> None:
             file.write(bytes(found * 4096))
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_store_when_the_disk_is_full_then_it_stays_as_it_is_over_a_restart_until_something_is_deleted(

@@ -91,6 +91,7 @@ def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Lin
     raise AssertionError("the worker never listened")
 
 
+@pytest.mark.slow
 def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_and_he_reads_nothing(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -132,6 +132,7 @@ def test_broadcast_when_a_member_stands_still_then_the_others_go_on_without_it_a
         assert child.line() == "ended 0"
 
 
+@pytest.mark.slow
 def test_group_when_the_server_is_restarted_then_calls_raise_and_all_come_together_again(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root", port=0) as first, Team(first, 3) as team:
         assert team.each(lambda group: group.barrier()) == [None] * 3

@@ -187,6 +187,7 @@ def test_file_when_cut_off_while_it_is_open_then_refused_instead_of_zeros(
         client.delete("cut")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_file_when_it_is_damaged_then_the_write_is_refused_and_nothing_is_there(
     server: tdserve.Server, tmp_path: Path, transport: str

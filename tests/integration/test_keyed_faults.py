@@ -170,6 +170,7 @@ def test_puts_when_the_client_is_killed_then_whole_and_others_go_on(
     assert kv.get(KEYS).unique().tolist() == [0]
 
 
+@pytest.mark.slow
 def test_entries_when_the_server_is_stopped_and_started_then_all_there(
     crashing: Crashing, client: tdserve.Client
 ) -> None:

@@ -135,6 +135,7 @@ def test_manifest_when_a_field_is_misspelt_then_the_schemas_refuse_it(shards: di
         kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", ["base", "shards"])
 def test_overlay_when_kustomize_builds_it_then_the_manifests_are_the_same(copied: Path, overlay: str) -> None:
     program = ["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]

@@ -76,6 +76,7 @@ def peer(server: tdserve.Server, live: tdserve.StoreHandle) -> Iterator[Peer]:
     started.process.communicate("end\n", timeout=START_TIMEOUT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_updates_when_two_independent_processes_exchange_them_then_none_is_lost(
     client: tdserve.Client, live: tdserve.StoreHandle, peer: Peer
@@ -94,6 +95,7 @@ def _exchange(td: TensorDict, pipe: Connection) -> None:
     pipe.send(td["one"])
 
 
+@pytest.mark.slow
 @pytest.mark.once("gloo")
 def test_updates_when_a_spawned_process_was_given_the_tensordict_then_go_both_ways(
     client: tdserve.Client, live: tdserve.StoreHandle
@@ -266,6 +268,7 @@ def test_leaf_when_the_store_is_deleted_then_store_not_found(client: tdserve.Cli
     client.memmap(content(), live.name)
 
 
+@pytest.mark.slow
 def test_leaf_when_the_server_was_restarted_then_goes_on_and_still_shared(tmp_path: Path) -> None:
     port = quiet_port()
     first = tdserve.Server(tmp_path, port=port).start()

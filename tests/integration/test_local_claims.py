@@ -84,6 +84,7 @@ def held(*numbers: int) -> list[int]:
     return [number for number in numbers for _ in range(NUM_ROWS)]
 
 
+@pytest.mark.slow
 def test_extend_when_rows_are_claimed_then_they_follow_one_another_round_the_ring_and_all_see_them_at_once(
     replay: Any, other: tdserve.Client
 ) -> None:

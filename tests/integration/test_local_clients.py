@@ -45,6 +45,7 @@ def client(public_server: tdserve.Server) -> Iterator[tdserve.Client]:
             made.delete(name)
 
 
+@pytest.mark.slow
 def test_connect_when_another_mount_namespace_hides_the_root_then_gloo_or_not_local_error(
     forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -94,6 +95,7 @@ def test_client_when_in_another_namespace_of_processes_then_it_reads_values_thro
     assert numbers_in(client.from_remote_init("x-td"))[:4] == [BEFORE, 5, 5, BEFORE]
 
 
+@pytest.mark.slow
 def test_client_when_it_may_not_write_the_files_then_it_reads_them_and_writes_over_its_channel(
     forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -123,6 +125,7 @@ def test_client_when_it_may_not_write_the_files_then_it_reads_them_and_writes_ov
     assert client["copied"]["x"].sum() == 0
 
 
+@pytest.mark.slow
 def test_fork_when_a_client_is_used_in_the_child_then_refused_and_the_parents_lock_is_not_kept_alive(
     forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -89,6 +89,7 @@ def nested(number: int, num_rows: int = NUM_ROWS, *, text: str = "") -> TensorDi
     return TensorDict({"content": rows(number, num_rows, text=text)}, [num_rows])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "text"])
 def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_and_others_get_them(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, text: str
@@ -191,6 +192,7 @@ def test_set_at_when_the_server_is_killed_while_its_client_stands_still_then_its
         assert numbers_in(replay[:]["content"]) == [LOST] * NUM_ROWS + [BEFORE] * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_them(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:

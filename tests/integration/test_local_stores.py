@@ -82,6 +82,7 @@ def test_replay_when_another_has_made_it_anew_then_the_old_files_are_never_read(
         assert numbers_in(other.replay("replay")[:]) == [number] * NUM_ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["extend", "overwrite", "read"])
 def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_untouched(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client, kind: str

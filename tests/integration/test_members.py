@@ -102,6 +102,7 @@ def _update(client: tdserve.Client, name: str, td: TensorDict) -> None:
 WRITES = (_send, _init_remote, _memmap, _assign, _set, _set_at, _update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEMBERS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("is_marked", [False, True])
@@ -144,6 +145,7 @@ def test_member_when_a_row_is_written_over_another_then_comes_out_as_it_went_in(
     assert_same(found[2], td["s"].tensordicts[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_rows_when_written_over_rows_of_others_then_come_out_as_they_went_in(
     client: tdserve.Client, name: str, kind: str
@@ -163,6 +165,7 @@ def test_rows_when_written_over_rows_of_others_then_come_out_as_they_went_in(
     assert torch.equal(found.tensordicts[1]["x"][:2], more[1]["x"][:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [31, 200])
 def test_members_when_they_have_many_rows_then_come_out_as_they_went_in(
     client: tdserve.Client, name: str, num_rows: int
@@ -232,6 +235,7 @@ def test_stack_when_added_under_a_new_key_then_comes_out_as_it_went_in(
     assert_same(store["s"], stack)
 
 
+@pytest.mark.slow
 def test_members_when_the_server_starts_again_then_others_read_them_as_they_were_written(
     fresh_server: FreshServer, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_calls_when_the_name_is_misspelt_then_a_warning_meanwhile_and_an_error_at_the_end(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

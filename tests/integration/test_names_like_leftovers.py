@@ -14,6 +14,7 @@ from tdserve.server.checking.root_check import check_root
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_check_when_names_end_like_those_of_leftovers_then_nothing_of_them_goes(tmp_path: Path) -> None:
     content = TensorDict({"a.new": {"b.new": torch.ones(3)}, "c.new": torch.zeros(2)}, [])
     with tdserve.Server(tmp_path / "root") as server, server.client() as client:

@@ -131,6 +131,7 @@ def object_bytes(root: Path, name: str) -> int:
     return sum(path.stat().st_blocks * 512 for path in (root / "stores" / name).glob("objects*/data.mdb"))
 
 
+@pytest.mark.slow
 def test_space_when_values_shrank_then_is_given_back_at_the_next_start_and_clients_read_on(
     fresh_server: FreshServer, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_scrape_when_the_server_has_restarted_then_has_what_is_known_of_unused_s
         wait_for(lambda: scrape(url).get(series) == 10, "a scrape of the opened table")
 
 
+@pytest.mark.slow
 def test_scrape_when_a_call_waits_for_the_limiter_then_seen(observed: tdserve.Server) -> None:
     url = find_url(observed)
     with observed.client() as client:
@@ -153,6 +154,7 @@ def test_scrape_when_a_call_waits_for_the_limiter_then_seen(observed: tdserve.Se
         assert found["tdserve_store_wait_seconds_total[('call', 'sample'), ('store', 'waiting')]"] > 0
 
 
+@pytest.mark.slow
 def test_error_when_a_request_fails_then_counted_by_its_code(observed: tdserve.Server) -> None:
     url = find_url(observed)
     with observed.client() as client:
@@ -163,6 +165,7 @@ def test_error_when_a_request_fails_then_counted_by_its_code(observed: tdserve.S
     wait_for(lambda: scrape(url).get(series) == 1, "a scrape of the error")
 
 
+@pytest.mark.slow
 def test_observer_when_killed_then_started_again_and_sessions_go_on(fresh_server: FreshServer) -> None:
     server = fresh_server(metrics_port=0)
     url = find_url(server)
@@ -177,6 +180,7 @@ def test_observer_when_killed_then_started_again_and_sessions_go_on(fresh_server
         assert client.stats()["sessions"] == session
 
 
+@pytest.mark.slow
 def test_observer_when_the_server_ends_then_ends(fresh_server: FreshServer) -> None:
     for end in (signal.SIGTERM, signal.SIGKILL):
         server = fresh_server(metrics_port=0)

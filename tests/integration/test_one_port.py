@@ -36,6 +36,7 @@ def make_content() -> TensorDict:
     return TensorDict({"a": torch.arange(NUM_NUMBERS)}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_far_away")
 def test_auto_when_gloo_cannot_connect_then_the_servers_port_within_seconds_and_the_reason_once(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -60,6 +61,7 @@ def test_auto_when_gloo_cannot_connect_then_the_servers_port_within_seconds_and_
         assert proxy.num_connections == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_far_away")
 def test_auto_when_the_server_has_one_port_then_that_one_and_the_reason() -> None:
     with make_quick_root() as root, tdserve.Server(root, port=0, one_port=True) as made, made.client() as client:

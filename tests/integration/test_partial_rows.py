@@ -50,6 +50,7 @@ def judge(table: Any, index: Any) -> None:
     table.set_at_("reward", 0.5 * torch.as_tensor(index), index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_require_when_a_key_was_not_written_then_its_rows_come_when_it_was(
     client: tdserve.Client, name: str, size: int
@@ -279,6 +280,7 @@ def test_set_at_when_control_and_writers_are_killed_in_the_middle_then_all_rows_
         assert replay.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 def test_partial_rows_when_the_server_starts_anew_then_they_lack_what_they_lacked(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(transport="gloo", timeout_s=60.0) as client:
         replay = client.create_replay("partial", rows(0)[0], 16)

@@ -52,6 +52,7 @@ def take_all(queue: Any, num_rows: int = 1) -> list[int]:
 # ---------------------------------------------------------------- exactly once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [20_000, 30_000, 60_000, 250_000])
 def test_take_when_very_many_short_rows_then_they_come_at_once(
     client: tdserve.Client, name: str, num_rows: int
@@ -198,6 +199,7 @@ def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: td
     assert numbers(taken) == [*range(8)]
 
 
+@pytest.mark.slow
 def test_take_when_a_consumer_vanishes_without_a_word_then_the_waiting_get_its_rows(
     server: tdserve.Server,
 ) -> None:
@@ -247,6 +249,7 @@ def test_queue_when_control_is_killed_then_only_what_was_acknowledged_is_gone(tm
             queue.take(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_batches_when_the_server_is_away_while_one_waits_then_it_goes_on(tmp_path: Path, transport: str) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(transport=transport, timeout_s=60.0) as client:

@@ -88,6 +88,7 @@ def crashing(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[tuple[Cr
         yield crashing, client
 
 
+@pytest.mark.slow
 def test_sample_when_the_server_was_killed_then_late_ranks_get_the_rest_of_the_draw(
     crashing: tuple[Crashing, tdserve.Client],
 ) -> None:
@@ -104,6 +105,7 @@ def test_sample_when_the_server_was_killed_then_late_ranks_get_the_rest_of_the_d
     assert not set(others["number"].tolist()) & set(first["number"].tolist() + second["number"].tolist())
 
 
+@pytest.mark.slow
 def test_rows_when_one_of_their_draw_was_deleted_then_a_restart_brings_none_back(
     crashing: tuple[Crashing, tdserve.Client],
 ) -> None:

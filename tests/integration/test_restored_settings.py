@@ -78,6 +78,7 @@ def test_handle_when_made_before_the_settings_changed_then_goes_on_with_them(cli
     assert before.settings == client.replay("table").settings
 
 
+@pytest.mark.slow
 def test_call_when_it_waits_for_the_former_limiter_then_goes_on_by_the_new_one(client: tdserve.Client) -> None:
     before = client.replay("table")
     with ThreadPoolExecutor(1) as pool:
@@ -87,6 +88,7 @@ def test_call_when_it_waits_for_the_former_limiter_then_goes_on_by_the_new_one(c
         assert sample.result()["number"].shape == (8,)
 
 
+@pytest.mark.slow
 def test_table_when_more_differs_than_may_change_then_refused_and_still_takes_settings_later(
     client: tdserve.Client,
 ) -> None:
@@ -101,6 +103,7 @@ def test_table_when_more_differs_than_may_change_then_refused_and_still_takes_se
     assert client.create_replay("table", ROW, 200, min_size=1, exists_ok=True).sample(4)["number"].shape == (4,)
 
 
+@pytest.mark.slow
 def test_table_when_first_asked_for_with_its_own_then_ordinary(client: tdserve.Client) -> None:
     client.create_replay("table", ROW, 200, min_size=150, exists_ok=True)
     with pytest.raises(StoreExistsError, match="limiter"):

@@ -181,6 +181,7 @@ def test_delete_when_its_answer_is_lost_then_the_next_store_of_that_name_stays(
     assert name not in deaf.other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_create_when_its_answer_is_lost_then_it_does_not_refuse_its_own_store(
     crashing: Crashing, deaf: Deaf, is_restarted: bool

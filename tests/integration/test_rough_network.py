@@ -121,6 +121,7 @@ def test_calls_when_the_network_fails_then_they_end_in_time_and_go_on_afterwards
     check_all_succeed(calls)
 
 
+@pytest.mark.slow
 def test_calls_when_connections_are_reset_in_the_middle_then_each_write_is_stored_once(
     proxy: RoughProxy, client: tdserve.Client
 ) -> None:
@@ -165,6 +166,7 @@ def test_calls_when_the_control_process_stands_still_then_they_end_in_time(
         check_all_succeed(calls)
 
 
+@pytest.mark.slow
 def test_client_when_the_server_comes_back_at_another_port_behind_its_address_then_goes_on(
     server: tdserve.Server, proxy: RoughProxy, client: tdserve.Client
 ) -> None:

@@ -105,6 +105,7 @@ def test_extend_when_its_future_is_cancelled_then_it_is_on_its_way_and_others_go
     assert all(len(future.result(30.0)) == CAPACITY for future in futures)
 
 
+@pytest.mark.slow
 def test_extend_early_when_the_server_is_away_then_returns_at_once(fresh_server: Any) -> None:
     server = fresh_server()
     with server.client(timeout_s=60.0) as client:

@@ -97,6 +97,7 @@ def test_save_when_leaves_have_several_dtypes_then_equal_and_no_larger(
     assert difference(found, torch.load(io.BytesIO(saved), weights_only=False)) is None
 
 
+@pytest.mark.slow
 def test_leaf_when_all_else_is_gone_then_its_memory_lives(reader: tdserve.Client, names: dict[str, str]) -> None:
     store = reader[names["store"]]
     leaves = [store[:]["number"] for _ in range(3)]
@@ -110,6 +111,7 @@ def test_leaf_when_all_else_is_gone_then_its_memory_lives(reader: tdserve.Client
         assert torch.equal(shared, torch.arange(len(store)))
 
 
+@pytest.mark.slow
 def test_batch_when_a_worker_of_a_loader_has_read_it_then_it_can_be_saved(
     reader: tdserve.Client, names: dict[str, str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_add_when_full_then_the_oldest_rows_go(options: dict[str, Any]) -> None:
     buffer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("observation", ["vector", "dict"])
 def test_sample_when_some_rows_are_not_sent_then_all_are_drawn_as_often(
     options: dict[str, Any], observation: str

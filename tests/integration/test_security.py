@@ -280,6 +280,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_request_when_it_makes_no_sense_then_a_typed_error_and_nothing_else(attacker: Attacker, name: str) -> None:
     answer = attacker.answer(**ATTACKS[name])
@@ -321,6 +322,7 @@ def test_content_when_it_is_longer_than_it_was_said_to_be_then_the_others_go_on(
     del work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

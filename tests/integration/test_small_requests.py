@@ -21,6 +21,7 @@ def numbers(number: int) -> TensorDict:
     return TensorDict({"nested": {"number": torch.full((4,), number)}}, [4])
 
 
+@pytest.mark.slow
 def test_get_when_another_client_has_just_written_then_the_new_value(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:

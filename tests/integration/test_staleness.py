@@ -55,6 +55,7 @@ def drawn(replay: Any, num_rows: int = 200, **conditions: Any) -> set[tuple[int,
 # ---------------------------------------------------------------- versions of rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_extend_when_a_version_is_given_or_not_then_each_row_has_its_own(
     client: tdserve.Client, name: str, policy: Policy, size: int
@@ -375,6 +376,7 @@ def test_sample_when_the_policy_was_deleted_and_made_anew_then_rows_of_the_one_b
     assert (info["lag_min"], info["lag_mean"], info["lag_max"]) == (0, 0.5, 1)
 
 
+@pytest.mark.slow
 def test_sample_when_the_server_was_killed_then_rows_have_the_versions_they_had(tmp_path: Path) -> None:
     with (
         Crashing(tmp_path) as crashing,

@@ -63,6 +63,7 @@ def read_text(url: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
+@pytest.mark.slow
 def test_pages_when_a_store_is_evil_then_shown_as_text(url: str) -> None:
     assert EVIL in read_text(f"{url}/stores")
     shown = read_text(f"{url}/store?name={quote(EVIL)}")

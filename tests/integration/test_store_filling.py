@@ -112,6 +112,7 @@ def test_store_when_its_client_closes_then_the_name_is_free(
     wait_for(create, "the end of the store")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_store_when_the_server_restarts_then_nothing_is_left_and_the_next_write_fails(
     tmp_path: Path, transport: Any

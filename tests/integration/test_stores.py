@@ -88,6 +88,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
         yield Lives(client, td, before, folders)
 
 
+@pytest.mark.slow
 def test_folder_when_server_is_stopped_then_tensordict_opens_it(lives: Lives) -> None:
     assert difference(lives.td, lives.folders["frames"]) is None
 
@@ -173,6 +174,7 @@ def test_delete_when_done_then_no_worker_keeps_the_space(client: tdserve.Client,
     assert not any(maps_file(pid, inode) for pid in pids for inode in inodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 60_000])
 def test_replay_when_made_again_with_another_structure_then_older_handles_raise(
     client: tdserve.Client, name: str, size: int
@@ -204,6 +206,7 @@ def test_stores_when_many_then_all_are_listed_in_order(client: tdserve.Client, n
         client.delete(each)
 
 
+@pytest.mark.slow
 def test_init_remote_when_its_content_finds_no_way_then_the_name_is_free_again(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_auto_when_the_server_has_tls_then_one_port_and_the_reason(
             client.group("g", world_size=2, timeout_s=5.0)
 
 
+@pytest.mark.slow
 def test_gloo_when_the_server_has_tls_then_refused_by_name_but_in_a_trusted_network(
     server: tdserve.Server, certificates: Certificates
 ) -> None:
@@ -151,6 +152,7 @@ def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
             assert client.stores() == []
 
 
+@pytest.mark.slow
 def test_client_when_the_certificate_has_expired_then_refused_with_the_reason_and_the_server_logs_it(
     certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_files_when_one_is_no_certificate_then_refused_by_its_name(certificates:
         tdserve.Server(tmp_path / "root", port=0, tls_client_ca=str(garbage), **certificates.server).start()
 
 
+@pytest.mark.slow
 def test_page_when_other_machines_reach_it_then_encrypted_and_its_certificate_is_read_again(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     token = tmp_path / "page-token"

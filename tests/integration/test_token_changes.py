@@ -381,6 +381,7 @@ def test_rate_when_stores_are_listed_and_opened_faster_then_these_calls_wait_unt
             [client.stores() for _ in range(2 * rate)]
 
 
+@pytest.mark.slow
 def test_requests_when_their_limit_is_reached_then_others_are_refused_until_one_ends(
     tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
 ) -> None:

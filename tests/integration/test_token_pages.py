@@ -102,6 +102,7 @@ def sign_in(url: str, token: str) -> str:
     return found[0]
 
 
+@pytest.mark.slow
 def test_login_when_its_token_is_revoked_then_ends(observed: Observed) -> None:
     token = observed.tokens.add("guest", "read", stores=["open-*"])
 

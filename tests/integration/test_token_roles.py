@@ -157,6 +157,7 @@ def test_role_when_a_call_was_denied_then_nothing_was_changed_and_the_session_go
             assert client.stats()["sessions"] == session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hidden-td", "nowhere"])
 def test_store_when_the_token_does_not_include_it_then_denied_whether_or_not_it_exists(
     member: tuple[str, tdserve.Client], name: str
@@ -228,6 +229,7 @@ def ask_by_mail(session: Session, make: Callable[[], dict[str, Any]]) -> list[An
     return found
 
 
+@pytest.mark.slow
 def test_read_when_the_worker_could_answer_it_then_it_passes_a_hidden_store_on_and_control_denies(
     server: tdserve.Server, operator: tdserve.Client, held: dict[str, str]
 ) -> None:

@@ -196,6 +196,7 @@ def test_sample_on_shared_memory_when_traced_then_has_the_spans_of_client_and_co
     assert len(spans) == 3
 
 
+@pytest.mark.slow
 def test_draw_when_the_worker_answers_by_itself_then_its_span_is_below_that_of_the_client(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -272,6 +273,7 @@ def test_call_when_it_is_retried_then_each_attempt_is_below_its_one_span(
     assert "error.type" not in call.attributes
 
 
+@pytest.mark.slow
 def test_coroutine_when_it_is_traced_then_is_below_the_span_of_its_task(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -310,6 +312,7 @@ def test_call_when_the_application_does_not_sample_it_then_is_not_exported(
     assert receiver.list_spans(trace) == []
 
 
+@pytest.mark.slow
 def test_server_when_it_has_no_receiver_then_calls_of_traced_clients_work(
     server: tdserve.Server, receiver: Receiver
 ) -> None:

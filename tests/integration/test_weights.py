@@ -153,6 +153,7 @@ def test_publish_when_calls_return_early_then_versions_have_their_order(client: 
         assert latest(client, name).data["scale"] == begun + 3
 
 
+@pytest.mark.slow
 def test_send_when_calls_return_early_then_the_last_one_counts(client: tdserve.Client, name: str) -> None:
     client.init_remote(weights(0), name)
     for begun in range(1, 60, 4):

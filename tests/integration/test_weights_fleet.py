@@ -170,6 +170,7 @@ def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
     client.delete("frozen")
 
 
+@pytest.mark.slow
 def test_subscribe_when_the_server_is_killed_then_it_goes_on_and_never_back(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing, ExitStack() as stack:
         clients = [

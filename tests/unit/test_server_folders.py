@@ -37,6 +37,7 @@ def test_numbers_when_folders_do_not_fit_then_refused(seen: list[list[int]]) -> 
         assign_numbers(seen)
 
 
+@pytest.mark.slow
 def test_server_when_started_with_a_token_then_keeps_no_file_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

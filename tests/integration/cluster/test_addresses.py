@@ -30,6 +30,7 @@ class ListedServers(Membership):
         return self._servers[server].address
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_call_when_its_server_comes_back_elsewhere_then_goes_on_there_and_writes_once(
     tmp_path: Path, transport: str

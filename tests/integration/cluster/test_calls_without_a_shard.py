@@ -69,6 +69,7 @@ def test_keyed_store_when_the_server_of_a_key_is_away_then_each_call_takes_its_o
         assert unused.get(key, timeout_s=20).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_queue_when_a_shard_is_away_then_an_ack_has_done_the_rows_of_the_others_and_the_error_names_the_rest(
     crashing: list[Crashing],
 ) -> None:
@@ -97,6 +98,7 @@ def test_taken_rows_when_a_shard_is_away_then_the_error_of_their_block_counts_wh
             pass
 
 
+@pytest.mark.slow
 def test_queue_when_a_shard_is_away_then_closed_only_once_the_same_call_has_closed_it_too(
     crashing: list[Crashing],
 ) -> None:
@@ -136,6 +138,7 @@ def test_table_when_none_of_its_servers_answers_then_calls_wait_for_the_first(cr
         assert length in (10, 20, 30)
 
 
+@pytest.mark.slow
 def test_sample_when_the_only_drawn_shard_is_away_then_drawn_from_others(crashing: list[Crashing]) -> None:
     with connecting(crashing, timeout_s=60.0) as client:
         table = client.create_replay(next_name(), rows(1)[0], 300, shards="all")

@@ -42,6 +42,7 @@ def restart_before_acknowledgement(
     monkeypatch.setattr(module, "acknowledge", strike)
 
 
+@pytest.mark.slow
 def test_sample_when_the_server_is_started_again_before_the_acknowledgement_then_each_row_comes_once(
     user: tdserve.ClusterClient, crashing: list[Crashing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,7 @@ def test_sample_when_the_server_is_started_again_before_the_acknowledgement_then
     user.delete(name)
 
 
+@pytest.mark.slow
 def test_sample_when_one_of_several_servers_is_started_again_before_the_acknowledgement_then_each_row_comes_once(
     user: tdserve.ClusterClient, crashing: list[Crashing], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_creation_when_a_server_joins_while_another_is_away_then_raises_until_al
         assert client.from_remote_init(name)["number"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_creation_when_a_server_was_never_there_then_done_at_the_others(growing: list[Crashing]) -> None:
     growing[0].kill()
     with connecting(growing, timeout_s=5.0) as client:

@@ -72,6 +72,7 @@ def test_move_when_its_target_or_source_is_away_then_refused_soon(crashing: list
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_move_when_the_server_that_may_have_it_is_away_then_the_error_names_it(crashing: list[Crashing]) -> None:
     name = name_owned_by(0, 3)
     with connecting(crashing, timeout_s=60.0) as client:
@@ -171,6 +172,7 @@ def test_move_when_it_fails_then_nothing_of_it_stays_at_the_target(crashing: lis
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_restore_when_it_fails_then_nothing_of_it_stays(crashing: list[Crashing], tmp_path: Path) -> None:
     name = name_owned_by(0, 3)
 

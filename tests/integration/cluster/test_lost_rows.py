@@ -51,6 +51,7 @@ def test_store_when_it_moves_then_its_rows_are_lost_at_the_target(
     check_lost_until_written(damaged)
 
 
+@pytest.mark.slow
 def test_store_when_restored_then_its_rows_are_lost_in_the_copy_and_in_the_original(
     client: tdserve.ClusterClient, name: str, damaged: tdserve.StoreHandle, tmp_path: Path
 ) -> None:

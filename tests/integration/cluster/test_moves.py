@@ -32,6 +32,7 @@ CHAT = TensorDict({"number": torch.tensor(0), "text": "hello"}, [])
 # ---------------------------------------------------------------- content
 
 
+@pytest.mark.slow
 def test_table_when_it_moves_then_its_handle_goes_on(
     user: tdserve.ClusterClient, name: str, servers: list[tdserve.Server]
 ) -> None:
@@ -137,6 +138,7 @@ def test_part_when_it_moves_then_the_whole_goes_on(user: tdserve.ClusterClient, 
     assert sorted(user.replay(name)[:]["number"].tolist()) == list(range(50))
 
 
+@pytest.mark.slow
 def test_part_when_its_mover_was_lost_then_found_and_the_record_mended(
     user: tdserve.ClusterClient, address: str, name: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_parts_when_all_of_them_move_then_open_handles_and_draws_go_on(user: tds
 # ---------------------------------------------------------------- places
 
 
+@pytest.mark.slow
 def test_store_when_it_has_moved_then_deleted_and_made_anew(client: tdserve.ClusterClient, name: str) -> None:
     for _ in range(2):
         client.memmap(TensorDict({"x": torch.arange(3)}, [3]), name)
@@ -263,6 +266,7 @@ def test_drain_when_every_server_has_a_part_then_the_error_names_all_that_stay(
             client.delete(name)
 
 
+@pytest.mark.slow
 def test_rebalance_when_there_is_no_such_store_then_is_refused(client: tdserve.ClusterClient, name: str) -> None:
     for server in (None, *range(3)):
         with pytest.raises(StoreNotFoundError, match=name):

@@ -107,6 +107,7 @@ def test_record_when_a_client_of_one_server_deletes_it_then_refused_and_nothing_
             assert not [each for each in single.stores() if each.startswith(name)]
 
 
+@pytest.mark.slow
 def test_restore_when_one_part_is_named_then_refused_and_the_whole_comes_back(
     client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_put_when_one_entry_has_another_version_then_the_error_names_what_other_
     assert kv.get([first, second, third]) == [1, 9, 9]
 
 
+@pytest.mark.slow
 def test_pop_when_an_entry_of_another_server_is_missing_then_nothing_is_deleted(
     user: tdserve.ClusterClient, name: str
 ) -> None:

@@ -79,6 +79,7 @@ def test_client_when_it_uses_one_server_then_connects_to_that_alone(
         assert list(client.members.used) == [1]
 
 
+@pytest.mark.slow
 def test_stores_when_asked_for_once_by_a_new_client_then_found(client: tdserve.ClusterClient, address: str) -> None:
     names = [name_owned_by(server, 3) for server in range(3)]
     for name in names:

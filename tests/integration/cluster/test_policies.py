@@ -58,6 +58,7 @@ def test_table_when_its_policy_is_on_another_server_then_rows_have_its_versions_
     table.extend(make_rows(12, 1), policy_version=4)
 
 
+@pytest.mark.slow
 def test_shards_when_they_follow_a_policy_then_all_of_them_count_its_versions(
     user: tdserve.ClusterClient, name: str, policy: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_part_when_moved_while_a_server_with_a_copy_is_away_then_found_by_the_la
             assert moved.info()["degraded"] == [0]
 
 
+@pytest.mark.slow
 def test_table_when_a_server_has_joined_then_created_again_with_all_it_stays_on_those_that_it_had(
     crashing: list[Crashing],
 ) -> None:

@@ -41,6 +41,7 @@ def find_shards(table: tdserve.ShardedReplayHandle) -> dict[Any, set[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_writer_when_rows_go_by_key_then_each_episode_is_whole_and_in_order(
     user: tdserve.ClusterClient, name: str
 ) -> None:
@@ -95,6 +96,7 @@ def test_writer_when_the_table_is_closed_then_fails_once_for_all_shards(user: td
         writer.flush()
 
 
+@pytest.mark.slow
 def test_rows_when_in_two_dimensions_then_numbers_have_them_too(user: tdserve.ClusterClient, name: str) -> None:
     table = make_table(user, name, sampler=tdserve.Slices(slice_len=3))
     number = torch.arange(40).reshape(8, 5)
@@ -123,6 +125,7 @@ def test_rows_when_their_key_has_another_dtype_then_the_same_shards(
     assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 def test_rows_when_their_key_is_text_then_the_writer_and_extend_agree(user: tdserve.ClusterClient) -> None:
     like = TensorDict({"number": torch.tensor(0), "episode": "first"}, [])
     name = next_name()

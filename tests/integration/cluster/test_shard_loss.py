@@ -70,6 +70,7 @@ def test_table_when_a_server_is_killed_then_goes_on_without_its_rows_until_it_is
     assert list_degraded(crashing[table.placement.servers[0]]) == []
 
 
+@pytest.mark.slow
 def test_rows_when_their_server_restarts_then_reading_and_writing_them_waits_for_it(
     client: tdserve.ClusterClient, crashing: list[Crashing], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ def test_rows_when_their_server_restarts_then_reading_and_writing_them_waits_for
     assert frames[29]["number"] == -1
 
 
+@pytest.mark.slow
 def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_created(
     client: tdserve.ClusterClient, crashing: list[Crashing], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +186,7 @@ def test_table_when_a_shard_has_moved_and_its_server_is_down_then_that_server_al
     wait_for(lambda: len(table) == 20, "the return of the shard")
 
 
+@pytest.mark.slow
 def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_then_waits_for_where_it_went(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:
@@ -221,6 +224,7 @@ def test_store_when_its_new_server_is_killed_before_it_shows_it_then_read_there_
     client.delete(name)
 
 
+@pytest.mark.slow
 def test_shard_when_its_new_server_is_killed_before_it_shows_it_then_back_with_its_rows(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:

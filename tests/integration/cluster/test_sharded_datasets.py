@@ -73,6 +73,7 @@ def test_calls_when_a_store_of_one_server_is_needed_then_refused_with_the_server
     assert client[name].to_tensordict()["x"].tolist() == list(range(9))
 
 
+@pytest.mark.slow
 def test_leaves_when_read_then_whole(frames: tdserve.ShardedDataset) -> None:
     assert frames["number"].tolist() == list(range(NUM_ROWS))
     assert frames["nested", "pixels"].shape == (NUM_ROWS, 4)
@@ -89,6 +90,7 @@ def test_leaves_when_read_then_whole(frames: tdserve.ShardedDataset) -> None:
     assert frames.info()["num_rows"] == NUM_ROWS
 
 
+@pytest.mark.slow
 def test_rows_when_written_then_in_their_parts(frames: tdserve.ShardedDataset) -> None:
     frames[30:40] = CONTENT[:10]
     frames[[99, 1]] = CONTENT[[5, 6]]
@@ -103,6 +105,7 @@ def test_rows_when_written_then_in_their_parts(frames: tdserve.ShardedDataset) -
     assert list(frames[30:32]["text"]) == ["text 0", "text 1"]
 
 
+@pytest.mark.slow
 def test_values_when_one_is_meant_for_each_row_then_as_at_one_server(
     frames: tdserve.ShardedDataset, servers: list[tdserve.Server], name: str
 ) -> None:
@@ -129,6 +132,7 @@ def test_rows_when_hardly_more_than_servers_then_divided(user: tdserve.ClusterCl
     assert made[3:]["number"].tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_epoch_when_divided_then_every_row_once(frames: tdserve.ShardedDataset) -> None:
     seen = []
     for rank in range(3):

@@ -15,6 +15,7 @@ from tests.integration.cluster.filling import fill_unequally, pick_one_of_each_s
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name: str) -> None:
     table = client.create_replay(name, rows(1)[0], 300, shards="all")
     fill_unequally(table)
@@ -50,6 +51,7 @@ def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name
     assert table.counts().inserts == 75
 
 
+@pytest.mark.slow
 def test_set_at_when_the_value_is_for_all_rows_then_each_gets_all_of_it(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -71,6 +73,7 @@ def test_set_at_when_the_value_is_for_all_rows_then_each_gets_all_of_it(
     assert table[-1 - (table.capacity - int(rows_of_all[2]) - 1)]["number"] == 7  # counted from the end
 
 
+@pytest.mark.slow
 def test_calls_when_lengths_differ_then_refused_before_anything_is_written(
     client: tdserve.ClusterClient, name: str
 ) -> None:

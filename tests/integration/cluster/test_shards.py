@@ -72,6 +72,7 @@ def test_sample_when_prioritized_then_by_priority_and_weights_as_of_one_table(
     torch.testing.assert_close(sample["priority_weight"].double(), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_update_priority_when_rows_are_of_several_shards_then_those_alone_are_drawn(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -173,6 +174,7 @@ def test_sample_when_of_groups_then_whole_groups_of_all_shards_as_often(
     assert chi_square.statistic(counts) < chi_square.limit(40)
 
 
+@pytest.mark.slow
 def test_sample_when_a_consumer_has_had_rows_of_one_shard_then_gets_the_others(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -203,6 +205,7 @@ def test_sample_when_min_size_is_reached_by_all_shards_together_then_no_longer_w
     assert len(waiting.result(30.0)) == 1
 
 
+@pytest.mark.slow
 def test_ranks_when_they_sample_a_step_then_disjoint_and_the_same_again(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -218,6 +221,7 @@ def test_ranks_when_they_sample_a_step_then_disjoint_and_the_same_again(
     assert table.sample(6, rank=0, world_size=3)["number"].shape == (6,)
 
 
+@pytest.mark.slow
 def test_queue_when_shared_then_every_row_is_taken_once_in_the_order_of_its_writer(
     remote_client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -256,6 +260,7 @@ def test_writer_when_rows_are_appended_then_stored_in_one_shard(client: tdserve.
     assert sorted(each["num_rows"] for each in table.info()["shards"]) == [0, 0, 20]
 
 
+@pytest.mark.slow
 def test_values_when_rows_have_some_then_each_its_own(remote_client: tdserve.ClusterClient, name: str) -> None:
     like = TensorDict(
         {
@@ -356,6 +361,7 @@ def test_numbers_when_the_client_is_for_arrays_then_arrays(address: str) -> None
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_extend_when_many_are_under_way_then_in_the_order_of_the_calls(
     client: tdserve.ClusterClient, name: str
 ) -> None:

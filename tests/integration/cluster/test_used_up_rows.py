@@ -54,6 +54,7 @@ def test_sample_when_rows_leave_after_their_draws_then_all_of_them_are_drawn(
         assert len(table) == 0
 
 
+@pytest.mark.slow
 def test_sample_when_whole_groups_leave_then_all_of_them_are_drawn(user: tdserve.ClusterClient, name: str) -> None:
     table = user.create_replay(name, like=ROW, capacity=300, max_times_sampled=1, shards="all", shard_by="group")
     for _ in range(2):

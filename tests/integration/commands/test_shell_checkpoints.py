@@ -46,6 +46,7 @@ def test_checkpoint_when_written_then_listed_and_restored_beside(
     assert len(shell.json("checkpoint", place, "--list")) == 1
 
 
+@pytest.mark.slow
 def test_restore_when_into_a_root_then_a_server_has_the_stores(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

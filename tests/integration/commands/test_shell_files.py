@@ -152,6 +152,7 @@ def test_npy_when_it_is_pickled_or_cut_or_something_else_then_refused_in_one_lin
         assert reason in shell.error(1, "put", str(tmp_path / f"{name}.npy"), "store")
 
 
+@pytest.mark.slow
 def test_values_when_they_are_texts_then_kept_where_the_format_has_them(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_stats_when_asked_then_figures_of_the_server(client: tdserve.Client, she
     assert any(line.startswith("checkpoint_age_s ") for line in shell.lines("stats"))
 
 
+@pytest.mark.slow
 def test_commands_when_they_fail_then_exit_codes_differ(
     client: tdserve.Client, server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

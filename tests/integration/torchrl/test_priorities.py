@@ -153,6 +153,7 @@ def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_
         first.sampler.alpha = 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trees")
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize("is_strict", [True, False])
@@ -205,6 +206,7 @@ def save_as_storage(source: Any, target: Any, folder: Path) -> None:
     target.storage.loads(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [save_as_state, save_as_files, save_as_storage])
 def test_priorities_when_rows_are_saved_then_come_back_with_them(
     client: tdserve.Client, name: str, tmp_path: Path, save: Any

@@ -296,6 +296,7 @@ def make_table(client: tdserve.Client) -> Iterator[MakeStorage]:
             client.delete(storage.table_name)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:A cursor of length superior", "ignore:Got conflicting", "ignore:last_cursor is None"
 )

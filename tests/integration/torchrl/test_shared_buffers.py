@@ -35,6 +35,7 @@ def write_from_afar(buffer: Any, numbers: list[int]) -> None:
     assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, *numbers}
 
 
+@pytest.mark.slow
 def test_buffer_when_sent_to_a_spawned_process_then_both_use_the_table(client: tdserve.Client, name: str) -> None:
     storage = TDServeStorage(10, address=client, name=name)
     buffer = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage, batch_size=4)

@@ -58,6 +58,7 @@ def list_places() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_failpoints_when_listed_then_each_has_one_place_in_the_source() -> None:
     assert sorted(list_places()) == sorted(FAILPOINTS)
 
@@ -86,6 +87,7 @@ def test_call_when_an_error_is_given_then_it_fails_once_with_that() -> None:
     reach("files.made")
 
 
+@pytest.mark.slow
 def test_failpoint_when_it_is_in_a_file_then_it_strikes_once_in_all_processes(tmp_path: Path) -> None:
     path = tmp_path / "failpoint"
     setting = f"@{path}"

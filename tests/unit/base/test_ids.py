@@ -69,6 +69,7 @@ def test_name_when_absurdly_long_then_message_stays_short() -> None:
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_name_when_accepted_then_is_one_component_below_the_root(name: str) -> None:
     try:

@@ -17,6 +17,7 @@ def double(pipe: Pipe, first: int) -> None:
     raise CorruptDataError(path="test", expected="0 or more", actual=str(order))
 
 
+@pytest.mark.slow
 def test_child_when_asked_then_answers_and_close_leaves_no_process() -> None:
     with closing(Child(double, 7)) as child:
         assert child.recv() == 7
@@ -41,6 +42,7 @@ def test_child_when_closed_then_neither_sends_nor_receives() -> None:
             use()
 
 
+@pytest.mark.slow
 def test_children_when_work_with_them_fails_then_none_is_left() -> None:
     pids: list[int] = []
 

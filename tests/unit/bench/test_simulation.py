@@ -62,6 +62,7 @@ def test_simulation_when_no_server_is_lost_then_all_calls_take_their_time_and_co
     assert tally.num_calls["sample"] <= num_samples <= tally.num_calls["sample"] + num_under_way
 
 
+@pytest.mark.slow
 def test_simulation_when_a_server_is_lost_then_each_client_waits_once_and_the_others_rows_go_on() -> None:
     cluster = SimulatedCluster(SMALL)
     tally = cluster.run()

@@ -37,6 +37,7 @@ def spec_of(*entries: Entry) -> Spec:
 specs = st.lists(leaves, max_size=12).map(lambda found: spec_of(*found))
 
 
+@pytest.mark.slow
 @given(specs, trailings)
 def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[Trailing, ...]) -> None:
     layout = Layout.from_spec(spec, trailing)
@@ -48,6 +49,7 @@ def test_slots_when_laid_out_then_aligned_and_apart(spec: Spec, trailing: tuple[
     assert layout.nbytes == align(end)
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_messages_when_cut_then_cover_every_byte_once(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
@@ -62,6 +64,7 @@ def test_messages_when_cut_then_cover_every_byte_once(
     assert all(part.stop > part.start for part in parts)
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool
@@ -74,6 +77,7 @@ def test_parts_when_in_a_message_then_lie_where_the_flat_buffer_has_them(
     assert layout.message_nbytes == tuple(message.nbytes for message in layout.messages)
 
 
+@pytest.mark.slow
 @given(specs, trailings, st.booleans())
 def test_gaps_when_added_to_the_parts_then_every_byte_of_a_message_once(
     spec: Spec, trailing: tuple[Trailing, ...], is_packed: bool

@@ -97,6 +97,7 @@ def test_few_bytes_when_there_are_fewer_than_said_then_error() -> None:
         decode_rows(np.array([-2, 9, 0], "<i8").tobytes())
 
 
+@pytest.mark.slow
 @given(numbers.filter(bool) | runs.filter(bool))
 def test_run_when_numbers_follow_one_another_then_known_without_them(rows: list[int]) -> None:
     found = np.array(rows, np.int64)

@@ -269,6 +269,7 @@ def test_explain_difference_when_another_durability_is_asked_for_then_names_it_b
 _folders = st.lists(st.sampled_from(["a", "b", "a b", "é", "..."]), max_size=4).map(lambda parts: "/" + "/".join(parts))
 
 
+@pytest.mark.slow
 @given(st.lists(_folders), st.lists(st.integers(0, 20)), _folders)
 def test_overlapping_when_asked_then_all_that_lie_on_one_way(folders: list[str], removed: list[int], path: str) -> None:
     catalog = Catalog([_record("plain")])

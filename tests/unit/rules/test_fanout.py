@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from tdserve.rules.fanout import AUTOMATIC_ABOVE, AUTOMATIC_FANOUT, MAX_TRIES, SERVER, Fanout, Placement
 
 
@@ -206,6 +208,7 @@ def test_versions_when_a_newer_one_is_placed_then_never_from_a_relay_with_an_old
     assert fanout.place(2, (2, "bfloat16"), 3) == Placement(3, keeps=True)
 
 
+@pytest.mark.slow
 def test_thousand_when_they_come_at_once_then_the_server_sends_it_a_few_times() -> None:
     fanout = Fanout(4)
     waiting, sources, depth = list(range(1, 1001)), [], {SERVER: 0}

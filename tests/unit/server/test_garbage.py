@@ -32,6 +32,7 @@ def _thaw() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 def test_note_when_stores_are_many_then_they_are_left_out_now_and_then() -> None:
     garbage, before = Garbage(), gc.get_freeze_count()
     for _ in range(STORES_AT_A_TIME - 1):

@@ -141,6 +141,7 @@ def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
     assert "bug" not in caplog.text
 
 
+@pytest.mark.slow
 def test_version_when_synced_then_its_file_stays_until_a_newer_one_is(tmp_path: Path) -> None:
     """Through a server: versions are published quicker than they are synced."""
     with tdserve.Server(tmp_path / "root", sync_interval_s=0) as own:

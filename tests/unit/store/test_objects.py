@@ -228,6 +228,7 @@ def test_objects_when_a_reader_was_killed_inside_a_read_then_its_pages_are_used_
             fill(objects, 5)
 
 
+@pytest.mark.slow
 def test_objects_when_a_reader_was_killed_inside_a_read_then_the_file_stops_growing(tmp_path: Path) -> None:
     with Objects(tmp_path, writable=True) as objects:
         fill(objects, 1)

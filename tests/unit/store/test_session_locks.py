@@ -84,6 +84,7 @@ def test_hold_when_this_process_may_not_write_there_then_none() -> None:
     assert done.stdout.strip() == "None", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["run", "stop"])
 def test_lock_when_its_process_is_killed_then_free_and_not_while_it_is_stopped(tmp_path: Path, way: str) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path), way]

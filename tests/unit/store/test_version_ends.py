@@ -47,6 +47,7 @@ def file_in(folder: Path) -> VersionFile:
     return VersionFile.create(folder / "1.safetensors", SPEC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4, 5], [1, 3], [0, 2, 5], []])
 def test_end_when_messages_go_in_and_out_then_every_leaf_is_what_it_was(tmp_path: Path, numbers: list[int]) -> None:
     file = file_in(tmp_path)

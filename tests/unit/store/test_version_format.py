@@ -23,6 +23,7 @@ def flat(leaves: dict[str, TensorLeaf]) -> Spec:
     return Spec(Node((), None, None, None, tuple(leaves.items())))
 
 
+@pytest.mark.slow
 @given(LEAVES)
 def test_layout_when_made_then_is_packed_and_every_leaf_aligned(leaves: dict[str, TensorLeaf]) -> None:
     spec, end = flat(leaves), 0
@@ -55,6 +56,7 @@ def test_metadata_when_named_like_ours_then_both_survive(key: str) -> None:
     assert json.loads(json.loads(header)["__metadata__"]["tdserve"])["format_version"] == 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text(alphabet="a.\\_", max_size=3), min_size=1, max_size=3).map(tuple), unique=True))
 def test_names_when_escaped_then_stay_different(paths: list[tuple[str, ...]]) -> None:
     assert len({escape(path) for path in paths}) == len(paths)

@@ -247,6 +247,7 @@ def test_capture_module_when_it_goes_then_so_do_its_tensors() -> None:
     assert leaf() is None
 
 
+@pytest.mark.slow
 def test_capture_module_when_known_then_without_an_object_per_module() -> None:
     module = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(1_000)))
     for _ in range(3):

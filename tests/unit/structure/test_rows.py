@@ -142,6 +142,7 @@ def test_read_when_row_has_dimensions_then_a_shared_value_is_one_per_element() -
     assert reader(each).read(each)[1] == [["a", "b"]]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tensordicts())
 def test_read_when_row_is_anything_then_the_tensors_that_capture_finds(td: Any) -> None:

@@ -106,6 +106,7 @@ def test_with_batch_when_it_cannot_be_then_raises(num_dims: int, names: Any) -> 
         SPEC.with_batch(num_dims, (5,), names)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(tensordicts())
 def test_prepend_when_compared_with_expand_then_is_the_spec_of_the_result(td: Any) -> None:

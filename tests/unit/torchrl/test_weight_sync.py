@@ -239,6 +239,7 @@ def test_send_when_not_connected_or_without_a_model_then_wrong_state(make_scheme
         scheme.receivers()
 
 
+@pytest.mark.slow
 def test_receiver_when_the_server_is_away_then_the_error_shows_and_it_goes_on_afterwards(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

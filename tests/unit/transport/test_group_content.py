@@ -29,6 +29,7 @@ class Staged(FlatBuffer):
         super().find_memory(message).copy_(staging)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [FlatBuffer, Staged])
 @pytest.mark.parametrize("onward", [{0: [1], 1: [2], 2: [3]}, {0: [1, 2], 1: [3]}])
 def test_content_when_passed_on_then_every_rank_has_all_of_it(

@@ -21,6 +21,7 @@ def numbers(numel: int) -> torch.Tensor:
     return torch.arange(numel, dtype=torch.float32) % 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_all_reduce_when_added_then_every_rank_has_the_sum(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_ring, "PIECE_BYTES", 4 * PIECE)

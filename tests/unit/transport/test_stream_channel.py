@@ -98,6 +98,7 @@ def test_messages_when_short_without_receives_then_the_channel_closes_at_its_lim
     assert peer.is_closed()
 
 
+@pytest.mark.slow
 def test_announcements_when_without_sends_then_the_channel_closes_at_their_limit(peer: Peer) -> None:
     peer.socket.sendall(FRAME.pack(ANNOUNCEMENT, 5, 1) * (MAX_AHEAD + 1))
     assert peer.is_closed()

@@ -163,6 +163,7 @@ def test_decode_when_bytes_are_damaged_then_raises_only_the_peers_error(data: st
     check_hostile(bytes(wire[: data.draw(st.integers(0, len(wire)))]))
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=60))
 def test_decode_when_bytes_are_random_then_raises_only_the_peers_error(wire: bytes) -> None:

@@ -33,6 +33,7 @@ columns = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(columns)
 @example([ValueColumn(True, [b"x" * 70_000] * 3), ValueColumn(True, [b""] * 200)])
 def test_block_when_encoded_then_read_as_it_was(expected: list[ValueColumn]) -> None:
@@ -50,6 +51,7 @@ def test_block_when_encoded_then_as_in_the_protocol_book() -> None:
     assert content == b"".join([*per_row, b"abc", *common, b"d"])
 
 
+@pytest.mark.slow
 @given(columns, st.data())
 def test_block_when_damaged_then_columns_or_the_senders_fault(
     given_columns: list[ValueColumn], data: st.DataObject

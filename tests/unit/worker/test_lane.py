@@ -81,6 +81,7 @@ def test_quick_order_when_another_is_queued_then_in_turn(quick: Peer, plain: Sto
     assert [quick.next_report().order for _ in range(2)] == [first, second]
 
 
+@pytest.mark.slow
 def test_quick_orders_when_there_are_many_then_only_so_many_sends_are_kept(
     quick: Peer, plain: StoredTensorDict
 ) -> None:

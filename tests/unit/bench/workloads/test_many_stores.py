@@ -8,6 +8,7 @@ from tdserve.bench.stage import Stage
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_creation_when_measured_then_beside_few_and_beside_many_and_leaves_none(stage: Stage) -> None:
     figures = list(measure(stage, "creation"))
     assert [figure.name for figure in figures] == [

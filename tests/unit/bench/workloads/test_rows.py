@@ -27,6 +27,7 @@ def test_rows_when_a_sample_is_not_what_was_written_then_the_measurement_fails(s
             stage.measure("rows", rows.sample(64, 1))
 
 
+@pytest.mark.slow
 def test_rows_when_torchrl_is_missing_then_the_targets_that_mean_it_are_left_out(
     memory_stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ class PunctualDevice(LateDevice):
         return copied
 
 
+@pytest.mark.slow
 def test_uploads_when_many_threads_share_them_then_each_has_its_own_content() -> None:
     device = PunctualDevice()
     uploads = Uploads(device, slot_nbytes=50, max_slots=2)

@@ -185,6 +185,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 @pytest.mark.parametrize("sampler", [None, SHUFFLED])
 def test_batches_when_of_a_view_then_its_rows_divided_as_those_of_a_store(

@@ -13,6 +13,7 @@ from tdserve.transport.pool import BufferPool
 NUM_BATCHES = 6
 
 
+@pytest.mark.slow
 def test_take_when_a_buffer_was_dropped_then_its_memory_comes_again_and_else_never() -> None:
     pool = WorkerPool()
     first, second = pool.take(100_000), pool.take(100_000)

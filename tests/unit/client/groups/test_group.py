@@ -184,6 +184,7 @@ def test_gather_when_structures_differ_then_all_raise(team: Team) -> None:
     assert [type(error) for error in errors] == [SpecMismatchError] * SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "expected"), [("sum", 6.0), ("mean", 2.0), ("max", 3.0), ("min", 1.0)])
 def test_all_reduce_when_of_leaves_of_all_kinds_then_in_place_and_the_same_everywhere(
     team: Team, op: str, expected: float

@@ -46,6 +46,7 @@ STEPS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 def test_step_when_done_then_the_store_is_what_the_tensordict_is(
     client: tdserve.Client, handle: tdserve.StoreHandle, step: Callable[[Any], object]

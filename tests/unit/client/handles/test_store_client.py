@@ -99,6 +99,7 @@ IN_PLACE: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGING.values(), ids=CHANGING.keys())
 def test_lock_when_keys_change_then_refused_for_everybody_as_by_tensordict(
     client: tdserve.Client, handle: tdserve.StoreHandle, change: Callable[[Any], object]

@@ -46,12 +46,14 @@ def cut(column: SplitColumn) -> list[bytes]:
 ANY = AnyRecords("s", allow_pickle=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(td=tensordicts())
 def test_any_record_when_decoded_then_equal(td: TensorDict) -> None:
     assert difference(td, ANY.decode("k", ANY.encode("k", td), None)) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(td=tensordicts())
 def test_like_record_when_decoded_then_equal(td: TensorDict) -> None:

@@ -119,6 +119,7 @@ def test_selection_when_any_index_is_given_then_equal_and_a_copy(
     assert torch.equal(store.leaves["wide",], TD["wide"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [MIN_SHARED_BYTES // WIDE, 3 * MIN_SHARED_BYTES // WIDE + 1])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_selection_when_rows_are_many_then_equal_however_many_threads_copy(

@@ -33,6 +33,7 @@ def test_find_near_when_a_name_is_misspelt_then_the_nearest_first() -> None:
     assert missing.find_near("policy") is None
 
 
+@pytest.mark.slow
 def test_warn_when_a_store_does_not_exist_then_once_with_names_that_are_near(caplog: pytest.LogCaptureFixture) -> None:
     missing = MissingNames(names_around)
     for name in ("polcy", "polcy", "policy"):

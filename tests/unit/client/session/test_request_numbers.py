@@ -177,6 +177,7 @@ def lives(seed: int) -> Iterator[tuple[int, Server, int]]:
         yield num_answered, server, len(under_way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_retries_when_anything_gets_lost_then_each_change_is_made_once_and_few_answers_are_kept(seed: int) -> None:
     most_kept = most_answered = 0

@@ -40,6 +40,7 @@ def extend_all(replay: ReplayHandle, batches: list[TensorDict], **arguments: Any
     return [future.result(30.0) for future in futures]
 
 
+@pytest.mark.slow
 def test_submit_when_many_are_under_way_then_they_share_requests_and_each_gets_its_own_rows(
     client: tdserve.Client,
     make_replay: MakeReplay,
@@ -74,6 +75,7 @@ def test_submit_when_batches_are_large_then_leaves_that_change_their_place_in_th
         assert (found["small"] == number).all()
 
 
+@pytest.mark.slow
 def test_submit_when_large_batches_are_written_in_place_then_they_share_requests_too(
     local_client: tdserve.Client, name: str
 ) -> None:
@@ -170,6 +172,7 @@ def test_submit_when_the_client_is_closed_then_every_future_ends(
     )
 
 
+@pytest.mark.slow
 def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_in_their_time(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server, server.client(transport="gloo") as client:
         client.create_replay("replay", rows(1)[0], CAPACITY)
@@ -198,6 +201,7 @@ def renewing(client: tdserve.Client) -> Iterator[Session]:
         may_end.set()
 
 
+@pytest.mark.slow
 def test_submit_when_a_channel_was_lost_then_small_extends_are_sent_at_once_and_keep_their_order(
     remote_client: tdserve.Client, name: str
 ) -> None:

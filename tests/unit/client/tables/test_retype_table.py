@@ -32,6 +32,7 @@ BATCHES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BATCHES)
 def test_extend_when_first_rows_differ_from_like_then_they_come_back_equal(
     client: tdserve.Client, name: str, case: str

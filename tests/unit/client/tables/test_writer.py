@@ -50,6 +50,7 @@ def numbers(replay: tdserve.ReplayHandle) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 64, 5000])
 def test_append_when_the_block_ends_then_all_rows_are_stored_in_order(replay: tdserve.ReplayHandle, batch: int) -> None:
     with ReplayWriter(replay, batch=batch) as subject:

@@ -64,6 +64,7 @@ STACKS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STACKS)
 def test_memmap_like_when_of_lazy_stacks_then_zeros_of_their_keys_and_sizes(
     client: tdserve.Client, name: str, case: str

@@ -46,6 +46,7 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 @pytest.mark.parametrize("return_early", [False, True])
 def test_write_when_the_session_was_lost_before_then_stored_once(

@@ -184,6 +184,7 @@ class Puller:
         return wait_for(lambda: moved_nbytes(self.client) - before or None, "the count of what was moved")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["out", "returned"])
 def test_latest_when_the_large_leaf_stays_then_it_stops_travelling_and_comes_again_when_it_was_changed(
     remote_client: tdserve.Client, name: str, way: str

@@ -50,6 +50,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Content | None]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("has_text", "make", "is_in_place"), [(False, blank, True), (False, strided, False), (True, blank, False)]
 )

@@ -4,6 +4,7 @@ import re
 from contextlib import suppress
 from threading import Thread
 
+import pytest
 import torch
 
 import tdserve
@@ -25,6 +26,7 @@ def start_collector(server: tdserve.Server, run: str) -> Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_lead_when_a_collector_takes_part_then_prints_its_rows_and_removes_the_stores(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -50,6 +52,7 @@ def test_lead_when_the_time_is_up_then_the_next_version_is_the_last(
     assert [line.split()[0] for line in lines] == ["version", "collector"]
 
 
+@pytest.mark.slow
 def test_lead_when_it_is_closed_then_removes_the_stores(server: tdserve.Server, client: tdserve.Client) -> None:
     thread = start_collector(server, "broken")
     lines = lead(client, "broken", num_collectors=1, num_versions=3, max_seconds=60.0)

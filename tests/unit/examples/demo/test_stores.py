@@ -27,6 +27,7 @@ def rows(first: int, num_rows: int) -> TensorDict:
     return TensorDict({"a": number, "next": {"b": number.float().unsqueeze(1) / 2}}, [num_rows])
 
 
+@pytest.mark.slow
 def test_checksum_when_the_content_is_the_same_then_equal_however_it_was_written_and_after_a_restart(
     tmp_path: Path,
 ) -> None:

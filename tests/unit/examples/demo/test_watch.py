@@ -92,6 +92,7 @@ def test_watch_when_the_stores_hold_rows_of_an_earlier_run_then_counts_only_what
         assert watch.rates["transitions"] > 0.0
 
 
+@pytest.mark.slow
 def test_watch_when_the_server_restarts_then_what_was_moved_goes_on_growing(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path, port=quiet_port()) as server, server.client(transport="gloo") as client:
         stores = open_stores(client, "CartPole-v1")

@@ -104,6 +104,7 @@ def test_pages_when_all_texts_are_evil_then_they_are_text(evil: RecordedServer) 
     assert all(name in shown for name in EVIL if name.isprintable())
 
 
+@pytest.mark.slow
 def test_stores_when_there_are_5000_and_200_sessions_then_a_page_of_them_within_300_ms() -> None:
     figures = make_figures(5_000)
     for number in range(200):
@@ -120,6 +121,7 @@ def test_stores_when_there_are_5000_and_200_sessions_then_a_page_of_them_within_
         assert min(took_s) < 0.3
 
 
+@pytest.mark.slow
 def test_stores_when_filtered_and_paged_then_those_of_the_page() -> None:
     figures = make_figures(250)
     server = RecordedServer(figures, tuple(store.description.name for store in figures.stores))
@@ -235,6 +237,7 @@ def test_store_when_rows_were_sampled_then_their_age_in_all_units() -> None:
     assert "newest sample" not in find_text(read_page(RecordedServer(figures), "/store?name=table-00000"))
 
 
+@pytest.mark.slow
 def test_store_when_its_name_is_evil_then_its_page_shows_it_as_text(evil: RecordedServer) -> None:
     for name in EVIL:
         page = read_page(evil, f"/store?name={quote(name)}")

@@ -11,6 +11,7 @@ def test_deal_when_without_sizes_then_in_turn() -> None:
     assert deal(6, 3).tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.integers(1, 6), st.data())
 def test_deal_when_by_sizes_then_all_once_and_equally_many(num_each: int, world_size: int, data: st.DataObject) -> None:
     num_units = num_each * world_size

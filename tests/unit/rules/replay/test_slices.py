@@ -245,6 +245,7 @@ def test_draw_slices_when_each_is_removed_before_the_next_then_none_overlap() ->
     assert len(seen) == len(set(seen)) == 20 - len(view) >= 12
 
 
+@pytest.mark.slow
 def test_starts_when_many_rows_come_and_go_at_once_then_as_one_by_one() -> None:
     at_once, single = Model(3000), Model(3000)
     views = [model.view(Slices(slice_len=7, strict_length=False)) for model in (at_once, single)]

@@ -105,6 +105,7 @@ def test_add_when_a_row_is_overwritten_then_it_comes_with_the_next_epoch_and_onc
     assert sorted(_draw(selector, 6, rng).tolist()) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_draw_when_rows_come_and_go_at_random_then_as_two_sets(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ _rows = st.lists(st.integers(0, _CAPACITY - 1), unique=True)
 _keys = st.lists(st.sampled_from([0, 1, 62, 63, 64, 65, 127, 128, 129]))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["reset", "reset all", "mark"]), _rows, _keys), max_size=12), _keys)
 def test_written_when_rows_are_reset_and_marked_then_as_sets_of_keys(
     steps: list[tuple[str, list[int], list[int]]], asked: list[int]

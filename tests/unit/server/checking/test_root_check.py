@@ -104,6 +104,7 @@ def test_files_when_a_bit_is_flipped_in_each_then_all_are_found(root: Path, name
     assert find_unnoticed(root, names, damage) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", list_groups(), ids=lambda names: names[0])
 def test_files_when_cut_then_all_are_found(root: Path, names: list[str]) -> None:
     def damage(name: str) -> None:

@@ -89,6 +89,7 @@ def test_numbers_when_there_are_no_rows_then_none(run: Loop, index: Any) -> None
         assert run(compute_row_numbers(parse(index), table)).tolist() == []
 
 
+@pytest.mark.slow
 def test_numbers_when_there_are_very_many_rows_then_all_are_found(run: Loop) -> None:
     num_rows = 40 * PIECE_ROWS
     table = table_of(num_rows, capacity=num_rows + 5, gone=[0, 7, num_rows - 1])

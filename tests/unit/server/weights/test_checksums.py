@@ -98,6 +98,7 @@ def weights(world: World, run: Loop) -> Weights:
     return Weights(world, run)
 
 
+@pytest.mark.slow
 def test_unchanged_when_both_are_known_then_equal_leaves_with_their_checksums_and_the_rest(weights: Weights) -> None:
     for head in (1, 2):
         weights.make(weights.publish(7, head))
