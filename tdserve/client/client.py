@@ -40,10 +40,10 @@ from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, Shards, check_one_shard
-from tdserve.rules.replay.limiter import Queue, choose_limiter
+from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.settings import Settings, make_replay_settings
 from tdserve.structure.declaring import Declared
 from tdserve.structure.tree import Path
 
@@ -267,10 +267,8 @@ class Client(TensorDictClient):
         """
         check_one_shard(shards)
         capacity = check_integer("capacity", capacity, 1)
-        chosen = choose_limiter(limiter, min_size, max_size=capacity if consumers else 0)
-        given = {"sampler": sampler, "remover": remover, "limiter": chosen}
-        rules = {part: rule for part, rule in given.items() if rule is not None}
-        settings = Settings(**rules, max_times_sampled=max_times_sampled, policy=policy, consumers=consumers)
+        rules = {"sampler": sampler, "remover": remover, "limiter": limiter, "policy": policy, "consumers": consumers}
+        settings = make_replay_settings(capacity, min_size=min_size, max_times_sampled=max_times_sampled, **rules)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, capacity, settings, options, ragged)
         return ReplayHandle(self, description)

@@ -12,9 +12,13 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
-from tdserve.rules.replay.limiter import Queue, choose_limiter
+from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.settings import Settings, make_replay_settings
+
+_QUEUE_SETTINGS = ("sampler", "remover", "limiter", "policy")
+_REPLAY_SETTINGS = (*_QUEUE_SETTINGS, "min_size", "max_times_sampled", "consumers")
+"""Options of a creation that are settings of the whole table."""
 
 
 def create_sharded_table(
@@ -56,16 +60,12 @@ def _has_key(like: Any, key: tuple[str, ...]) -> bool:
 
 def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) -> Settings:
     """Takes the settings of a whole table out of the options of its creation."""
-    given = {part: options.pop(part, None) for part in ("sampler", "remover", "limiter")}
-    policy = options.pop("policy", "")
-    if is_queue:
-        return Settings(sampler=given["sampler"] or Fifo(), limiter=Queue(capacity), is_queue=True, policy=policy)
-    consumers = options.pop("consumers", ())
-    max_size = capacity if consumers else 0
-    given["limiter"] = choose_limiter(given["limiter"], options.pop("min_size", 1), max_size=max_size)
-    rules = {part: rule for part, rule in given.items() if rule is not None}
-    max_times_sampled = options.pop("max_times_sampled", 0)
-    return Settings(**rules, max_times_sampled=max_times_sampled, policy=policy, consumers=consumers)
+    names = _QUEUE_SETTINGS if is_queue else _REPLAY_SETTINGS
+    given = {name: options.pop(name) for name in names if name in options}
+    if not is_queue:
+        return make_replay_settings(capacity, **given)
+    sampler, policy = given.get("sampler") or Fifo(), given.get("policy", "")
+    return Settings(sampler=sampler, limiter=Queue(capacity), is_queue=True, policy=policy)
 
 
 def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:

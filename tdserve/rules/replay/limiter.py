@@ -151,19 +151,13 @@ class MinSize(Limiter):
         return _describe_wait("insert", counts, table, num_rows, self, "")
 
 
-def choose_limiter(limiter: Limiter | None, min_size: Any, *, max_size: int = 0) -> Limiter:
+def choose_limiter(limiter: Limiter | None, min_size: Any) -> Limiter:
     """Returns the limiter of a new table: the one that was given, or ``MinSize(min_size)``.
-
-    Args:
-        max_size: Rows of a table from which none is overwritten, of which ``Queue(max_size)`` is the limiter; 0: of
-            another one.
 
     Raises:
         InvalidRequestError: ``min_size`` is no integer of at least 1, or a limiter is given that does not have it.
     """
     min_size = check_integer("min_size", min_size, 1)
-    if limiter is None and max_size:
-        limiter = Queue(max_size)
     if limiter is None:
         return MinSize(min_size)
     if min_size not in (1, getattr(limiter, "min_size", 1)):

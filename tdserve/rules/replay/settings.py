@@ -13,7 +13,7 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import ADDED_DTYPES, COLUMN_BITS, POLICY_VERSION_KEY
-from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio
+from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio, choose_limiter
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority, Remover
@@ -231,6 +231,36 @@ def _get_fields(rule: Any) -> dict[str, Any]:
         for name, value in dataclasses.asdict(rule).items()
         if not (fields[name].metadata.get("is_omitted") and value == fields[name].default)
     }
+
+
+def make_replay_settings(
+    capacity: int,
+    *,
+    min_size: Any = 1,
+    sampler: Any = None,
+    remover: Any = None,
+    limiter: Any = None,
+    consumers: Sequence[str] = (),
+    **others: Any,
+) -> Settings:
+    """Returns the settings of a new replay table from what its creator has given.
+
+    Args:
+        capacity: Rows of the whole table.
+        min_size: Live rows that a sample needs, where no limiter is given.
+        sampler, remover: None: the default.
+        limiter: None: ``Queue(capacity)`` with consumers, so that none of their rows is overwritten, and otherwise
+            ``MinSize(min_size)``.
+        consumers, others: As of ``Settings``.
+
+    Raises:
+        InvalidRequestError, NotSupportedError: They are refused, with the reason.
+    """
+    if limiter is None and consumers:
+        limiter = Queue(capacity)
+    given = {"sampler": sampler, "remover": remover, "limiter": choose_limiter(limiter, min_size)}
+    rules = {part: rule for part, rule in given.items() if rule is not None}
+    return Settings(**rules, consumers=consumers, **others)
 
 
 def _from_part(part: str, value: Any) -> Any:
