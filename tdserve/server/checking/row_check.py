@@ -74,7 +74,8 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         reason = "the last change of its keys was not finished"
         yield Finding(checked.get_name(folder), reason, record.name, remedy="start a server: it finishes it")
         return
-    damaged_sums = checked.changed.pop(f"{checked.get_name(folder)}/{SYNCED_FILE}", "")
+    sums_name = checked.get_name(folder / SYNCED_FILE)
+    damaged_sums = checked.changed.pop(sums_name, "")
     yield from _check_changed(checked, record, stored, folder)
     is_summed = True
     values = object_folders.get_folder(folder, generations.objects_epoch)
@@ -87,7 +88,7 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
     if is_summed and not any(_differs(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
         yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)
     elif damaged_sums:
-        yield Finding(f"{checked.get_name(folder)}/{SYNCED_FILE}", damaged_sums, record.name, remedy=LATER)
+        yield Finding(sums_name, damaged_sums, record.name, remedy=LATER)
     generations.close()
 
 
@@ -167,7 +168,7 @@ def _check_sums(
             theirs count as damaged: nothing tells which of both is.
     """
     folder = checked.root.store_folder(record.name)
-    name = f"{checked.get_name(folder)}/{SYNCED_FILE}"
+    name = checked.get_name(folder / SYNCED_FILE)
     store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
     now = generations.values[:-1]
     is_summed = (now & 1 == 0) & (now > 0)
@@ -190,11 +191,8 @@ def _check_sums(
         if watermark is None and not is_as_it_was:
             yield Finding(name, damaged_sums, record.name, remedy=UNPROVED)
             return
-        reason, repair = (
-            f"{damaged_sums}; it is a copy of what is elsewhere",
-            partial(remove_synced, folder / SYNCED_FILE),
-        )
-        yield Finding(name, reason, record.name, repair=repair)
+        reason = f"{damaged_sums}; it is a copy of what is elsewhere"
+        yield Finding(name, reason, record.name, repair=partial(remove_synced, folder / SYNCED_FILE))
         if is_as_it_was:
             return
     if watermark is None:
