@@ -22,5 +22,6 @@ def make_counts(
     num_rows = len(table) + num_coming
     if departure is not None:
         num_rows -= departure.num_leaving
-        lost -= departure.rows if departure.is_final else RowSet.run(0, 0)
+        if departure.is_final:
+            lost -= departure.rows
     return control_pb2.TableCounts(rows=num_rows - len(lost), inserts=table.inserts + num_coming)

@@ -39,7 +39,8 @@ class Departures(AgingTable):
             self.take_back_claims()
 
     def _has_room(self, num_rows: int) -> bool:
-        """Returns whether no row needs to leave for so many that are not there any more once a draw is forgotten."""
+        """Returns whether so many rows may come before a draw is forgotten. Its rows that all consumers have had leave
+        with it, and count for the limiter until then."""
         limiter = self.settings.limiter
         may_come = not self.settings.consumers or limiter.can_insert(self.counts, num_rows)
         return may_come and self.ring.has_room(num_rows)
@@ -119,7 +120,7 @@ class Departures(AgingTable):
 
     def _remove_had_by_all(self, rows: Rows) -> None:
         """Removes those of the rows that all consumers have had; rows of kept draws leave with the last of these."""
-        rows = self.selectors.select_had_by_all(self._live.select_members(rows))
+        rows = self._live.select_members(self.selectors.select_had_by_all(rows))
         if self.ring.pins:
             rows = rows[~self.ring.pins.contains(rows)]
         if len(rows):

@@ -59,9 +59,9 @@ class Discarding:
             return True
         get_staleness(self._stores, store)
         table, uid = store.get_table(), store.record.uid
-        is_last = conditions.consumer in table.settings.consumers  # the others would keep them for ever
-        group = conditions.group if conditions.consumer == OWN or is_last else ""
-        if not (table.settings.is_queue or is_last or group):
+        is_awaited = conditions.consumer in table.settings.consumers  # the others would keep them for ever
+        group = conditions.group if conditions.consumer == OWN or is_awaited else ""
+        if not (table.settings.is_queue or is_awaited or group):
             return True
         if uid in self._under_way:
             return False
