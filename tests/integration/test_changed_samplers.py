@@ -12,10 +12,14 @@ import tdserve
 
 
 def create(client: tdserve.Client, name: str, sampler: Any) -> tdserve.ReplayHandle:
-    """A table of four rows, of which one has the fourfold priority."""
-    numbers = torch.arange(4)
+    """A table of five rows, of which one has the fourfold priority.
+
+    Weights compare a row with the smallest priority that is left for the consumer: whichever four rows it draws, a row of
+    priority one is left for each draw.
+    """
+    numbers = torch.arange(5)
     table = client.create_replay(name, TensorDict({"number": numbers[0]}, []), 8, sampler=sampler)
-    table.extend(TensorDict({"number": numbers}, [4]), priority=[1.0, 1.0, 1.0, 4.0])
+    table.extend(TensorDict({"number": numbers}, [5]), priority=[1.0, 1.0, 1.0, 1.0, 4.0])
     return table
 
 
