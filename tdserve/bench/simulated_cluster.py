@@ -349,7 +349,8 @@ class SimulatedClient:
 def find_mass(part: Table) -> ShardMass:
     """Returns what a server answers when it is asked for a mass."""
     selector, counts = part.selectors.get(PLAIN), part.counts
-    return ShardMass(selector.mass, selector.least_mass, selector.num_epochs, counts.num_rows, counts.inserts)
+    masses = selector.mass, selector.least_mass, selector.num_epochs, selector.num_drawable
+    return ShardMass(*masses, counts.num_rows, counts.inserts)
 
 
 def write_rows(part: Table, num_rows: int, rng: np.random.Generator, scale: float = 1.0) -> None:

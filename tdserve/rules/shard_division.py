@@ -23,6 +23,7 @@ class ShardMass(NamedTuple):
         mass: What the probabilities of its draws are shares of.
         least: Of these shares, the least of any row.
         num_epochs: Passes over all rows that a sampler without replacement has begun; the mass is the rest of the last.
+        num_drawable: Rows that samples can have before one comes again.
         num_rows: Live rows.
         inserts: Rows ever committed.
     """
@@ -30,6 +31,7 @@ class ShardMass(NamedTuple):
     mass: float
     least: float
     num_epochs: int
+    num_drawable: int
     num_rows: int
     inserts: int
 
@@ -95,6 +97,7 @@ def divide_sample(
     limits: Mapping[int, int] | None = None,
     is_lease: bool = False,
     is_grouped: bool = False,
+    takes_fewer: bool = False,
 ) -> dict[int, int] | None:
     """Divides the rows of a sample among shards; returns None if they do not have enough.
 
@@ -104,6 +107,7 @@ def divide_sample(
         limits: Most units of some shards, which had not as many as their masses say.
         is_lease: Whether the rows are taken on lease.
         is_grouped: Whether whole groups are drawn.
+        takes_fewer: Whether a sample without repetitions may have fewer rows, if the shards do not have more.
     """
     keeps_epoch = settings.sampler.keeps_epoch and not is_grouped
     shares = {shard: found.mass for shard, found in masses.items()}
@@ -111,9 +115,12 @@ def divide_sample(
         epoch = max(found.num_epochs for found in masses.values())
         shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
     is_distinct = is_lease or is_grouped or settings.sampler.is_distinct or settings.draws_once
+    # Of a lease, the rows of each shard; masses of other draws without repetitions are numbers of units themselves.
+    is_weighed = is_lease and settings.sampler.uses_priority and not is_grouped
+    room = {shard: float(found.num_drawable) for shard, found in masses.items()} if is_weighed else dict(shares)
     if is_distinct:
-        shares |= {shard: min(shares.get(shard, 0.0), limit) for shard, limit in (limits or {}).items()}
-    total = sum(shares.values())
+        room |= {shard: min(room.get(shard, 0.0), limit) for shard, limit in (limits or {}).items()}
+    total = sum(room.values())
     num_live = sum(found.num_rows for found in masses.values())
     if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
         return None
@@ -121,10 +128,15 @@ def divide_sample(
     reserves = None
     if keeps_epoch and not is_lease:
         reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
-    if is_distinct and num_units > total + sum((reserves or {}).values()):
-        return None
+    if is_distinct:
+        num_there = int(total + sum((reserves or {}).values()))
+        num_units = min(num_units, num_there) if takes_fewer else num_units
+        if not 0 < num_units <= num_there:
+            return None
+    if is_weighed:
+        return _divide_limited(num_units, shares, room, rng)
     if is_distinct or not settings.max_times_sampled:
-        counts = divide(num_units, shares, rng, is_distinct=is_distinct, reserves=reserves)
+        counts = divide(num_units, room, rng, is_distinct=is_distinct, reserves=reserves)
         return {shard: count * unit for shard, count in counts.items()}
     each = 1 if num_units <= num_live else settings.max_times_sampled  # which is what some may have left
     most = {shard: each * found.num_rows for shard, found in masses.items()}
@@ -132,7 +144,7 @@ def divide_sample(
 
 
 def _divide_limited(
-    num_units: int, masses: Mapping[int, float], limits: Mapping[int, int], rng: np.random.Generator
+    num_units: int, masses: Mapping[int, float], limits: Mapping[int, float], rng: np.random.Generator
 ) -> dict[int, int] | None:
     """Divides units as ``divide`` does, where no shard gives more than its limit: others give the rest. None if they
     cannot."""
@@ -142,7 +154,7 @@ def _divide_limited(
         if not room:
             return None
         for shard, count in divide(num_left, room, rng).items():
-            counts[shard] = min(counts.get(shard, 0) + count, limits[shard])
+            counts[shard] = int(min(counts.get(shard, 0) + count, limits[shard]))
     return counts
 
 

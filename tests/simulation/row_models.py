@@ -202,12 +202,16 @@ class QueueModel(StoreModel):
     async def _take(
         self, client: SimulatedClient, consumer: str, num_rows: int, timeout_s: float
     ) -> list[content.FoundRow]:
-        asked = control_pb2.SampleRequest(store=self.name, num_rows=num_rows, is_lease=True, consumer=consumer)
+        min_rows = self.chance.randint(0, num_rows)
+        asked = control_pb2.SampleRequest(
+            store=self.name, num_rows=num_rows, min_rows=min_rows, is_lease=True, consumer=consumer
+        )
         take = await self.make(client, "take", timeout_s, sample=asked)
         if take.outcome != "done":
             client.give_up(client.newest)
             return []
         found = content.decode_rows_of_table(self.stored, take.done, self.settings.list_added_columns())
+        assert (min_rows or num_rows) <= len(found) <= num_rows, f"{len(found)} of {min_rows} to {num_rows} jobs"
         for row in found:
             extend = self.extend_of.get(row.identity)
             assert extend is not None, f"job {row} was never put"

@@ -79,6 +79,8 @@ class ShardDraws:
             make_query: Makes the query for a part.
             takes_fewer: Whether fewer rows are drawn if all shards are closed, and have no more.
 
+        As many rows as are there suffice, if the query has ``min_rows`` and they are so many.
+
         Raises:
             DeadlineExceededError: There were not enough rows in time.
             EndOfStreamError: All shards are closed and drained.
@@ -98,7 +100,7 @@ class ShardDraws:
                 return parts
             if deadline.expired:
                 why = explain_shortage(self._table.settings, seen, query.describe_conditions())
-                what = f"{num_rows} rows of all shards of {self._table.name!r} together ({why})"
+                what = f"{query.min_rows or num_rows} rows of all shards of {self._table.name!r} together ({why})"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             time.sleep(deadline.limit(pause_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -143,6 +145,8 @@ class ShardDraws:
                 got = sum(len(part.rows.tensors["index",]) for part in more)
                 exact = getattr(self._table.settings.sampler, "is_exact", True)
                 num_missing = num_missing - got if exact else 0
+                if 0 < query.min_rows <= num_rows - num_missing:
+                    break
             return drawn
         except BaseException:
             self.give_back(drawn)
@@ -237,7 +241,7 @@ class ShardDraws:
     def _divide(
         self, query: Query, masses: Mapping[int, ShardMass], num_missing: int, limits: Mapping[int, int]
     ) -> dict[int, int] | None:
-        """Divides rows among the shards; None if they do not have enough."""
+        """Divides rows among the shards; None if they do not have enough: with ``min_rows``, if they have none."""
         return divide_sample(
             self._table.settings,
             masses,
@@ -247,6 +251,7 @@ class ShardDraws:
             limits=limits,
             is_lease=query.is_lease,
             is_grouped=query.group_by is not None,
+            takes_fewer=query.min_rows > 0,
         )
 
     def _is_closed(self) -> bool:
@@ -270,6 +275,7 @@ class ShardDraws:
         def draw(shard: int, part: Any) -> DrawnPart:
             query, client = make_query(part), part._client
             if query.is_lease:
+                query = replace(query, min_rows=min(query.min_rows, 1))  # the others may have the rest
                 rows = take_sampled(client, query, counts[shard], Deadline.after(0))
             else:
                 given = Deadline.after(0) if self._uses_up else deadline  # others may have what this shard lacks

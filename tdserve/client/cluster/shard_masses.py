@@ -37,6 +37,7 @@ def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline)
         message.asks_mass, message.is_plain = True, False  # a worker draws, and knows no masses
         pending = session.send(request, sample=message)
         done = pending.wait(compute_answer_timeout_s(deadline), f"what may be drawn from {query.name!r}").done
-        return ShardMass(done.mass, done.least_mass, done.num_epochs, done.counts.rows, done.counts.inserts)
+        counts = done.counts
+        return ShardMass(done.mass, done.least_mass, done.num_epochs, done.num_drawable, counts.rows, counts.inserts)
 
     return client.call(attempt, deadline)

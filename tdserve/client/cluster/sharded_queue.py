@@ -11,7 +11,7 @@ from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBat
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.tables.sampling import Conditions, check_num_rows
+from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows
 from tdserve.rules.placement import PlacementRecord
 
 
@@ -31,6 +31,7 @@ class ShardedQueueHandle(ShardedTable):
         self,
         num_rows: int,
         *,
+        min_rows: int | None = None,
         max_lag: int | None = None,
         ack: bool = True,
         pad: Pad = None,
@@ -39,11 +40,12 @@ class ShardedQueueHandle(ShardedTable):
     ) -> Any:
         """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
-        if num_rows > self.capacity:
-            reason = f"{num_rows} rows are more than the {self.capacity} that the queue can hold"
+        fewest = check_min_rows(min_rows, num_rows)
+        if (fewest or num_rows) > self.capacity:
+            reason = f"{fewest or num_rows} rows are more than the {self.capacity} that the queue can hold"
             raise InvalidRequestError(argument="num_rows", reason=reason)
         deadline = self.make_deadline(timeout_s)
-        conditions = Conditions(max_lag=max_lag)
+        conditions = Conditions(max_lag=max_lag, min_rows=fewest)
 
         drawn = self._draws.draw(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),

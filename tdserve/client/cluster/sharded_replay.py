@@ -22,7 +22,7 @@ from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import to_priorities, to_row_numbers
-from tdserve.client.tables.sampling import Conditions, Query, check_num_rows
+from tdserve.client.tables.sampling import Conditions, Query, check_min_rows, check_num_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.taking import acknowledge, name_rows
 from tdserve.rules.placement import PlacementRecord
@@ -125,6 +125,7 @@ class ShardedReplayHandle(ShardedTable):
         num_rows: int,
         *,
         consumer: str,
+        min_rows: int | None = None,
         require: Any = None,
         group_by: Any = None,
         group_size: int = 0,
@@ -136,9 +137,9 @@ class ShardedReplayHandle(ShardedTable):
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
         num_rows = check_integer("num_rows", num_rows, 1)
-        queries = self._make_queries(
-            Conditions(require, consumer, group_by, group_size, max_lag), is_lease=True, pad=pad, numpy=numpy
-        )
+        fewest = check_min_rows(min_rows, num_rows)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest)
+        queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
         taken = ShardedTaken(self, self._draws, self._draws.draw(queries, num_rows, self.make_deadline(timeout_s)))
         return taken if ack else taken.rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.sampling import Conditions, check_num_rows
+from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 
@@ -21,6 +21,7 @@ class QueueHandle(TableHandle):
         self,
         num_rows: int,
         *,
+        min_rows: int | None = None,
         max_lag: int | None = None,
         ack: bool = True,
         pad: Pad = None,
@@ -30,7 +31,10 @@ class QueueHandle(TableHandle):
         """Takes rows, the oldest first (from a stack, the newest).
 
         Args:
-            num_rows: At least 1, at most ``max_size``. The last batch of a closed queue may have fewer.
+            num_rows: At least 1, without ``min_rows`` at most ``max_size``. The last batch of a closed queue may have
+                fewer.
+            min_rows: From so many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for all.
+                1 takes what is there, and waits only for the first row.
             max_lag: Rows whose policy is more versions behind the newest published one are removed from the queue,
                 counted as ``num_discarded`` in ``info()``, and not returned. Rows that are on lease to others stay
                 theirs.
@@ -38,17 +42,18 @@ class QueueHandle(TableHandle):
                 exit, and given back on an exception. False returns the rows, to be acknowledged with :meth:`ack`.
             pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
-            timeout_s: Seconds to wait for so many; None is the client's default, 0 asks once.
+            timeout_s: Seconds to wait for so many (``min_rows``, if given); None is the client's default, 0 asks once.
 
         Raises:
             EndOfStreamError: The queue was closed, and everything was taken and acknowledged.
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
         num_rows = check_num_rows(num_rows, None)
+        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Taken:
-            query = self.make_query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, numpy=numpy)
+            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
             return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
         taken = self.follow_and_retry(draw)
@@ -67,6 +72,7 @@ class QueueHandle(TableHandle):
         self,
         num_rows: int,
         *,
+        min_rows: int | None = None,
         max_lag: int | None = None,
         device: Any = None,
         pad: Pad = None,
@@ -79,6 +85,7 @@ class QueueHandle(TableHandle):
 
         Args:
             num_rows: Rows of a batch; the last one of a closed queue may have fewer.
+            min_rows: As for :meth:`take`: batches may have fewer rows if no more are there.
             max_lag: As for :meth:`take`.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
@@ -87,5 +94,6 @@ class QueueHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        query = self.make_query(Conditions(max_lag=max_lag), is_lease=True, pad=pad, device=device, numpy=numpy)
+        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy)
         return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)

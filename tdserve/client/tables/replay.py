@@ -21,7 +21,7 @@ from tdserve.client.tables.change_requests import (
     encode_priorities,
     to_row_numbers,
 )
-from tdserve.client.tables.sampling import Conditions, check_num_rows, draw_whole_rows
+from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows, draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows
@@ -164,6 +164,7 @@ class ReplayHandle(TableHandle):
         num_rows: int,
         *,
         consumer: str,
+        min_rows: int | None = None,
         require: Any = None,
         group_by: Any = None,
         group_size: int = 0,
@@ -180,6 +181,8 @@ class ReplayHandle(TableHandle):
 
         Args:
             consumer: Its name; several processes may share it, and each row goes to one of them.
+            min_rows: From so many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for all.
+                1 takes what is there, and waits only for the first row.
             ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
                 exception. False returns the rows, to be acknowledged with :meth:`ack`.
 
@@ -187,7 +190,7 @@ class ReplayHandle(TableHandle):
         """
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Taken:

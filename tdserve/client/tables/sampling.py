@@ -64,14 +64,20 @@ def check_num_rows(num_rows: Any, device: Any) -> int:
     return number
 
 
+def check_min_rows(min_rows: Any, num_rows: int) -> int:
+    """Returns the fewest rows that a take of ``num_rows`` may have; 0 for None: all of them."""
+    return 0 if min_rows is None else check_integer("min_rows", min_rows, 1, maximum=num_rows)
+
+
 class Conditions(NamedTuple):
-    """Conditions of the rows that a caller draws, as given; arguments as of ``ReplayHandle.sample``."""
+    """Conditions of a draw, as given; arguments as of ``ReplayHandle.sample`` and ``ReplayHandle.take``."""
 
     require: Any = None
     consumer: str = ""
     group_by: Any = None
     group_size: int = 0
     max_lag: int | None = None
+    min_rows: int = 0
 
 
 NO_CONDITIONS = Conditions()
@@ -98,6 +104,7 @@ class Query:
         whole_rows: Of slices, rows of the sample of which several servers draw a part each; 0: this is all of it.
         awaits_done: Whether it is over only when the server says so: until then the server may draw rows that leave
             with it again after a crash.
+        min_rows: On lease, from how many rows on fewer come than are asked for; 0: all.
     """
 
     name: str
@@ -120,6 +127,7 @@ class Query:
     share: Share | None = None
     whole_rows: int = 0
     awaits_done: bool = False
+    min_rows: int = 0
 
     def describe_conditions(self) -> list[str]:
         """Returns what it asks of a row, for errors."""
@@ -151,6 +159,7 @@ class Query:
             share=None if self.share is None else self.share.make_message(),
             whole_rows=self.whole_rows,
             awaits_done=self.awaits_done,
+            min_rows=self.min_rows,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)

@@ -437,7 +437,7 @@ class TableHandle(FollowedTable):
             KeyNotFoundError: Rows have no such leaf.
             InvalidRequestError: An argument is invalid.
         """
-        require, consumer, group_by, group_size, max_lag = conditions
+        require, consumer, group_by, group_size, max_lag, min_rows = conditions
         required = (
             None if require is None else tuple(check_path(key, argument="require") for key in _list_keys(require))
         )
@@ -470,6 +470,7 @@ class TableHandle(FollowedTable):
             is_numpy=self._client.wants_arrays(numpy, device),
             share=share,
             awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
+            min_rows=min_rows,
         )
 
     def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:

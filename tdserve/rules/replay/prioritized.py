@@ -86,6 +86,13 @@ class PrioritizedSelector(Selector):
         """The least weight of a row that may be drawn."""
         return self._tree.min_positive
 
+    @property
+    def num_drawable(self) -> int:
+        """Members without those of priority 0, if these are never drawn."""
+        if self._sampler.eps:
+            return self._num_rows
+        return int(np.count_nonzero(self._tree.get(np.flatnonzero(self._is_member))))
+
     def explain_none(self) -> str:
         """See :class:`~tdserve.rules.replay.selector.Selector`."""
         if not self._num_rows or self._tree.total:

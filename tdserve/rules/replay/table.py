@@ -3,6 +3,7 @@ waits."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -167,6 +168,7 @@ class Table(Departures):
         replaces: bool = False,
         is_apart: bool = False,
         whole_rows: int = 0,
+        min_rows: int = 0,
     ) -> SamplePlan | None:
         """Draws rows for some batches at once; returns ``None`` if the limiter makes the caller wait.
 
@@ -182,6 +184,7 @@ class Table(Departures):
                 them again.
             is_apart: Whether all rows must differ, whatever the sampler; of one batch, drawn at once.
             whole_rows: As of ``SampleTerms``; the length of slices follows from it.
+            min_rows: On lease, from so many rows on, as many as can be drawn now suffice; 0: all are needed.
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
@@ -192,11 +195,15 @@ class Table(Departures):
                 raise InvalidRequestError(argument=argument, reason=f"{value} is not at least 1")
         total = num_rows * num_batches
         if owner is not None:
-            self._check_lease(conditions, num_rows)
+            self._check_lease(conditions, min_rows or num_rows)
         counts, limiter = self.counts, self.settings.limiter
-        limiter.check_sample(counts.capacity, num_rows)
+        limiter.check_sample(counts.capacity, min_rows or num_rows)
         if self.is_closed and owner is not None:
             num_rows = total = self._count_what_is_left(conditions, total)
+        elif min_rows:
+            num_rows = total = self._count_drawable(conditions, total)
+            if total < min_rows:
+                return None
         elif not replaces and not limiter.can_sample(counts, total):
             return None
         found = len(self.selectors.get(conditions))
@@ -434,6 +441,12 @@ class Table(Departures):
         if not (num_left or self.selectors.leases.num_leased or self.ring.num_held):
             raise EndOfStreamError(name=self.name)
         return min(num_rows, num_left)
+
+    def _count_drawable(self, conditions: SampleConditions, most: int) -> int:
+        """Returns how many rows can be drawn now, at most so many: of groups, whole ones."""
+        counts, limiter, unit = self.counts, self.settings.limiter, conditions.group_size or 1
+        units = range(1, min(most, self.selectors.get(conditions).num_drawable) // unit + 1)
+        return unit * bisect_left(units, True, key=lambda number: not limiter.can_sample(counts, number * unit))
 
     # ------------------------------------------------------------ figures
 

@@ -78,7 +78,7 @@ class _SampleCall:
         """Name of its line: calls with an equal one wait in turn, for if the first cannot be served, none can."""
         asked = self.asked
         wanted = (self.num_rows, self.whole_rows, self.num_batches, self.conditions, self.max_lag)
-        return ("sample", *wanted, asked.is_lease, asked.replaces_torn)
+        return ("sample", *wanted, asked.min_rows, asked.is_lease, asked.replaces_torn)
 
     @property
     def part_rows(self) -> int:
@@ -111,11 +111,14 @@ class _SampleCall:
             request=self.request,
             replaces=self.asked.replaces_torn,
             whole_rows=self.asked.whole_rows,
+            min_rows=self.asked.min_rows,
         )
 
     def describe_wait(self) -> str:
         """Returns what it waits for."""
-        return self.store.get_table().explain_sample(self.num_rows, self.conditions, names=self.store.leaf_names)
+        return self.store.get_table().explain_sample(
+            self.asked.min_rows or self.num_rows, self.conditions, names=self.store.leaf_names
+        )
 
 
 class Samples:
@@ -339,6 +342,7 @@ def _answer_mass(call: _SampleCall) -> control_pb2.Done:
         mass=selector.compute_mass(call.whole_rows),
         least_mass=selector.least_mass,
         num_epochs=selector.num_epochs,
+        num_drawable=selector.num_drawable,
         counts=make_counts(call.store),
     )
 
@@ -363,6 +367,9 @@ def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
     if num_rows * num_batches > MAX_SAMPLE_ROWS:
         reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
         raise InvalidRequestError(argument="num_rows", reason=reason)
+    if asked.min_rows > num_rows or (asked.min_rows and not asked.is_lease):
+        reason = f"{asked.min_rows} of {num_rows} rows: only a lease may have fewer rows than it asks for"
+        raise InvalidRequestError(argument="min_rows", reason=reason)
     return num_rows, num_batches
 
 

@@ -46,7 +46,7 @@ def test_divide_when_an_epoch_ends_then_the_rest_comes_from_the_next(rng: np.ran
 
 def mass(mass: float, num_rows: int = 10, num_epochs: int = 0) -> ShardMass:
     """What a shard answers."""
-    return ShardMass(mass, 1.0, num_epochs, num_rows, num_rows)
+    return ShardMass(mass, 1.0, num_epochs, num_rows, num_rows, num_rows)
 
 
 def test_known_masses_when_too_old_or_of_a_lost_shard_then_asked_again() -> None:
@@ -67,6 +67,29 @@ def test_divide_sample_when_all_shards_together_lack_rows_then_none(rng: np.rand
     found = divide_sample(settings, {0: mass(10.0), 1: mass(11.0, num_rows=11)}, 4, rng)
     assert found is not None
     assert sum(found.values()) == 4
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+def test_divide_sample_when_fewer_rows_suffice_then_all_that_are_there(
+    rng: np.random.Generator, limit: int | None
+) -> None:
+    masses, limits = {0: mass(3.0, 3), 1: mass(7.0, 7)}, {} if limit is None else {1: limit}
+    taken = {"is_lease": True, "limits": limits}
+    assert divide_sample(Settings(), masses, 12, rng, **taken) is None
+    assert divide_sample(Settings(), masses, 12, rng, takes_fewer=True, **taken) == {0: 3, 1: limit or 7}
+    assert divide_sample(Settings(), {0: mass(0.0, 0)}, 12, rng, takes_fewer=True, **taken) is None
+
+
+def test_divide_sample_when_a_lease_goes_by_priority_then_weights_are_no_numbers_of_rows(
+    rng: np.random.Generator,
+) -> None:
+    settings, masses = Settings(sampler=Prioritized()), {0: mass(0.3, 30), 1: mass(900.0, 9)}
+    found = divide_sample(settings, masses, 20, rng, is_lease=True)
+    assert found is not None
+    assert sum(found.values()) == 20
+    assert found[1] == 9
+    assert divide_sample(settings, masses, 39, rng, is_lease=True) == {0: 30, 1: 9}
+    assert divide_sample(settings, masses, 40, rng, is_lease=True) is None
 
 
 def test_divide_sample_when_rows_come_in_units_then_each_shard_gives_whole_ones(rng: np.random.Generator) -> None:

@@ -14,6 +14,7 @@ from tdserve.base.errors import (
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.limiter import SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler
@@ -46,6 +47,22 @@ def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> N
     assert planned(table, 3, owner=9).rows.tolist() == [0, 2, 3]
     assert acknowledge(table, 9, "", numbers(0, 2, 3)) == 3
     assert (len(table), table.ring.num_holes) == (0, 4)
+
+
+def test_take_when_fewer_rows_suffice_then_as_many_as_are_there() -> None:
+    table = queue()
+    write(table, 3)
+    assert table.draw_sample(4, rng=rng(), owner=7, min_rows=4) is None
+    assert planned(table, 4, owner=7, min_rows=2).rows.tolist() == [0, 1, 2]
+    assert table.draw_sample(4, rng=rng(), owner=8, min_rows=1) is None
+    give_back(table, 7, "", numbers(1))
+    assert planned(table, 4, owner=8, min_rows=1).rows.tolist() == [1]
+
+
+def test_take_when_the_limiter_allows_fewer_then_as_many_as_it_allows() -> None:
+    table = table_of(8, limiter=SampleToInsertRatio(1.0, min_size=3, error_buffer=1.0))
+    write(table, 4)
+    assert len(planned(table, 8, owner=7, min_rows=1).rows) == 2
 
 
 def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> None:

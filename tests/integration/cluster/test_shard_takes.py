@@ -1,0 +1,49 @@
+"""Rows that consumers take from the shards of a table: as many as are there, and by priority."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tdserve
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError
+from tests.integration.cluster.filling import SIZES, fill_unequally, rows
+
+pytestmark = pytest.mark.integration
+
+
+def test_take_when_the_shards_have_fewer_rows_then_all_of_them(client: tdserve.ClusterClient, name: str) -> None:
+    queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+    fill_unequally(queue)
+    with queue.take(60, min_rows=10) as batch:
+        taken = batch["number"].tolist()
+    assert len(taken) == 60
+    held = queue.take(60, min_rows=10, ack=False)
+    assert sorted(taken + held["number"].tolist()) == list(range(sum(SIZES)))
+    with pytest.raises(DeadlineExceededError, match="2 rows of all shards"):
+        queue.take(60, min_rows=2, timeout_s=0.1)
+    queue.extend(rows(3, start=75))
+    assert sorted(queue.take(60, min_rows=2, ack=False)["number"].tolist()) == [75, 76, 77]
+
+
+def test_batches_when_all_shards_are_closed_then_the_rest_comes_and_it_ends(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+    fill_unequally(queue)
+    queue.close()
+    found = [number for batch in queue.batches(40, min_rows=8) for number in batch["number"].tolist()]
+    assert sorted(found) == list(range(sum(SIZES)))
+    with pytest.raises(EndOfStreamError):
+        queue.take(1, min_rows=1)
+
+
+def test_take_when_priorities_are_small_then_each_row_once(client: tdserve.ClusterClient, name: str) -> None:
+    table = client.create_replay(name, rows(1)[0], 300, shards="all", sampler=tdserve.Prioritized())
+    fill_unequally(table, priority=np.full(sum(SIZES), 1e-3))
+    with table.take(30, consumer="judge") as batch:
+        taken = batch["number"].tolist()
+    with table.take(60, min_rows=1, consumer="judge") as batch:
+        taken += batch["number"].tolist()
+    assert sorted(taken) == list(range(sum(SIZES)))
+    assert sorted(table.sample(sum(SIZES), consumer="trainer")["number"].tolist()) == list(range(sum(SIZES)))
