@@ -22,6 +22,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
 
     # ------------------------------------------------------------ order, limits
 
+    @pytest.mark.slow
     def test_put_when_early_then_in_the_order_of_the_calls(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)
         futures = [kv.put(["a", str(number)], [number, number], return_early=True) for number in range(200)]
@@ -75,6 +76,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
 
     # ------------------------------------------------------------ the store
 
+    @pytest.mark.slow
     def test_create_when_it_exists_then_as_for_every_store(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name, like=entry(0), max_bytes=1_000_000)
         kv.put("a", entry(1))
@@ -119,6 +121,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
             with pytest.raises(tdserve.SpecMismatchError):
                 far.put("a", 2)
 
+    @pytest.mark.slow
     def test_kv_when_opened_before_it_exists_then_waits(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:

@@ -294,6 +294,7 @@ class KeyedSuite(Suite):
         some = next(iter(entry(0).keys()))
         assert list(kv.get([], select=some).keys()) == [some]
 
+    @pytest.mark.slow
     def test_get_when_it_waits_as_long_as_the_client_then_comes(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:
@@ -304,6 +305,7 @@ class KeyedSuite(Suite):
             kv.put("a", 1)
             assert waiting.result(30.0) == 1
 
+    @pytest.mark.slow
     def test_get_when_it_waits_then_comes_with_the_last_key(
         self, connect: Connect, client: tdserve.Client, name: str
     ) -> None:

@@ -57,6 +57,7 @@ class TestSharedMemoryService(ServiceSuite):
             assert set(locks.iterdir()) - others
         wait_for(lambda: others >= set(locks.iterdir()), "the removal of its lock")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_rows", [0, SMALL, LARGE])
     def test_latest_when_mapped_then_equal_and_ones_own(self, client: tdserve.Client, name: str, num_rows: int) -> None:
         client.publish(name, rows(num_rows))

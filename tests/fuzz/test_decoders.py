@@ -15,6 +15,7 @@ NUM_INPUTS = 400
 DECODERS = make_decoders()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_when_its_input_is_random_then_refused_properly_or_accepted(name: str) -> None:
     decoder = DECODERS[name]

@@ -209,6 +209,7 @@ def test_notices_when_another_member_takes_none_then_they_are_not_kept(
         assert first.collect({2}, ANSWER_S) == {2: None}
 
 
+@pytest.mark.slow
 def test_entries_when_they_are_large_then_their_session_ends(server: tdserve.Server, client: tdserve.Client) -> None:
     with bounded(server, client), ExitStack() as stack:
         for _ in range(3):

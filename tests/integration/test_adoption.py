@@ -157,6 +157,7 @@ WRITES: dict[str, Callable[[tdserve.Client, str], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES)
 def test_write_when_read_only_then_refused_with_the_store_and_nothing_changed(
     client: tdserve.Client, name: str, folder: Path, write: str

@@ -161,6 +161,7 @@ def test_adopt_when_the_client_does_not_share_the_root_then_refused_whatever_is_
     assert "strange" not in client
 
 
+@pytest.mark.slow
 def test_adopt_when_below_an_adoptable_folder_then_for_every_client(
     fresh_server: FreshServer, strange_client: Callable[[tdserve.Server], tdserve.Client], folder: Path, tmp_path: Path
 ) -> None:

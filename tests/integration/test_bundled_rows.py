@@ -57,6 +57,7 @@ def content(td: Any) -> list[tuple[Any, ...]]:
     return list(zip(td["prompt"], [dict(call) for call in td["call"]], tokens, td["x"].tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4_000], ids=["in messages", "in files"])
 @pytest.mark.parametrize("writes", TRANSPORTS)
 def test_rows_when_written_by_one_transport_then_all_read_them(

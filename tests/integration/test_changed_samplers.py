@@ -14,7 +14,7 @@ import tdserve
 def create(client: tdserve.Client, name: str, sampler: Any) -> tdserve.ReplayHandle:
     """A table of five rows, of which one has the fourfold priority.
 
-    Weights compare a row with the smallest priority that is left for the consumer: whichever four rows it draws, a row of
+    Weights compare a row with the smallest priority that is left for the consumer: whichever four rows it draws, one of
     priority one is left for each draw.
     """
     numbers = torch.arange(5)

@@ -362,6 +362,7 @@ def test_restore_when_a_block_is_damaged_then_refused_and_the_store_is_not_there
     assert not any((tmp_path / "other/arriving").iterdir())
 
 
+@pytest.mark.slow
 def test_session_when_it_ends_then_nothing_is_kept_for_its_checkpoint(server: tdserve.Server, tmp_path: Path) -> None:
     with server.client() as client:
         client.create_replay("table", ROW, 100).extend(make_rows(0, 90))

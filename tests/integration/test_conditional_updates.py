@@ -29,6 +29,7 @@ def table(client: tdserve.Client, name: str) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_update_when_some_rows_are_others_then_only_the_same_are_written(table: Any) -> None:
     rows, generations = table.get_with_generations(range(8))
     assert rows["n", "y"].tolist() == list(range(8))

@@ -117,6 +117,7 @@ def generations_of(crashing: Crashing, client: tdserve.Client, name: str) -> Gen
     return Generations.open(crashing.root / "stores" / name / FILE_NAME, uid=description.uid, writable=True)
 
 
+@pytest.mark.slow
 def test_commit_when_a_crash_came_before_its_generations_then_it_is_completed(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
@@ -133,6 +134,7 @@ def test_commit_when_a_crash_came_before_its_generations_then_it_is_completed(
     assert replay.extend(rows(3, 1)).tolist() == [20]
 
 
+@pytest.mark.slow
 def test_rows_when_control_was_killed_before_their_commit_then_they_are_free(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
@@ -211,6 +213,7 @@ class HandMade:
         self.connection.close()
 
 
+@pytest.mark.slow
 def test_request_when_it_is_repeated_after_a_lost_answer_then_it_is_answered_and_not_repeated(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
@@ -240,6 +243,7 @@ def test_values_when_control_is_killed_then_they_are_back_and_can_be_written(
     assert client["values"]["text"] == "after"
 
 
+@pytest.mark.slow
 def test_versions_when_a_crash_left_files_then_they_are_cleared_and_numbers_go_on(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
@@ -262,6 +266,7 @@ def test_versions_when_a_crash_left_files_then_they_are_cleared_and_numbers_go_o
     assert set(numbers_in(weights.data)) == {4}
 
 
+@pytest.mark.slow
 def test_store_when_its_files_are_damaged_then_the_server_starts_and_the_others_go_on(
     crashing: Crashing, client: tdserve.Client
 ) -> None:
@@ -275,6 +280,7 @@ def test_store_when_its_files_are_damaged_then_the_server_starts_and_the_others_
     assert numbers_in(client.replay("whole")[:]) == [1]
 
 
+@pytest.mark.slow
 def test_root_when_its_server_is_killed_then_it_stays_taken_until_the_data_workers_are_gone(
     crashing: Crashing, client: tdserve.Client
 ) -> None:

@@ -34,6 +34,7 @@ def make(client: tdserve.Client, name: str, kind: str) -> Any:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["store", "view", "replay", "queue"])
 def test_set_at_when_it_returns_early_then_a_future_ends_when_it_is_written(
     client: tdserve.Client, name: str, kind: str

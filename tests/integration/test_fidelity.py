@@ -175,6 +175,7 @@ def test_leaf_when_of_any_dtype_then_keeps_its_bits(client: tdserve.Client, name
     assert difference(td, client.from_remote_init(name)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TO_TORCH)
 @pytest.mark.parametrize("num_rows", [4, 20_000])
 def test_rows_when_of_any_dtype_then_a_replay_keeps_their_bits(

@@ -65,6 +65,7 @@ def test_store_when_the_disk_is_full_then_it_stays_as_it_is_over_a_restart_until
         assert not client["kept"]["x"][0].any()
 
 
+@pytest.mark.slow
 def test_table_when_its_first_values_find_a_full_disk_then_refused_and_no_worker_ends(disk: Path) -> None:
     like = TensorDict({"number": torch.tensor(0), "text": ""}, [])
     with tdserve.Server(disk / "root") as server, server.client(transport="gloo", timeout_s=60.0) as client:
@@ -96,6 +97,7 @@ def check_full(client: tdserve.Client) -> None:
     assert sorted(client.stores()) == ["kept", "other", "policy"]
 
 
+@pytest.mark.slow
 @pytest.mark.once("shm")
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_entries_when_the_disk_is_full_then_refused_and_what_is_there_stays(disk: Path, transport: str) -> None:

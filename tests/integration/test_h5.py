@@ -168,6 +168,7 @@ def is_created(client: tdserve.Client, name: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "error"), [("gloo", tdserve.InvalidRequestError), ("shm", tdserve.CorruptDataError)]
 )

@@ -218,6 +218,7 @@ def test_store_when_it_exists_then_kept_unless_replaced_by_what_can_be_read(
     client.delete(other)
 
 
+@pytest.mark.slow
 def test_file_when_damaged_behind_its_first_piece_then_error_and_nothing_is_left(
     client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
@@ -297,6 +298,7 @@ def shell(server: tdserve.Server, capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(server.address, capsys)
 
 
+@pytest.mark.slow
 def test_command_when_run_then_one_line_of_result_and_progress_if_asked(
     shell: Shell, client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:

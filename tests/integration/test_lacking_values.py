@@ -113,6 +113,7 @@ def test_entries_when_the_server_reads_them_then_as_for_every_client(
     assert torch.equal(kv["large"], torch.arange(NUM_LARGE))
 
 
+@pytest.mark.slow
 def test_entries_when_gloo_cannot_connect_then_they_come_over_the_servers_port(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

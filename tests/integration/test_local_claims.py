@@ -152,6 +152,7 @@ def test_sample_when_it_waits_for_rows_then_a_claimed_extend_wakes_it(
         assert set(numbers_in(waits.result(30.0))) <= set(range(FEW + 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["clear", "delete", "close", "set_limiter", "set_at_"])
 def test_change_when_rows_are_claimed_then_as_if_each_had_been_asked_for(
     replay: Any, other: tdserve.Client, change: str
@@ -331,6 +332,7 @@ def cut_connection(fd: int) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_extend_when_its_session_is_lost_before_it_was_reported_then_stored_once(
     client: tdserve.Client, other: tdserve.Client, foreign: set[int]
 ) -> None:

@@ -80,6 +80,7 @@ def test_connect_when_it_names_another_folder_then_refused_and_auto_goes_on(
         assert numbers_in(client.from_remote_init("td")) == [BEFORE] * NUM_ROWS
 
 
+@pytest.mark.slow
 def test_client_when_in_another_namespace_of_processes_then_it_reads_values_through_the_server(
     forked_clients: ForkedClients, public_server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -111,6 +111,7 @@ def test_set_at_when_its_client_is_killed_in_the_middle_then_the_rows_are_gone_a
     assert replay.info()["reserved_rows"] == 0
 
 
+@pytest.mark.slow
 def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_and_read_around_it(
     forked_clients: ForkedClients, server: tdserve.Server, client: tdserve.Client
 ) -> None:

@@ -117,6 +117,7 @@ def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_u
         assert client.describe(name).version == version + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sample", [False, True])
 def test_read_when_it_stands_still_in_the_middle_and_the_rows_are_written_then_it_is_whole(
     forked_clients: ForkedClients, server: tdserve.Server, other: tdserve.Client, is_sample: bool
@@ -139,6 +140,7 @@ def test_read_when_it_stands_still_in_the_middle_and_the_rows_are_written_then_i
         assert reader.line() == f"found {AFTER}"
 
 
+@pytest.mark.slow
 def test_server_when_its_root_is_in_memory_then_as_on_disk() -> None:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tdserve-test-") as root,

@@ -44,6 +44,7 @@ def test_place_when_a_block_was_lost_then_the_next_checkpoint_writes_it_again(
         assert client["new-big"]["x"][-1] == 399_999
 
 
+@pytest.mark.slow
 def test_place_when_a_manifest_is_damaged_then_later_checkpoints_are_made_and_no_block_is_removed(
     server: tdserve.Server, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_take_when_it_ends_in_its_content_then_the_rows_are_there_for_others(cli
     assert session_of(client) is session
 
 
+@pytest.mark.slow
 def test_take_when_it_is_granted_after_its_end_then_the_rows_are_there_for_others(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:
@@ -241,6 +242,7 @@ def make_ring(client: tdserve.Client, name: str) -> tuple[tdserve.ReplayHandle, 
     return made, session_of(client)
 
 
+@pytest.mark.slow
 def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes_on(
     client: tdserve.Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -117,6 +117,7 @@ def test_members_when_sent_over_others_then_come_out_as_they_went_in(
     assert not client[name]["s"].tensordicts[0].is_locked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_members_when_written_by_any_call_then_come_out_as_they_went_in(
@@ -225,6 +226,7 @@ def test_members_when_none_has_elements_then_the_same_are_taken_and_others_refus
     assert_same(client.from_remote_init(name), nothing())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_stack_when_added_under_a_new_key_then_comes_out_as_it_went_in(
     client: tdserve.Client, name: str, kind: str

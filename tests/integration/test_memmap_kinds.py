@@ -51,6 +51,7 @@ def tensors(td: Any) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_when_without_content_then_the_same_in_outline(client: tdserve.Client, name: str, kind: str) -> None:
     client.memmap(KINDS[kind].make(), name)

@@ -64,6 +64,7 @@ def test_writers_when_the_server_has_no_memory_for_now_then_they_go_on_when_a_cl
         wait_for(lambda: len(queue) == 0 or None, "an empty queue")
 
 
+@pytest.mark.slow
 def test_writer_when_no_client_reads_then_append_waits_and_its_error_names_the_cause(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path / "root") as server, server.client(transport="gloo") as client:
         like = TensorDict({"x": torch.zeros(1_000)}, [])

@@ -45,6 +45,7 @@ def test_batch_when_its_table_was_made_anew_or_cleared_then_new_rows_are_not_cha
     assert set(after["priority"].tolist()) == {1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [2, 8])
 @pytest.mark.parametrize("first", ["extend", "sample", "read"])
 def test_handle_when_its_table_was_made_anew_with_another_capacity_then_follows(

@@ -157,6 +157,7 @@ def test_consumers_when_one_fails_or_dies_then_its_rows_are_there_for_its_name_a
 # ---------------------------------------------------------------- groups
 
 
+@pytest.mark.slow
 def test_groups_when_sampled_then_whole_adjacent_and_complete(client: tdserve.Client, name: str) -> None:
     replay = client.create_replay(name, rows(0)[0], 64)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist()

@@ -47,6 +47,7 @@ def test_batches_when_opened_before_there_are_rows_then_they_come_with_them(clie
             assert all(next(batches).batch_size == (256,) for _ in range(8))
 
 
+@pytest.mark.slow
 def test_batches_when_the_second_request_is_served_first_then_neither_waits_for_the_other(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,7 @@ DEEP: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DEEP)
 def test_rows_when_each_is_a_lazy_stack_of_lazy_stacks_then_come_back_as_they_went_in(
     client: tdserve.Client, name: str, case: str

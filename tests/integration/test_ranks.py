@@ -238,6 +238,7 @@ def test_sample_when_a_leaf_is_written_after_the_draw_then_later_readers_see_it(
     assert (again["body"] == 7).all()
 
 
+@pytest.mark.slow
 def test_batches_when_of_ranks_then_the_shares_of_successive_steps(client: tdserve.Client, name: str) -> None:
     table = create(client, name)
     with (

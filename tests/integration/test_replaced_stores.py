@@ -130,6 +130,7 @@ def test_iteration_when_the_store_is_replaced_within_it_then_no_row_of_another_s
         list(rows)
 
 
+@pytest.mark.slow
 def test_sizes_when_there_is_no_store_then_not_found(reader: tdserve.Client, name: str) -> None:
     reader.init_remote(numbered(OLD_ROWS), name)
     old = reader[name]

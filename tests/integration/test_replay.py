@@ -219,6 +219,7 @@ def test_extend_when_early_then_futures_bring_the_indices_in_order(
     assert len(replay) == 32
 
 
+@pytest.mark.slow
 @both_sizes
 def test_batches_when_iterated_then_each_is_a_sample(client: tdserve.Client, name: str, size: int) -> None:
     replay = create(client, name, 10, size=size)
@@ -356,6 +357,7 @@ def test_extend_when_empty_then_nothing_happens(client: tdserve.Client, name: st
     assert replay.info()["inserts"] == 0
 
 
+@pytest.mark.slow
 def test_extend_when_many_clients_write_and_read_then_every_row_is_whole(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:

@@ -17,6 +17,7 @@ def rows(*numbers: int) -> TensorDict:
     return TensorDict({"number": torch.tensor(numbers)}, [len(numbers)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [range(20), range(5, 8), range(39), range(0, 40, 2), range(40)])
 def test_iteration_when_rows_have_left_the_table_then_the_others_once_each(
     client: tdserve.Client, name: str, gone: range

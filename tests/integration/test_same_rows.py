@@ -98,6 +98,7 @@ def test_extend_when_a_value_is_left_out_then_none_also_where_another_row_had_on
     assert list(replay[index]["text"]) == ["new"] * 4
 
 
+@pytest.mark.slow
 def test_extend_when_its_future_is_cancelled_then_it_is_on_its_way_and_others_go_on(replay: Any) -> None:
     futures = [replay.extend(rows(number), return_early=True) for number in range(60)]
     assert not any(future.cancel() for future in futures[20:])

@@ -64,6 +64,7 @@ def step(observation: spaces.Space[Any], action: spaces.Space[Any], number: int)
     return seen, then, chosen, np.full(NUM_ENVS, number, np.float64), done, infos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", SPACES)
 def test_sample_when_steps_were_added_then_as_their_own_buffer_gives_it(

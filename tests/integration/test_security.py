@@ -113,6 +113,7 @@ def extend(**changes: Any) -> control_pb2.ExtendRequest:
     return control_pb2.ExtendRequest(**given)
 
 
+@pytest.mark.slow
 def test_server_when_nothing_is_said_then_it_and_its_workers_listen_on_loopback_only(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
@@ -131,6 +132,7 @@ def test_server_when_others_could_reach_it_then_refused_without_token_or_insecur
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.slow
 def test_token_when_it_is_missing_or_wrong_then_every_call_but_health_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right\n")
     with tdserve.Server(tmp_path / "root", port=0, token_file=str(tmp_path / "token")) as server:
@@ -175,6 +177,7 @@ def hello(**changes: Any) -> control_pb2.ClientMessage:
     return control_pb2.ClientMessage(hello=control_pb2.Hello(**given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -298,6 +301,7 @@ def test_request_when_its_number_is_under_way_then_it_waits_and_counts_as_what_w
     assert not attacker.session.is_lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["0/1", "", "x" * 100_000])
 def test_rendezvous_when_it_is_garbage_then_only_its_session_has_no_channel(
     server: tdserve.Server, client: tdserve.Client, attacker: Attacker, key: str

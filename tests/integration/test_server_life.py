@@ -251,6 +251,7 @@ def test_health_when_it_serves_then_true_and_reflection_lists_the_service(server
     assert {"tdserve.v1.ControlService", "grpc.health.v1.Health"} <= names
 
 
+@pytest.mark.slow
 def test_server_when_started_and_shut_down_then_its_object_has_the_state(tmp_path: Path) -> None:
     server = tdserve.Server(tmp_path, port=0)
     assert not server.is_alive
@@ -298,6 +299,7 @@ def test_server_when_its_owner_is_killed_while_a_fork_of_it_lives_then_it_ends_t
             os.kill(fork, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_server_when_stopped_then_calls_end_in_time_and_work_when_it_goes_on(server: tdserve.Server) -> None:
     with server.client(timeout_s=20.0) as client, server.client(timeout_s=20.0) as unconnected:
         replay = client.create_replay("stopped", like=ROW, capacity=100_000)
@@ -349,6 +351,7 @@ def test_wait_when_the_store_is_deleted_then_ends_at_once(server: tdserve.Server
         assert isinstance(waiting.exception(timeout=20.0), tdserve.StoreNotFoundError)
 
 
+@pytest.mark.slow
 def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_same(server: tdserve.Server) -> None:
     clients = [server.client() for _ in range(4)]
     try:
@@ -371,6 +374,7 @@ def test_sessions_when_there_are_two_workers_then_they_are_spread_and_see_the_sa
             client.close()
 
 
+@pytest.mark.slow
 def test_batches_when_the_server_goes_away_for_good_then_the_iterator_raises(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path, port=0) as server, server.client() as client:
         replay = client.create_replay("r", like=ROW, capacity=10)

@@ -121,6 +121,7 @@ def test_lines_when_from_any_process_then_json_of_the_same_fields(tmp_path: Path
         assert server.entries()[0]["pid"] == server.process.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["human", "json"])
 def test_lines_when_names_and_values_are_nasty_then_printable_and_without_values(tmp_path: Path, form: str) -> None:
     with run_server(tmp_path / "log", "--log-format", form, "--log-level", "debug") as server:

@@ -141,6 +141,7 @@ def test_command_when_address_is_from_the_environment_then_reaches_it(
     assert "replay" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_command_when_no_server_listens_then_one_line_names_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--address", "127.0.0.1:1"]) == NO_ANSWER
     error = capsys.readouterr().err

@@ -66,6 +66,7 @@ def test_stats_when_reads_are_small_then_all_are_counted(
         wait_for(lambda: num_reads() == before + 20, "the count of all of them")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["gloo"], indirect=True)  # as a caller that is interrupted
 @pytest.mark.parametrize("num_rows", [1, 100])
 def test_sample_when_interrupted_while_it_waits_then_at_once_and_the_server_goes_on(

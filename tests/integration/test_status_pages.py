@@ -98,6 +98,7 @@ def test_rows_when_of_other_kinds_then_shown(url: str, name: str) -> None:
     assert "First rows" in read_text(f"{url}/rows?name={name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["large", "nothing", ""])
 def test_rows_when_too_large_or_absent_then_the_page_has_the_reason(url: str, name: str) -> None:
     assert find_status(f"{url}/rows?name={name}") == 404

@@ -137,6 +137,7 @@ def test_store_when_the_server_restarts_then_nothing_is_left_and_the_next_write_
         wait_for(lambda: [each.name for each in folders.iterdir()] == ["lost"], "the end of the other folders")
 
 
+@pytest.mark.slow
 def test_store_when_rows_of_it_are_missing_after_a_restart_then_a_whole_one_stays(tmp_path: Path) -> None:
     with Crashing(tmp_path) as crashing, crashing.server.client(timeout_s=60.0) as client:
         filling = StoreFilling(client, "shown", 12, OPTIONS)

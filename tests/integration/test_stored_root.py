@@ -54,6 +54,7 @@ def check_rows(found: Any, first: int, last: int) -> None:
     assert list(found["t"]) == [f"text {number}" for number in range(first, last)]
 
 
+@pytest.mark.slow
 def test_root_when_stored_then_all_stores_are_listed_and_described(client: tdserve.Client) -> None:
     found = {name: client.describe(name).kind for name in client.stores()}
     kinds = {"entries": "keyed", "no rows": "tensordict", "policy": "weights", "queue": "replay", "replay": "replay"}

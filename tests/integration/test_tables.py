@@ -54,6 +54,7 @@ def test_fifo_when_sampled_then_the_oldest_in_order_also_after_the_ring_went_rou
     assert numbers(replay.sample(3)) == [2, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_read_when_rows_in_the_middle_are_gone_or_it_went_round_then_the_others_in_order(
     client: tdserve.Client, name: str

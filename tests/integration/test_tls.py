@@ -140,6 +140,7 @@ def test_client_when_the_authority_is_another_then_refused_with_the_reason(
         server.client(tls=other.trusting, timeout_s=NEVER_S)
 
 
+@pytest.mark.slow
 def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
     certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_client_when_without_tls_then_refused_with_the_remedy(server: tdserve.Se
         server.client(timeout_s=NEVER_S)
 
 
+@pytest.mark.slow
 def test_client_when_its_own_certificate_is_missing_then_refused_with_the_remedy(
     strict_server: tdserve.Server, certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -249,6 +251,7 @@ def test_catalog_when_the_handshake_is_refused_then_no_call_waits_for_its_deadli
     assert time.monotonic() - begun_s < 100.0  # a third of one timeout
 
 
+@pytest.mark.slow
 def test_server_when_it_refuses_handshakes_then_its_log_stays_json(certificates: Certificates, tmp_path: Path) -> None:
     cert, key = certificates.server.values()
     options = ["--log-format", "json", "--tls-cert", cert, "--tls-key", key]

@@ -277,6 +277,7 @@ def is_revoked(server: tdserve.Server, token: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_file_when_it_has_no_tokens_at_the_start_or_later_then_the_log_warns(
     tokens: TokenFile, server: tdserve.Server, log: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_refusals_when_logged_then_with_entry_role_call_store_and_peer_and_no_se
         assert held.partition(".")[2][:8] not in logged
 
 
+@pytest.mark.slow
 def test_plain_token_when_there_is_a_file_of_tokens_too_then_it_grants_everything(
     tokens: TokenFile, fresh_server: FreshServer, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     made.server.shutdown()
 
 
+@pytest.mark.slow
 def test_metrics_when_a_token_has_some_stores_then_only_these_and_nothing_of_the_server(observed: Observed) -> None:
     def has_both() -> str | None:
         found = observed.fetch("/metrics", observed.operator)

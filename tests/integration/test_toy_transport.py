@@ -87,6 +87,7 @@ def test_toy_when_the_two_ends_do_not_suit_it_then_refused_by_name_with_the_reas
         server.client(transport="toy")
 
 
+@pytest.mark.slow
 def test_toy_when_this_process_does_not_have_it_then_refused_with_the_names_there_are(server: tdserve.Server) -> None:
     with pytest.raises(InvalidRequestError, match=r"one of auto, .*, got 'toy'"):
         server.client(transport="toy")

@@ -209,6 +209,7 @@ def test_draw_when_the_worker_answers_by_itself_then_its_span_is_below_that_of_t
     assert worker.attributes["tdserve.request_id"] == find_call(spans).attributes["tdserve.request_id"]
 
 
+@pytest.mark.slow
 def test_draw_on_shared_memory_when_no_request_is_sent_then_the_client_has_a_span(
     traced: list[tdserve.Server], receiver: Receiver
 ) -> None:
@@ -220,6 +221,7 @@ def test_draw_on_shared_memory_when_no_request_is_sent_then_the_client_has_a_spa
     assert len(spans) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_extend_when_it_returns_early_then_its_span_lasts_until_the_answer(
     traced: list[tdserve.Server], receiver: Receiver, transport: str
@@ -244,6 +246,7 @@ def test_extend_when_the_worker_has_claimed_rows_then_its_span_is_below_that_of_
     assert worker.attributes["tdserve.store"] == "claim-gloo"
 
 
+@pytest.mark.slow
 def test_call_when_it_fails_then_the_spans_have_its_code(traced: list[tdserve.Server], receiver: Receiver) -> None:
     trace = run_scenario("read_missing", traced[0].address, "gloo", receiver)
     spans = wait_for_spans(receiver, trace, "control")

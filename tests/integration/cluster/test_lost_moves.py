@@ -83,6 +83,7 @@ def test_move_when_the_server_that_may_have_it_is_away_then_the_error_names_it(c
             client.rebalance(name, 1)
 
 
+@pytest.mark.slow
 def test_creation_when_the_owner_stands_still_then_refused_soon_and_nothing_is_created_later(
     crashing: list[Crashing],
 ) -> None:

@@ -195,6 +195,7 @@ def test_store_when_it_has_moved_then_deleted_and_made_anew(client: tdserve.Clus
         assert name not in client.stores()
 
 
+@pytest.mark.slow
 def test_store_when_it_comes_home_then_nothing_is_in_between(
     client: tdserve.ClusterClient, address: str, name: str
 ) -> None:
@@ -209,6 +210,7 @@ def test_store_when_it_comes_home_then_nothing_is_in_between(
         assert list(other.members.used) == [home]
 
 
+@pytest.mark.slow
 def test_batches_when_their_table_moves_then_go_on_at_its_new_server(client: tdserve.ClusterClient, name: str) -> None:
     table = client.create_replay(name, TensorDict({"x": torch.zeros((), dtype=torch.int64)}, []), 100)
     table.extend(TensorDict({"x": torch.arange(100)}, [100]))
@@ -234,6 +236,7 @@ def test_plain_client_when_a_store_has_moved_then_is_shown_where(
                 ask()
 
 
+@pytest.mark.slow
 def test_server_when_drained_then_has_nothing_but_records(servers: list[tdserve.Server]) -> None:
     drained = 1
     names = [name_owned_by(drained, 3) for _ in range(4)]
@@ -249,6 +252,7 @@ def test_server_when_drained_then_has_nothing_but_records(servers: list[tdserve.
             client.delete(name)
 
 
+@pytest.mark.slow
 def test_drain_when_every_server_has_a_part_then_the_error_names_all_that_stay(
     servers: list[tdserve.Server],
 ) -> None:

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.integration
 # ---------------------------------------------------------------- what is cut short
 
 
+@pytest.mark.slow
 def test_mover_when_it_is_lost_after_the_seal_then_the_store_serves_again(
     client: tdserve.ClusterClient, address: str, name: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_wha
     client.delete(other)
 
 
+@pytest.mark.slow
 def test_seal_when_a_request_is_waiting_then_it_goes_on_at_the_other_server(
     user: tdserve.ClusterClient, name: str
 ) -> None:

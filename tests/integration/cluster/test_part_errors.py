@@ -60,6 +60,7 @@ def test_table_when_a_call_is_refused_then_the_error_names_the_table(user: tdser
     get_text_of(lambda: table.set_at_("y", torch.zeros(1), [0]), KeyNotFoundError, name)
 
 
+@pytest.mark.slow
 def test_queue_when_rows_never_fit_then_the_error_names_the_queue(user: tdserve.ClusterClient, name: str) -> None:
     queue = user.create_queue(name, rows(1)[0], 30, shards="all")
     get_text_of(lambda: queue.extend(rows(40)), TooLargeError, name)
@@ -75,12 +76,14 @@ def test_keyed_store_when_a_key_is_missing_then_the_error_names_the_store(
     get_text_of(lambda: kv.put("a", {"n": 1}, if_version=3), VersionConflictError, name)
 
 
+@pytest.mark.slow
 def test_dataset_when_a_key_is_missing_then_the_error_names_the_dataset(user: tdserve.ClusterClient, name: str) -> None:
     frames = user.memmap(rows(30), name, shards="all")
     get_text_of(lambda: frames["y"], KeyNotFoundError, name)
     get_text_of(lambda: frames.set_at_("x", torch.zeros(2, 2), slice(0, 2)), SpecMismatchError, name)
 
 
+@pytest.mark.slow
 def test_table_when_it_was_deleted_then_the_error_names_it(user: tdserve.ClusterClient) -> None:
     name = next_name()
     table = user.create_replay(name, rows(1)[0], 300, shards="all")
@@ -91,6 +94,7 @@ def test_table_when_it_was_deleted_then_the_error_names_it(user: tdserve.Cluster
     get_text_of(lambda: len(table), StoreNotFoundError, name)
 
 
+@pytest.mark.slow
 def test_record_when_a_client_of_one_server_deletes_it_then_refused_and_nothing_is_lost(
     client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
 ) -> None:
@@ -124,6 +128,7 @@ def test_restore_when_one_part_is_named_then_refused_and_the_whole_comes_back(
     client.delete(f"copy-{name}")
 
 
+@pytest.mark.slow
 def test_put_when_one_entry_has_another_version_then_the_error_names_what_other_servers_have_put(
     user: tdserve.ClusterClient, name: str
 ) -> None:
@@ -151,6 +156,7 @@ def test_pop_when_an_entry_of_another_server_is_missing_then_nothing_is_deleted(
     assert kv.pop([second, first]) == [2, 1]
 
 
+@pytest.mark.slow
 def test_ack_when_rows_of_one_server_are_not_held_then_the_error_names_those_that_were_acknowledged(
     user: tdserve.ClusterClient, name: str
 ) -> None:

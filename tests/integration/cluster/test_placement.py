@@ -50,6 +50,7 @@ ONLY_OF_ONE_SERVER = {
 CONTENT = TensorDict({"number": torch.arange(3)}, [3])
 
 
+@pytest.mark.slow
 def test_stores_when_created_then_each_on_its_owner_alone(
     client: tdserve.ClusterClient, servers: list[tdserve.Server]
 ) -> None:
@@ -145,6 +146,7 @@ def test_creation_when_the_owner_is_down_then_raises_and_others_go_on(servers: l
         client.delete(there)
 
 
+@pytest.mark.slow
 def test_shared_store_when_the_servers_are_listed_in_another_order_then_refused(
     client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
 ) -> None:
@@ -273,6 +275,7 @@ def test_torchrl_buffer_when_of_several_servers_then_on_one_of_them(address: str
         client.delete(name)
 
 
+@pytest.mark.slow
 def test_creation_when_a_name_is_that_of_a_part_then_refused_and_no_other_store_is_lost(
     client: tdserve.ClusterClient, servers: list[tdserve.Server]
 ) -> None:

@@ -72,6 +72,7 @@ def test_shards_when_they_follow_a_policy_then_all_of_them_count_its_versions(
     assert draw_versions(table, 1, num_rows=256) == {2, 3}
 
 
+@pytest.mark.slow
 def test_queue_when_another_client_publishes_then_a_waiting_reader_gets_only_new_rows(
     user: tdserve.ClusterClient, servers: list[tdserve.Server], policy: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_queue_when_another_client_publishes_then_a_waiting_reader_gets_only_new
             assert rows["policy_version"].tolist() == [5, 5]
 
 
+@pytest.mark.slow
 def test_policy_when_it_is_deleted_and_published_anew_elsewhere_then_old_rows_are_too_old(
     user: tdserve.ClusterClient, policy: str
 ) -> None:

@@ -70,6 +70,7 @@ def test_writer_when_rows_go_by_key_then_each_episode_is_whole_and_in_order(
     assert (slices["episode"].reshape(16, 4).diff(dim=1) == 0).all()
 
 
+@pytest.mark.slow
 def test_writer_when_a_row_is_wrong_then_refused_and_goes_on(user: tdserve.ClusterClient, name: str) -> None:
     table = make_table(user, name)
     with pytest.raises(InvalidRequestError, match="max_bytes"):
@@ -86,6 +87,7 @@ def test_writer_when_a_row_is_wrong_then_refused_and_goes_on(user: tdserve.Clust
     assert set(table.sample(256)["number"].tolist()) == {5, 7}
 
 
+@pytest.mark.slow
 def test_writer_when_the_table_is_closed_then_fails_once_for_all_shards(user: tdserve.ClusterClient, name: str) -> None:
     table = make_table(user, name)
     writer = table.writer(flush_s=None)

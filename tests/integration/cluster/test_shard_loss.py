@@ -208,6 +208,7 @@ def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_t
     client.delete(name)
 
 
+@pytest.mark.slow
 def test_store_when_its_new_server_is_killed_before_it_shows_it_then_read_there_once_that_is_back(
     client: tdserve.ClusterClient, crashing: list[Crashing]
 ) -> None:

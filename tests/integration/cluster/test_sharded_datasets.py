@@ -63,6 +63,7 @@ def test_rows_when_selected_then_as_of_the_tensordict(frames: tdserve.ShardedDat
         assert list(found["text"]) == list(expected["text"])
 
 
+@pytest.mark.slow
 def test_calls_when_a_store_of_one_server_is_needed_then_refused_with_the_servers_of_the_parts(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_values_when_one_is_meant_for_each_row_then_as_at_one_server(
         single.delete(f"{name}-alone")
 
 
+@pytest.mark.slow
 def test_rows_when_hardly_more_than_servers_then_divided(user: tdserve.ClusterClient, name: str) -> None:
     made = user.memmap(CONTENT[:5], name, shards="all")
     assert made["number"].tolist() == list(range(5))
@@ -164,6 +166,7 @@ def _keep(batch: Any) -> Any:
     return batch
 
 
+@pytest.mark.slow
 def test_zeros_when_made_then_filled_by_rows(user: tdserve.ClusterClient, name: str) -> None:
     made = user.memmap_like(CONTENT[0].exclude("text"), name, batch_size=[50], shards=2)
     assert made["number"].tolist() == [0] * 50
@@ -180,6 +183,7 @@ def test_zeros_when_made_then_filled_by_rows(user: tdserve.ClusterClient, name: 
     assert not [each for each in user.stores() if each.startswith(name)]
 
 
+@pytest.mark.slow
 def test_call_when_wrong_then_refused(frames: tdserve.ShardedDataset, user: tdserve.ClusterClient) -> None:
     for index in (100, -101, [3, 100], torch.ones(3, dtype=torch.bool), 1.5, [1.5], [2.0]):
         with pytest.raises(SelectionError):

@@ -96,6 +96,7 @@ def test_calls_when_lengths_differ_then_refused_before_anything_is_written(
     assert len(keyed) == 0
 
 
+@pytest.mark.slow
 def test_sample_when_it_is_no_whole_number_of_slices_then_refused(client: tdserve.ClusterClient, name: str) -> None:
     table = client.create_replay(name, rows(1)[0], 300, shards="all", sampler=tdserve.Slices(slice_len=4))
     fill_unequally(table)
@@ -118,6 +119,7 @@ def test_extend_when_rows_lack_the_key_of_their_shard_then_refused(client: tdser
         client.delete(f"{name}#0")
 
 
+@pytest.mark.slow
 def test_update_if_present_when_rows_are_of_several_shards_then_those_that_are_the_same(
     client: tdserve.ClusterClient, name: str
 ) -> None:

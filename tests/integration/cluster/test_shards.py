@@ -193,6 +193,7 @@ def test_sample_when_a_consumer_has_had_rows_of_one_shard_then_gets_the_others(
     assert len(table.take(75, consumer="third", ack=False)) == 75
 
 
+@pytest.mark.slow
 def test_sample_when_min_size_is_reached_by_all_shards_together_then_no_longer_waits(
     client: tdserve.ClusterClient, name: str
 ) -> None:
@@ -286,6 +287,7 @@ def test_values_when_rows_have_some_then_each_its_own(remote_client: tdserve.Clu
             assert row["ragged"].tolist() == [float(number)] * (number % 4 + 1)
 
 
+@pytest.mark.slow
 def test_table_when_deleted_then_gone_everywhere(
     client: tdserve.ClusterClient, name: str, servers: list[tdserve.Server]
 ) -> None:
@@ -308,6 +310,7 @@ def test_table_when_deleted_then_gone_everywhere(
     assert name not in client.stores()
 
 
+@pytest.mark.slow
 def test_table_when_its_parts_cannot_be_then_nothing_is_created(client: tdserve.ClusterClient, name: str) -> None:
     with pytest.raises(tdserve.TDServeError):
         client.create_replay(name, rows(1)[0], 300, shards="all", max_object_bytes=-1)
@@ -320,6 +323,7 @@ def test_table_when_its_parts_cannot_be_then_nothing_is_created(client: tdserve.
     client.create_replay(name, rows(1)[0], 300, shards="all")
 
 
+@pytest.mark.slow
 def test_keyed_store_when_shared_then_each_key_on_its_server(client: tdserve.ClusterClient, name: str) -> None:
     keyed = client.create_kv(name, rows(1)[0], shards="all")
     keys = [f"key {number}" for number in range(30)]

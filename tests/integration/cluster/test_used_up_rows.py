@@ -79,6 +79,7 @@ def test_sample_when_others_draw_at_the_same_time_then_each_row_goes_to_one_of_t
         assert sorted(chain.from_iterable(threads.map(draw, range(3)))) == list(range(NUM_ROWS))
 
 
+@pytest.mark.slow
 def test_sample_when_too_few_rows_are_left_then_none_is_drawn(client: tdserve.ClusterClient, name: str) -> None:
     table = client.create_replay(name, like=ROW, capacity=300, max_times_sampled=1, shards="all", shard_by="x")
     table.extend(rows(10))

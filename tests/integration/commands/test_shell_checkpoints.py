@@ -26,6 +26,7 @@ def fill(client: tdserve.Client) -> None:
     )
 
 
+@pytest.mark.slow
 def test_checkpoint_when_written_then_listed_and_restored_beside(
     client: tdserve.Client, shell: Shell, tmp_path: Path
 ) -> None:

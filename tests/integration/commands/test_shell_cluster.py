@@ -117,6 +117,7 @@ def test_health_when_a_server_is_lost_then_a_line_for_each(partial: Shell, shell
     assert len(shell.lines("health")) == 2
 
 
+@pytest.mark.slow
 def test_command_when_a_store_is_missing_then_names_similar_ones_of_all_servers(
     shell: Shell, addresses: list[str]
 ) -> None:

@@ -253,6 +253,7 @@ def test_put_when_the_file_is_garbage_then_one_line(shell: Shell, tmp_path: Path
     assert "invalid path" in shell.error(1, "put", str(tmp_path / f"file{ending}"), "store")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("key", ["../out", "a/b", "..", "/abs"])
 def test_get_when_a_key_would_leave_the_folder_then_nothing_is_written(
@@ -272,6 +273,7 @@ def test_get_when_a_key_would_leave_the_folder_then_nothing_is_written(
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_queue", [False, True])
 def test_put_when_the_store_is_a_table_then_rows_are_appended(
     client: tdserve.Client, shell: Shell, tmp_path: Path, is_queue: bool

@@ -123,6 +123,7 @@ def test_new_rows_when_there_are_more_than_are_shown_then_the_newest_and_how_man
     assert found.num_left_out == 2000
 
 
+@pytest.mark.slow
 def test_new_rows_when_rows_leave_in_another_order_then_each_once(client: tdserve.Client) -> None:
     queue = client.create_queue("queue", like=rows(0, 1)[0], max_size=8)
     looked = NewRows(queue)

@@ -45,6 +45,7 @@ def test_files_when_their_rows_are_no_tensordicts_then_are_refused(
         TDServeStorage(10, address=client, name=name).loads(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [{"x": torch.ones(2)}, [{"x": torch.ones(())}], (torch.ones(2),), [1, 2], []], ids=str)
 def test_rows_when_they_are_no_tensordicts_then_are_refused(client: tdserve.Client, name: str, data: Any) -> None:
     buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)

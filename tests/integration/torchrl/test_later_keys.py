@@ -50,6 +50,7 @@ def test_program_when_keys_come_later_then_does_the_same_over_a_table(client: td
     assert write_keys_later(TDServeStorage(10, address=client, name=name)) == theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["zeros", "late"])
 def test_keys_when_they_come_later_then_all_buffers_have_them_and_zeros_before(
     server: tdserve.Server, client: tdserve.Client, name: str, missing: str

@@ -89,6 +89,7 @@ def learn_with_info(make: MakeStorage) -> Any:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trees")
 @pytest.mark.parametrize("program", [learn, learn_with_info], ids=lambda program: str(program.__name__))
 def test_program_when_the_storage_is_a_table_then_has_the_same_weights(

@@ -49,6 +49,7 @@ def test_buffer_when_sent_to_a_spawned_process_then_both_use_the_table(client: t
     assert buffer.extend(make_rows(8)).tolist() == [5]
 
 
+@pytest.mark.slow
 def test_storage_when_pickled_before_it_has_rows_then_finds_the_table_that_another_creates(
     client: tdserve.Client, name: str
 ) -> None:

@@ -68,11 +68,13 @@ def test_failpoint_when_nothing_is_switched_on_then_nothing_happens() -> None:
     assert failpoints.on_reach is None
 
 
+@pytest.mark.slow
 def test_process_when_it_gets_to_the_failpoint_that_is_switched_on_then_it_is_killed() -> None:
     assert run_until_killed("commit.recorded", "commit.shown", "commit.recorded", "put.changed") == "commit.recorded"
     assert run_until_killed("commit.recorded", "commit.shown") == ""
 
 
+@pytest.mark.slow
 def test_process_when_a_count_is_given_then_it_is_killed_at_that_time() -> None:
     times = ["commit.recorded", "put.changed", "commit.recorded"]
     assert run_until_killed("commit.recorded:2", *times) == "commit.recorded"

@@ -47,6 +47,7 @@ def test_picture_when_there_are_more_figures_then_is_higher(tmp_path: Path) -> N
     assert heights[1] > 3 * heights[0]
 
 
+@pytest.mark.slow
 def test_picture_when_it_cannot_be_written_then_the_error_names_the_path(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(InvalidRequestError, match="missing") as caught:

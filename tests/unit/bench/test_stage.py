@@ -16,6 +16,7 @@ def children() -> set[str]:
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
+@pytest.mark.slow
 def test_stage_when_the_work_on_it_fails_then_no_process_and_no_file_is_left(tmp_path: Path) -> None:
     before = children()
 

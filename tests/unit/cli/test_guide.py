@@ -21,6 +21,7 @@ def test_topics_when_asked_then_each_on_a_line(capsys: pytest.CaptureFixture[str
     assert [line.strip()[-1] for line in lines] == ["."] * len(TOPICS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", TOPICS)
 def test_topic_when_piped_then_plain_text(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["guide", topic]) == 0

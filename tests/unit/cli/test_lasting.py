@@ -60,6 +60,7 @@ except SystemExit:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "said"), [(UNWINDING, "unwound\n"), (SWALLOWING, "")])
 def test_sigterm_when_it_comes_then_unwinds_or_ends_with_exit_code_0(program: str, said: str) -> None:
     with alarm(30.0, "its end"), start(program) as process:

@@ -60,6 +60,7 @@ def render(before: Moment | None, now: Moment, width: int) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_servers", [1, 2])
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_screen_when_names_and_figures_are_long_then_only_names_are_cut(width: int, num_servers: int) -> None:

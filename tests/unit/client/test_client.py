@@ -29,6 +29,7 @@ def test_connect_when_no_server_runs_then_connect_error_and_nothing_stays() -> N
             tdserve.connect(address, timeout_s=0.05)
 
 
+@pytest.mark.slow
 def test_connect_when_no_address_is_given_then_variables_name_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

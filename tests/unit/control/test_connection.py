@@ -165,6 +165,7 @@ def test_call_when_the_error_is_not_retryable_then_the_server_is_asked_once() ->
     assert handlers.asked == ["a"]
 
 
+@pytest.mark.slow
 def test_wait_ready_when_the_name_has_another_address_then_begins_anew_and_leaves_calls_alone(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

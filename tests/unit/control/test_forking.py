@@ -104,6 +104,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_fork_when_the_process_has_but_our_channels_then_grpc_stops_only_when_ours_is_done() -> None:
     with serving(Answering()) as address:
         command = [sys.executable, "-c", FORKING, address]

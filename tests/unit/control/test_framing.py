@@ -15,6 +15,7 @@ from tdserve.control.framing import MAX_FRAME_BYTES, ControlSocket, FrameReader,
 from tdserve.v1 import worker_pb2
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 30), min_size=1))
 def test_frames_when_they_arrive_in_any_pieces_then_come_out_whole(contents: list[bytes], lengths: list[int]) -> None:
     stream = b"".join(map(frame, contents))

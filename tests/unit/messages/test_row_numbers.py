@@ -25,6 +25,7 @@ numbers = st.lists(st.integers(0, 2**40), max_size=20)
 runs = st.tuples(st.integers(0, 2**40), st.integers(0, 50)).map(lambda run: list(range(run[0], run[0] + run[1])))
 
 
+@pytest.mark.slow
 @given(numbers | runs)
 def test_rows_when_they_cross_the_wire_then_equal_in_their_order(rows: list[int]) -> None:
     found = decode_rows(encode_rows(np.array(rows, np.int64)))
@@ -44,6 +45,7 @@ def test_rows_when_they_go_round_the_end_of_a_table_then_few_bytes(num_rows: int
     assert (decode_rows(encoded, max_rows=num_rows) == rows).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(64, 900)), min_size=2, max_size=9))
 def test_rows_when_of_several_runs_then_equal_in_their_order(found: list[tuple[int, int]]) -> None:
     rows = np.concatenate([np.arange(first, first + num_rows) for first, num_rows in found])
@@ -68,6 +70,7 @@ def test_rows_when_runs_stand_for_more_than_there_can_be_then_refused(runs: list
         decode_rows(np.array(runs, "<i8").tobytes(), max_rows=10)
 
 
+@pytest.mark.slow
 @given(numbers | runs | st.lists(st.sampled_from([0, 7, 70_000]), min_size=2, max_size=9))
 def test_max_rows_of_when_encoded_in_any_way_then_no_fewer_than_there_are(found: list[int]) -> None:
     rows = np.array(found, np.int64)
@@ -78,6 +81,7 @@ def test_max_rows_of_when_encoded_in_any_way_then_no_fewer_than_there_are(found:
     assert compute_max_rows(encode_bits(np.packbits(np.ones(13, np.bool_)))) >= 13
 
 
+@pytest.mark.slow
 @given(numbers | runs)
 def test_few_bytes_when_they_cross_the_wire_then_equal_in_their_order(rows: list[int]) -> None:
     found = decode_rows(encode_few_bytes(np.array(rows, np.int64)))
@@ -138,6 +142,7 @@ def test_column_when_there_are_more_or_fewer_then_error(nbytes: int) -> None:
         decode_column("priority", bytes(nbytes), "<f8", 3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**44), st.integers(1, 60)), max_size=6))
 def test_repeats_when_encoded_then_back_as_they_were(runs: list[tuple[int, int]]) -> None:
     found = np.array([number for number, count in runs for _ in range(count)], np.int64)

@@ -48,6 +48,7 @@ _records = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(_records)
 def test_record_when_written_and_read_then_equal(record: StoreRecord) -> None:
     assert StoreRecord.from_bytes(record.to_bytes()) == record

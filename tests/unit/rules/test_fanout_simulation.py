@@ -25,6 +25,7 @@ def test_simulate_when_it_is_one_chain_then_all_have_it_a_chunk_per_end_later() 
     assert found.depth == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fanout", [2, 4, 8])
 def test_simulate_when_it_is_a_tree_then_the_server_sends_no_more_however_many_pull(fanout: int) -> None:
     few, many = simulate(50, 64 * MIB, fanout), simulate(400, 64 * MIB, fanout)

@@ -66,6 +66,7 @@ def test_note_when_enough_stores_were_deleted_then_what_was_left_out_is_looked_a
     assert (left() is None) == is_freed
 
 
+@pytest.mark.slow
 def test_create_when_stores_are_many_then_the_collector_looks_at_the_last_of_them_alone(
     world: World, run: Loop
 ) -> None:

@@ -32,6 +32,7 @@ def _store(folder: Path, structure: int) -> SyncedStore:
     return SyncedStore(UID, str(folder), 2, structure, (("x.memmap", 8),))
 
 
+@pytest.mark.slow
 def test_process_when_given_a_store_then_syncs_it_and_again_when_its_structure_changes(
     process: SyncProcess, tmp_path: Path
 ) -> None:

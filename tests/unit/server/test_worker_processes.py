@@ -43,6 +43,7 @@ def own(run: Loop) -> Iterator[WorkerProcesses]:
     assert is_gone(made.fork_server_pid)
 
 
+@pytest.mark.slow
 def test_fork_when_called_again_and_again_then_processes_of_their_own(processes: WorkerProcesses, run: Loop) -> None:
     async def scenario() -> None:
         made = await asyncio.gather(*(processes.fork(ARGUMENTS) for _ in range(3)))

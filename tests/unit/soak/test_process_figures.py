@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tdserve.soak.process_figures import find_parent, is_gone, list_descendants, measure_disk, measure_processes
 
 MIB = 1 << 20
@@ -19,6 +21,7 @@ print("ready", flush=True); sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_processes_when_one_holds_memory_and_files_then_both_show() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

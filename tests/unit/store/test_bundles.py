@@ -218,6 +218,7 @@ def test_bundle_when_damaged_then_corrupt_data(tmp_path: Path) -> None:
             objects.get_many([(PATHS[0], [0, 2])])
 
 
+@pytest.mark.slow
 def test_bundles_when_their_writer_is_killed_then_every_row_is_of_one_write(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:

@@ -174,6 +174,7 @@ def test_decided_changes_when_the_map_is_full_then_they_find_room(tmp_path: Path
         check_decided(db)
 
 
+@pytest.mark.slow
 def test_decided_changes_when_the_disk_is_full_then_they_find_room(small_disk: Path) -> None:
     with CatalogDB(small_disk / "catalog") as db:
         db.put("stores", b"a", b"1")

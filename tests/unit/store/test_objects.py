@@ -112,6 +112,7 @@ def test_paths_when_keys_hold_any_text_then_do_not_mix(tmp_path: Path) -> None:
         assert get(objects, [0], *paths) == [[b"%d" % number] for number in range(len(paths))]
 
 
+@pytest.mark.slow
 def test_values_when_committed_then_another_process_reads_them_at_once(tmp_path: Path) -> None:
     with Objects(tmp_path, writable=True) as objects:
         put(objects, (None, ("k",), b"x"), (1, ("k",), b"y"))

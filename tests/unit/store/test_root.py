@@ -52,6 +52,7 @@ def test_root_when_acquired_again_then_keeps_its_id_and_changes_its_nonce(tmp_pa
     second.release()
 
 
+@pytest.mark.slow
 def test_root_when_held_by_another_process_then_is_refused_until_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

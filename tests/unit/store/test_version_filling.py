@@ -92,6 +92,7 @@ def fill_counted(file: MappedFile, pieces: list[Bytes], **named: object) -> tupl
     return count_written() - written, faults
 
 
+@pytest.mark.slow
 def test_fill_when_the_disk_has_all_pages_then_few_page_faults(make_file: Callable[[int], MappedFile]) -> None:
     pieces = make_pieces(*[2_500_001] * 16)
     file = make_file(16 * 2_500_001)

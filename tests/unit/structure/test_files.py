@@ -59,6 +59,7 @@ class Watched:
         return found
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 4), max_size=4), st.data())
 def test_blocks_when_any_elements_are_asked_for_then_they_come_in_order(shape: list[int], data: st.DataObject) -> None:
     whole = np.arange(math.prod(shape)).reshape(shape)

@@ -132,6 +132,7 @@ def test_receiver_when_its_policy_is_on_meta_then_it_gets_real_weights(make_sche
     assert all(parameter.requires_grad for parameter in policy.parameters())
 
 
+@pytest.mark.slow
 def test_receivers_when_they_are_many_then_each_follows(make_scheme: MakeScheme, server: tdserve.Server) -> None:
     policies = [Policy() for _ in range(3)]
     sender = publish(make_scheme(sync=False), Policy(1.0))

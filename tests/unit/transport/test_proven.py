@@ -54,6 +54,7 @@ def check(pair: tuple[GlooChannel, GlooChannel]) -> None:
         end.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behave", [be_silent, be_wrong, reflect, be_cut_short, hang_up])
 def test_pair_when_a_stranger_has_the_next_numbers_then_it_is_formed_all_the_same(
     behave: Callable[[Line], None],

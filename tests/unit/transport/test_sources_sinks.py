@@ -183,6 +183,7 @@ def test_row_end_when_rows_are_a_run_then_direct_into_the_ring() -> None:
     assert ring.sum(1).nonzero().flatten().tolist() == [4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [[4, 6, 5], [9, 0, 1], [2, 2, 2], [4, 4, 6], [4, 9, 6]])
 def test_row_end_when_rows_are_scattered_then_copied(rows: list[int]) -> None:
     layout = layout_of(SMALL, LARGE)

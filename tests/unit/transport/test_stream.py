@@ -108,6 +108,7 @@ def test_move_when_memory_is_direct_and_nothing_else_is_announced_then_all_is_po
         receiving.result(5.0)
 
 
+@pytest.mark.slow
 def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_for_the_wire() -> None:
     leaves, layout = small_leaves()
     assert layout.nbytes >= MIN_APART_BYTES
@@ -125,6 +126,7 @@ def test_send_messages_when_a_thread_apart_copies_them_together_then_few_wait_fo
     assert all(map(torch.equal, leaves, received))
 
 
+@pytest.mark.slow
 def test_recv_messages_when_they_must_be_distributed_then_few_are_under_way_and_each_is_taken_as_it_comes() -> None:
     leaves, layout = small_leaves()
     assert len(layout.messages) == 10
@@ -249,6 +251,7 @@ def test_pack_when_there_is_nothing_then_empty() -> None:
 SLOW_S = 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_send_messages_when_slow_but_moving_then_not_given_up(is_direct: bool) -> None:
     ours, theirs = LoopbackChannel.make_pair()

@@ -14,6 +14,7 @@ from tdserve.bench.workloads.weight_trees import follow_versions
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_follower_when_a_version_is_published_then_has_it_and_checks_its_content(stage: Stage) -> None:
     tree = workload_data.make_weights(3, 12_000)
     workload_data.stamp(tree, 7)

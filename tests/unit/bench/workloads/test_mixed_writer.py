@@ -12,6 +12,7 @@ from tdserve.bench.workloads.mixed import BATCH_ROWS, POOL_ROWS, write_rows
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_writer_when_ordered_to_write_then_reports_the_number_of_acknowledged_batches(stage: Stage) -> None:
     replay = stage.client.create_replay("written", make_transitions(1).rows[0], POOL_ROWS)
     try:

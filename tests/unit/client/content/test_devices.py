@@ -249,6 +249,7 @@ class MeasuredDevice(PunctualDevice):
         return super().copy(target, staged)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=6), st.integers(32, 900))
 def test_upload_when_leaves_and_slots_are_of_any_size_then_every_byte_goes_once_and_no_more_than_a_slot_at_a_time(

@@ -50,6 +50,7 @@ def test_check_real_when_under_a_fake_mode_then_refused() -> None:
             check_real("reading")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_handle_when_under_a_fake_mode_then_refused_by_what_to_call(store: tdserve.StoreHandle, call: str) -> None:
     with FakeTensorMode(), pytest.raises(NotSupportedError, match=r"FakeTensorMode.*client\.load_memmap\(name\)"):
@@ -81,6 +82,7 @@ TABLE_CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", TABLE_CALLS)
 def test_table_when_under_a_fake_mode_then_refused_and_nothing_is_taken(
     client: tdserve.Client, name: str, call: str

@@ -136,6 +136,7 @@ def test_row_nbytes_when_a_row_is_ragged_then_as_much_as_is_sent() -> None:
     assert compute_row_nbytes(values_spec((), per_row=False), ["text"]) == 5
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=300), max_size=5), st.booleans())
 def test_block_when_joined_by_hand_then_as_protobuf_would_have_it(contents: list[bytes], per_row: bool) -> None:
     batch_size = (len(contents),) if per_row else ()

@@ -96,6 +96,7 @@ def test_iteration_when_there_is_no_batch_dimension_then_as_of_the_tensordict(
     assert list(client.memmap(_rows()[:0], f"{name}-0")) == []
 
 
+@pytest.mark.slow
 def test_iteration_when_of_many_rows_then_few_reads(
     local_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_batches_when_readers_share_an_epoch_then_each_row_comes_once(
     assert (found == sorted(found)) == (sampler is not SHUFFLED)
 
 
+@pytest.mark.slow
 def test_batches_when_seed_or_epoch_differ_then_other_orders_and_else_the_same(store: tdserve.StoreHandle) -> None:
     def order(seed: int, epoch: int) -> list[int]:
         return _numbers(store.batches(10, sampler=tdserve.WithoutReplacement(seed=seed), epoch=epoch))

@@ -92,6 +92,7 @@ def test_close_when_another_thread_waits_then_it_gets_a_closed_error() -> None:
         next(batches)
 
 
+@pytest.mark.slow
 def test_batches_when_dropped_then_their_threads_end() -> None:
     batches: Any = _batches()
     next(batches)

@@ -34,6 +34,7 @@ def has_lost(epoch: GroupEpoch, rank: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_call_when_its_block_fails_then_the_epoch_is_over_for_all(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         with pytest.raises(ZeroDivisionError), team.epochs[0].call(Deadline.after(5.0), "it"):
@@ -201,6 +202,7 @@ def test_call_when_this_members_session_ends_then_peer_lost_and_it_may_come_back
         assert [number_in(td) for td in found] == [1, 1]
 
 
+@pytest.mark.slow
 def test_leave_when_a_call_of_another_is_almost_through_then_it_ends_well(server: tdserve.Server) -> None:
     with Team(server, 2) as team:
         for number in range(3):
@@ -217,6 +219,7 @@ def test_leave_when_a_call_of_another_is_almost_through_then_it_ends_well(server
             team.groups = team.run(lambda client, rank, name=name: client.group(name, 2, rank), team.clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["group", "client"])
 def test_call_of_two_when_a_third_has_left_then_it_goes_on_and_calls_of_all_do_not(
     server: tdserve.Server, how: str
@@ -253,6 +256,7 @@ def test_end_of_the_interpreter_when_in_groups_then_each_is_left(
         assert [type(error) for error in team.each(lambda group: group.barrier())] == [ClosedError] * 2
 
 
+@pytest.mark.slow
 def test_open_when_a_member_leaves_at_once_then_the_others_are_connected(server: tdserve.Server) -> None:
     with Team(server, 4) as team:
         for number in range(5):

@@ -30,6 +30,7 @@ def write(client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, valu
     overwrite(client, replay.name, stored, index, value, at=at, deadline=Deadline.after(20.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("index", "value", "content"),
     [
@@ -54,6 +55,7 @@ def test_overwrite_when_of_a_nested_part_then_all_of_it(client: tdserve.Client, 
     assert [replay[row]["n", "text"] for row in range(4)] == ["after", "before", "after", "before"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("index", "value", "at", "error"),
     [

@@ -118,6 +118,7 @@ def test_lock_when_keys_change_then_refused_for_everybody_as_by_tensordict(
     change(handle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE.keys())
 def test_lock_when_written_in_place_then_let_through_as_by_tensordict(
     client: tdserve.Client, handle: tdserve.StoreHandle, write: Callable[[Any], object]

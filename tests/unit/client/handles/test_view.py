@@ -145,6 +145,7 @@ WRITES: dict[str, Call] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", list(WRITES.values()), ids=list(WRITES))
 def test_view_when_written_then_the_store_has_it_as_a_local_one_would(store: Any, call: Call) -> None:
     td = local_rows()
@@ -179,6 +180,7 @@ REFUSED: list[tuple[Call, type[Exception]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "error"), REFUSED, ids=range(len(REFUSED)))
 def test_view_when_it_cannot_be_done_then_refused_and_nothing_changes(
     store: Any, call: Call, error: type[Exception]

@@ -68,6 +68,7 @@ CALLS_OF_STACKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("name_of_call", CALLS_OF_STACKS)
 def test_call_when_only_elements_have_a_dimension_then_as_of_a_local_tensordict(

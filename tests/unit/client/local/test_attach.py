@@ -76,6 +76,7 @@ def test_session_when_the_root_is_seen_elsewhere_then_found_where_it_is_said(
         client.delete("seen elsewhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["nothing", "another file", "a copy"])
 def test_session_when_the_root_is_not_visible_then_reports_it_and_uses_the_network_if_allowed(
     server: tdserve.Server, tmp_path: Path, seen_root: Path, what: str

@@ -212,6 +212,7 @@ def test_store_when_its_files_are_damaged_then_that_error(end: LocalEnd, tmp_pat
         end.store("x", UID, files.spec)
 
 
+@pytest.mark.slow
 def test_store_when_others_were_deleted_then_they_are_mapped_no_more(end: LocalEnd, tmp_path: Path) -> None:
     old = stored(tmp_path, "old name")
     found = end.store("old name", UID, old.spec)

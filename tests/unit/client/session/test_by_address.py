@@ -67,6 +67,7 @@ def test_handle_when_copied_then_over_the_same_client(client: tdserve.Client, na
     assert sessions(client) == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_handles_when_the_process_has_forked_then_both_go_on(client: tdserve.Client, name: str) -> None:
     store = client.memmap(ROWS, name)

@@ -4,6 +4,8 @@ import gc
 import subprocess
 import sys
 
+import pytest
+
 from tdserve.client.session.process_exit import ExitFlush
 
 PROGRAM = """
@@ -62,6 +64,7 @@ class Holder:
     """An object that holds rows."""
 
 
+@pytest.mark.slow
 def test_flush_when_there_are_several_then_all_have_begun_before_any_is_waited_for_and_share_the_time() -> None:
     begun: list[Holder] = []
     finished: dict[Holder, tuple[float, int]] = {}

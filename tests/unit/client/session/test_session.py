@@ -181,6 +181,7 @@ def test_inline_bytes_when_mail_is_open_then_what_fits_into_one(mailing: Session
     assert mailing.welcome.inline_bytes == DEFAULT_INLINE_BYTES
 
 
+@pytest.mark.slow
 def test_requests_when_they_are_many_and_small_then_answered_by_mail_in_order(mailing: Session) -> None:
     asked = control_pb2.ReadRequest(store="not there", fingerprint=b"seen before")
     for request in range(5_000, 5_100):

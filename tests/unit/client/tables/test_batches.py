@@ -50,6 +50,7 @@ def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client
                 continue  # those that were requested before the rows came
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_next_when_the_session_is_lost_while_nothing_is_under_way_then_goes_on_however_often(
     client: tdserve.Client, replay: tdserve.ReplayHandle, prefetch: int, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +80,7 @@ def test_close_when_a_thread_waits_for_a_batch_then_it_ends(client: tdserve.Clie
     assert not find_threads(f"tdserve-batches-{name}")
 
 
+@pytest.mark.slow
 def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandle) -> None:
     batches = replay.batches(4)
     next(batches)

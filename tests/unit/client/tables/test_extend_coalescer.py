@@ -252,6 +252,7 @@ def histories(first: int, num_rows: int = 8) -> TensorDict:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_submit_when_rows_have_values_then_they_share_requests_and_each_row_has_its_own(
     server: tdserve.Server, name: str, transport: str

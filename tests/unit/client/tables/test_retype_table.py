@@ -55,6 +55,7 @@ ONE_LENGTH: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ONE_LENGTH)
 def test_extend_when_first_nested_rows_are_all_as_long_as_like_then_nested_and_others_fit(
     client: tdserve.Client, name: str, case: str

@@ -134,6 +134,7 @@ def test_set_limiter_when_it_could_let_nothing_through_then_refused(table: tdser
     assert table.info()["settings"]["limiter"] == {"kind": "min_size", "min_size": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -50,6 +50,7 @@ def num_leased(table: Any) -> int:
     return int(table.info()["num_leased"])
 
 
+@pytest.mark.slow
 def test_take_when_its_result_is_read_without_a_block_then_error_has_the_remedy_and_rows_are_given_back(
     queue: tdserve.QueueHandle,
 ) -> None:

@@ -322,6 +322,7 @@ def test_writer_when_the_client_is_closed_and_there_is_no_room_then_writer_faile
     client.delete("full")
 
 
+@pytest.mark.slow
 def test_writer_when_the_server_is_gone_then_the_next_calls_raise_writer_failed(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

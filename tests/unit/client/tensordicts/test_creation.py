@@ -49,6 +49,7 @@ def test_send_when_to_a_replay_then_refused(client: tdserve.Client, name: str) -
         client.send(TD, name)
 
 
+@pytest.mark.slow
 def test_getitem_when_of_each_kind_then_its_handle(client: tdserve.Client, name: str) -> None:
     client.init_remote(TD, name)
     client.create_replay(f"{name}.r", TD[0], 5)

@@ -89,6 +89,7 @@ def test_read_when_the_store_was_replaced_then_the_new_one_or_an_error_with_its_
     remote_client.delete(name)
 
 
+@pytest.mark.slow
 def test_read_when_rows_are_written_again_and_again_then_each_is_as_of_one_moment(
     remote_client: tdserve.Client, server: tdserve.Server, name: str
 ) -> None:

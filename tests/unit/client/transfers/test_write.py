@@ -96,6 +96,7 @@ def test_write_when_the_session_is_lost_while_its_answer_is_taken_then_that_coun
     assert queue.info()["inserts"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_again_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +119,7 @@ def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_aga
     assert replay.info()["inserts"] == num_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 def test_write_when_interrupted_while_it_is_sent_then_over_and_never_tried_again(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +157,7 @@ def test_write_when_the_session_is_lost_while_values_are_on_their_way_then_store
     assert made.info()["inserts"] == 3 * MANY_VALUES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [SMALL, LARGE])
 def test_write_when_refused_early_then_the_future_has_the_error_and_the_next_works(
     client: tdserve.Client, replay: tdserve.ReplayHandle, name: str, num_rows: int

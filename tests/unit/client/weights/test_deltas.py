@@ -206,6 +206,7 @@ def test_latest_when_the_large_leaf_stays_then_it_stops_travelling_and_comes_aga
     assert len(puller.last["head"]) == 5
 
 
+@pytest.mark.slow
 def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_same(
     remote_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_latest_when_the_place_is_another_each_time_then_it_is_filled_all_the_sa
         remote_client.latest(name, out=tree(0))
 
 
+@pytest.mark.slow
 def test_latest_when_a_leaf_is_stale_and_its_version_is_gone_then_all_of_the_newest(
     remote_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

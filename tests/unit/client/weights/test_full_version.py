@@ -81,6 +81,7 @@ def test_take_whole_when_there_is_no_destination_then_the_content(
     assert all(torch.equal(content.leaves[path], td[path]) for path in content.leaves)
 
 
+@pytest.mark.slow
 def test_take_whole_when_the_destination_does_not_fit_then_it_is_unchanged_and_the_next_pull_gets_its_own(
     remote_client: tdserve.Client, name: str
 ) -> None:

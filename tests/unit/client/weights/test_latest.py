@@ -37,6 +37,7 @@ def test_version_when_it_is_kept_then_that_and_not_the_newest(client: tdserve.Cl
     assert torch.equal(out["w"], weights(3)["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 4, 0, -1, 2**70])
 def test_version_when_it_is_not_kept_then_error_names_those_that_are(
     client: tdserve.Client, name: str, version: int
@@ -73,6 +74,7 @@ def test_versions_when_there_are_no_weights_then_error(client: tdserve.Client, n
         client.version(name, 1)
 
 
+@pytest.mark.slow
 @both_sizes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("copy", [False, True])

@@ -64,6 +64,7 @@ def test_version_when_copied_then_equal_and_the_file_is_free(
     assert torch.equal(found_here(local_client, end).build()["w"], WEIGHTS["w"])
 
 
+@pytest.mark.slow
 def test_version_when_mapped_then_locked_while_it_is_used_and_what_the_user_writes_stays_with_him(
     local_client: tdserve.Client, end: LocalEnd, path: Path
 ) -> None:

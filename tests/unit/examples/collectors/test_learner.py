@@ -43,6 +43,7 @@ def test_lead_when_a_collector_takes_part_then_prints_its_rows_and_removes_the_s
     assert not set(Names.of("led")) & set(client.stores())
 
 
+@pytest.mark.slow
 def test_lead_when_the_time_is_up_then_the_next_version_is_the_last(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:

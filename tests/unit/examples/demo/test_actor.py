@@ -37,6 +37,7 @@ def publish_always(client: tdserve.Client, action: int, *, num_transitions: int 
     return version
 
 
+@pytest.mark.slow
 def test_actor_when_it_acts_at_random_then_sends_its_steps_but_the_unfinished_ones(client: tdserve.Client) -> None:
     transitions = open_stores(client, "CartPole-v1").transitions
     before = transitions.info()["inserts"]
@@ -110,6 +111,7 @@ def test_act_when_lingering_and_another_run_begins_then_takes_part_and_ends_when
     assert codes == [0]
 
 
+@pytest.mark.slow
 def test_act_when_an_earlier_run_is_over_and_no_other_begins_then_ends_without_a_row(
     server: tdserve.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_act_when_the_time_and_a_minute_are_up_then_ends(
     assert "the time is up" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_act_when_the_server_stays_away_then_raises(server: tdserve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "GONE_S", 0.5)
     asked = options(server)

@@ -75,6 +75,7 @@ def test_rows_when_a_ring_of_four_is_full_then_what_is_left_in_order(first: int,
     assert [row for part in parts for row in part] == expected
 
 
+@pytest.mark.slow
 def test_watch_when_the_stores_hold_rows_of_an_earlier_run_then_counts_only_what_came_since(tmp_path: Path) -> None:
     with tdserve.Server(tmp_path) as server, server.client(transport="gloo") as client:
         stores = open_stores(client, "CartPole-v1")

@@ -108,6 +108,7 @@ def test_draw_when_a_later_batch_is_refused_then_none_and_nothing_changes() -> N
     assert len(made.plain) == 5
 
 
+@pytest.mark.slow
 def test_draw_when_rows_may_come_once_then_each_of_equal_chance() -> None:
     counts = np.zeros(5, np.int64)
     made = _Drawn(5, max_times_sampled=1)

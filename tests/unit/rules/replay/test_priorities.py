@@ -91,6 +91,7 @@ def test_set_when_no_query_comes_for_long_then_nothing_is_lost() -> None:
     assert tree.total == model.sum()
 
 
+@pytest.mark.slow
 def test_set_when_no_rows_are_given_again_and_again_then_they_do_not_pile_up() -> None:
     tree, none = PriorityTree(10), np.empty(0, np.int64)
     before = count_bytes(tree)
@@ -108,6 +109,7 @@ def test_set_when_a_callers_array_changes_later_then_the_tree_does_not_mind() ->
     assert tree.find(np.array([1.0])).tolist() == [50]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", _CAPACITIES)
 def test_lowest_when_numbers_change_then_as_sorted(capacity: int) -> None:
     rng = np.random.default_rng(capacity)

@@ -63,6 +63,7 @@ def test_draw_when_more_are_asked_than_live_then_rows_repeat() -> None:
     assert repr(selector) == "<UniformSelector <LiveRows 1 of 4>>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ROW_SAMPLERS, ids=lambda sampler: sampler.kind)
 @pytest.mark.parametrize("seed", range(3))
 def test_selector_when_rows_come_and_go_then_only_members_are_drawn(sampler: Sampler, seed: int) -> None:

@@ -48,6 +48,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
+@pytest.mark.slow
 def test_draw_when_half_of_the_rows_are_live_then_each_live_one_is_equally_likely(
     shared: SharedNumbers, generations: Rows, rng: np.random.Generator
 ) -> None:

@@ -28,6 +28,7 @@ def record(changes: dict[bytes, bytes | None], world: World) -> None:
         txn.update("pending", changes)
 
 
+@pytest.mark.slow
 def test_load_when_saved_then_those_of_the_store_as_they_were(world: World) -> None:
     overwrite(3, 1, keys=(A, NB), request=2**40).save(world.db)
     overwrite(5).save(world.db)
