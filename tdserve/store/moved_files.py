@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,8 +103,7 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
     num_bytes = 0
     for block in wanted:
         with convert_os_errors(folder):
-            content = _read(_find(folder, block), block)
-        digest = compute_digest(content)
+            content, digest = _read(_find(folder, block), block)
         found.append((digest, None if digest == block.digest else content))
         num_bytes += 0 if digest == block.digest else len(content)
         if num_bytes >= max_bytes:
@@ -111,15 +111,28 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
     return found
 
 
-def _read(path: Path, block: Block) -> bytes:
+def _read(path: Path, block: Block) -> tuple[bytes, Digest]:
+    """Returns the content of a block, and its digest."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:  # of a version that is retired now
-        return bytes(block.nbytes)
+        return bytes(block.nbytes), compute_zero_digest(block.nbytes)
     try:
-        return os.pread(fd, block.nbytes, block.offset).ljust(block.nbytes, b"\0")
+        if _is_hole(fd, block):
+            return bytes(block.nbytes), compute_zero_digest(block.nbytes)
+        content = os.pread(fd, block.nbytes, block.offset).ljust(block.nbytes, b"\0")
     finally:
         os.close(fd)
+    return content, compute_digest(content)
+
+
+def _is_hole(fd: int, block: Block) -> bool:
+    """Returns whether nothing was ever written into a block, as far as the file system knows: rows of a large table
+    that never came need not be read."""
+    try:
+        return os.lseek(fd, block.offset, os.SEEK_DATA) >= block.offset + block.nbytes
+    except OSError as fault:
+        return fault.errno == errno.ENXIO  # no data from there on; others, such as EINVAL, do not know
 
 
 def set_files(folder: Path, sizes: dict[bytes, int]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_read_when_the_content_is_known_then_left_out_and_when_it_is_much_then_t
     found = read_blocks(tmp_path, blocks, max_bytes=1000)
     assert [content for _, content in found] == [None, b"x" * 10, b"x" * 10, bytes(4)]
     assert len(read_blocks(tmp_path, blocks, max_bytes=10)) == 2
+
+
+def test_read_when_a_large_file_is_mostly_unwritten_then_the_same_as_if_it_were_read(tmp_path: Path) -> None:
+    num_blocks = 64
+    set_files(tmp_path, {b"a": num_blocks * MAX_BLOCK_BYTES})
+    written = {3: (5, b"early"), 40: (MAX_BLOCK_BYTES - 4, b"late")}  # the second one right at the end
+    with open(tmp_path / "a", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        for number, (at, content) in written.items():
+            mapped[number * MAX_BLOCK_BYTES + at : number * MAX_BLOCK_BYTES + at + len(content)] = content
+        blocks = [Block(b"a", number * MAX_BLOCK_BYTES, MAX_BLOCK_BYTES) for number in range(num_blocks)]
+        found = read_blocks(tmp_path, blocks, max_bytes=1 << 30)  # while pages have not reached the disk
+        expected = [mapped[block.offset : block.offset + block.nbytes] for block in blocks]
+    assert [content for _, content in found] == expected
+    assert [digest for digest, _ in found] == [compute_digest(content) for content in expected]
 
 
 def test_files_when_set_anew_then_just_these_and_new_bytes_zero(tmp_path: Path) -> None:
