@@ -96,7 +96,7 @@ _HOMES = {
     "tdserve.rules.replay.limiter": ("MinSize", "Queue", "SampleToInsertRatio"),
     "tdserve.rules.replay.order": ("Fifo", "Lifo"),
     "tdserve.rules.replay.prioritized": ("Prioritized",),
-    "tdserve.rules.replay.remover": ("LowestPriority",),
+    "tdserve.rules.replay.priority_order": ("HighestPriority", "LowestPriority"),
     "tdserve.rules.replay.sampler": ("Uniform",),
     "tdserve.rules.replay.slices": ("Slices",),
     "tdserve.rules.replay.without_replacement": ("WithoutReplacement",),

@@ -134,7 +134,8 @@ from tdserve.rules.replay.order import (
 from tdserve.rules.replay.prioritized import (
     Prioritized as Prioritized,
 )
-from tdserve.rules.replay.remover import (
+from tdserve.rules.replay.priority_order import (
+    HighestPriority as HighestPriority,
     LowestPriority as LowestPriority,
 )
 from tdserve.rules.replay.sampler import (

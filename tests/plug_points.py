@@ -14,7 +14,16 @@ ROOMS: dict[str, tuple[set[str], tuple[str, ...]]] = {
 """By the name of what is compared: the names that it may have, and the rooms that may compare it with one. What a
 client offers differs by kind of store; the bench measures transports."""
 
-SAMPLERS = {"Uniform", "Prioritized", "Fifo", "Lifo", "WithoutReplacement", "Slices"}
+SAMPLERS = {
+    "Uniform",
+    "Prioritized",
+    "Fifo",
+    "Lifo",
+    "HighestPriority",
+    "LowestPriority",
+    "WithoutReplacement",
+    "Slices",
+}
 
 
 def plug_point_faults(modules: Sequence[Module]) -> list[str]:

@@ -229,9 +229,10 @@ class Client(TensorDictClient):
                 ``priority``, ...). Nested tensors in the first batch make its tensors ragged.
             capacity: Rows of the ring; space for all of them is reserved now.
             min_size: Rows needed before a sample is drawn; of a ``limiter`` that is given, its own ``min_size`` counts.
-            sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``WithoutReplacement`` or
-                ``Slices``.
-            remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default) or ``LowestPriority``.
+            sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``HighestPriority``,
+                ``LowestPriority``, ``WithoutReplacement`` or ``Slices``.
+            remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default), ``LowestPriority`` or
+                ``HighestPriority``.
             limiter: Decides when calls wait: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or
                 ``Queue``.
             max_times_sampled: A row is deleted after it was sampled this often; 0: never.
@@ -297,7 +298,8 @@ class Client(TensorDictClient):
             name: Name of the store.
             like: One row; its content does not matter.
             max_size: Rows that wait, or are taken and not acknowledged; when it is reached, writers wait.
-            sampler: ``tdserve.Fifo()`` (the default), or ``tdserve.Lifo()`` for a stack.
+            sampler: ``tdserve.Fifo()`` (the default), ``Lifo()`` for a stack, ``HighestPriority()`` or
+                ``LowestPriority()``.
             policy: As in ``create_replay``; ``take(max_lag=)`` discards rows of older versions.
             ragged: As in ``create_replay``.
             max_object_bytes, durability, checksum, shards, shard_by, on_shard_loss: As in ``create_replay``.
@@ -310,7 +312,7 @@ class Client(TensorDictClient):
         check_one_shard(shards)
         max_size = check_integer("max_size", max_size, 1)
         if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
-            raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} is neither Fifo() nor Lifo()")
+            raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} has no order, as Fifo() has")
         settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, max_size, settings, options, ragged)

@@ -7,6 +7,8 @@ at once, and carried up together when a result is requested.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -109,22 +111,23 @@ class PriorityTree:
 
 
 class MinTree:
-    """A number for some rows, of which the lowest are found. A row with the number 0 is a member; a row without a
-    number is not.
+    """A key for some rows, of which the lowest are found. A row with the key 0 is a member; a row without a key is not.
+
+    Keys are complex numbers, which NumPy orders by their real parts, and equal ones by their imaginary parts.
 
     Args:
-        capacity: Number of rows, none a member at first. About 9 bytes each.
+        capacity: Number of rows, none a member at first. About 18 bytes each.
     """
 
     def __init__(self, capacity: int) -> None:
         num_blocks = -(-capacity // _BLOCK)
-        self._numbers: Weights = np.full((num_blocks, _BLOCK), np.inf)
-        self._minima = _Minima(num_blocks, np.inf)
+        self._keys = np.full((num_blocks, _BLOCK), complex(np.inf))
+        self._minima = _Minima(num_blocks, complex(np.inf))
         self._waiting = _Waiting()
 
-    def set(self, rows: Rows, numbers: Weights) -> None:
-        """Sets finite numbers of rows, whether they are members already or not."""
-        self._numbers.reshape(-1)[rows] = numbers
+    def set(self, rows: Rows, keys: NDArray[Any]) -> None:
+        """Sets finite keys of rows, whether they are members already or not."""
+        self._keys.reshape(-1)[rows] = keys
         if self._waiting.add(rows):
             self._carry()
 
@@ -133,22 +136,22 @@ class MinTree:
         self.set(rows, np.full(len(rows), np.inf))
 
     def find_lowest(self, num_rows: int) -> Rows:
-        """Returns the rows of the lowest numbers, lowest first; all members if there are fewer."""
+        """Returns the rows of the lowest keys, lowest first; all members if there are fewer."""
         self._carry()
-        numbers = self._minima.top
-        found: Rows = np.arange(len(numbers))
-        for level in (*self._minima.levels[-2::-1], self._numbers):
+        keys = self._minima.top
+        found: Rows = np.arange(len(keys))
+        for level in (*self._minima.levels[-2::-1], self._keys):
             # No row of a block outside the num_rows lowest ones is needed: each of those has a row as low.
-            blocks = found[_find_lowest_places(numbers, num_rows)]
+            blocks = found[_find_lowest_places(keys, num_rows)]
             found = ((blocks << _SHIFT)[:, None] + np.arange(_BLOCK)).reshape(-1)
-            numbers = level.take(blocks, axis=0).reshape(-1)
-        places = _find_lowest_places(numbers, num_rows)
-        return found[places[np.argsort(numbers[places], kind="stable")]]
+            keys = level.take(blocks, axis=0).reshape(-1)
+        places = _find_lowest_places(keys, num_rows)
+        return found[places[np.argsort(keys[places], kind="stable")]]
 
     def _carry(self) -> None:
         blocks = self._waiting.take()
         if blocks is not None:
-            self._minima.put(blocks, self._numbers.take(blocks, axis=0).min(axis=1))
+            self._minima.put(blocks, self._keys.take(blocks, axis=0).min(axis=1))
 
 
 class _Minima:
@@ -158,8 +161,8 @@ class _Minima:
         levels: The lowest first, each ``[num_blocks, 16]``.
     """
 
-    def __init__(self, num_entries: int, empty: float) -> None:
-        self.levels: list[Weights] = []
+    def __init__(self, num_entries: int, empty: complex) -> None:
+        self.levels: list[NDArray[Any]] = []
         while True:
             num_blocks = -(-num_entries // _BLOCK)
             self.levels.append(np.full((num_blocks, _BLOCK), empty))
@@ -168,19 +171,19 @@ class _Minima:
             num_entries = num_blocks
 
     @property
-    def top(self) -> Weights:
+    def top(self) -> NDArray[Any]:
         """Returns the few numbers of the top level."""
         return self.levels[-1].reshape(-1)
 
-    def put(self, entries: Rows, numbers: Weights) -> None:
+    def put(self, entries: Rows, numbers: NDArray[Any]) -> None:
         """Writes numbers of the lowest level, and carries them up."""
         self.levels[0].reshape(-1)[entries] = numbers
         for num_level, above in enumerate(self.levels[1:]):
             entries = sort_unique(entries >> _SHIFT)
             above.reshape(-1)[entries] = self._join(num_level, entries)
 
-    def _join(self, num_level: int, blocks: Rows) -> Weights:
-        smallest: Weights = self.levels[num_level].take(blocks, axis=0).min(axis=1)
+    def _join(self, num_level: int, blocks: Rows) -> NDArray[Any]:
+        smallest: NDArray[Any] = self.levels[num_level].take(blocks, axis=0).min(axis=1)
         return smallest
 
 
@@ -192,17 +195,17 @@ class _Sums(_Minima):
         top_ends: The same over the whole top.
     """
 
-    def __init__(self, num_entries: int, empty: float) -> None:
+    def __init__(self, num_entries: int, empty: complex) -> None:
         super().__init__(num_entries, empty)
         self.ends = [np.zeros_like(level) for level in self.levels[:-1]]
         self.top_ends: Weights = np.zeros_like(self.top)
 
-    def put(self, entries: Rows, numbers: Weights) -> None:
+    def put(self, entries: Rows, numbers: NDArray[Any]) -> None:
         """See the base class."""
         super().put(entries, numbers)
         np.add.accumulate(self.top, out=self.top_ends)
 
-    def _join(self, num_level: int, blocks: Rows) -> Weights:
+    def _join(self, num_level: int, blocks: Rows) -> NDArray[Any]:
         block_ends = np.add.accumulate(self.levels[num_level].take(blocks, axis=0), axis=1)
         self.ends[num_level][blocks] = block_ends
         return block_ends[:, -1]
@@ -235,7 +238,7 @@ class _Waiting:
         return sort_unique(blocks)
 
 
-def _find_lowest_places(numbers: Weights, num_wanted: int) -> Rows:
+def _find_lowest_places(numbers: NDArray[Any], num_wanted: int) -> Rows:
     places = np.flatnonzero(numbers < np.inf)
     if len(places) > num_wanted:
         places = places[np.argpartition(numbers[places], num_wanted - 1)[:num_wanted]]

@@ -16,7 +16,7 @@ from tdserve.messages.content import ADDED_DTYPES, COLUMN_BITS, POLICY_VERSION_K
 from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio, choose_limiter
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.remover import LowestPriority, Remover
+from tdserve.rules.replay.remover import HighestPriority, LowestPriority, Remover
 from tdserve.rules.replay.sampler import Sampler, Uniform
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
@@ -25,8 +25,11 @@ MAX_SETTINGS_BYTES = 1 << 16
 """Longest text: it is in the catalog, and in every description of the table."""
 
 RULES: dict[str, dict[str, type[Any]]] = {
-    "sampler": {cls.kind: cls for cls in (Uniform, Prioritized, Fifo, Lifo, WithoutReplacement, Slices)},
-    "remover": {cls.kind: cls for cls in (Fifo, LowestPriority)},
+    "sampler": {
+        cls.kind: cls
+        for cls in (Uniform, Prioritized, Fifo, Lifo, HighestPriority, LowestPriority, WithoutReplacement, Slices)
+    },
+    "remover": {cls.kind: cls for cls in (Fifo, HighestPriority, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
 """The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps

@@ -73,7 +73,7 @@ class Table(Departures):
             missing = num_rows - self.ring.num_free
             if missing > len(self._evictor):  # the others are held
                 return None
-            self.remove(self._evictor.find_lowest(missing))
+            self.remove(self._evictor.find_first(missing))
         reservation = self.ring.reserve(num_rows)
         if reservation is not None and len(reservation.evicted):
             self._leave(reservation.evicted)

@@ -15,6 +15,7 @@ from tdserve.rules.replay.kept_draw import DrawTerms
 from tdserve.rules.replay.limiter import MinSize, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.priority_order import HighestPriority
 from tdserve.rules.replay.rank_draws import RankDraw
 from tdserve.rules.replay.remover import LowestPriority
 from tdserve.rules.replay.settings import Settings
@@ -169,7 +170,7 @@ def test_draw_for_ranks_when_it_cannot_be_known_what_is_claimed_then_waits(table
     assert (table.num_samples, len(table.ring.pins)) == (0, 0)
 
 
-@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), Prioritized(), WithoutReplacement()])
+@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), HighestPriority(), Prioritized(), WithoutReplacement()])
 def test_num_claimable_when_only_the_next_rows_are_asked_for_then_some(sampler: object) -> None:
     assert table_of(sampler=sampler).count_claimable(2) == 2
 

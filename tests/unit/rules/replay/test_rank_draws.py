@@ -11,12 +11,16 @@ from tdserve.rules.replay.kept_draw import DrawTerms
 from tdserve.rules.replay.limiter import SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.priority_order import HighestPriority
 from tdserve.rules.replay.rank_draws import MAX_DRAWN_ROWS, RankDraw, plan_share
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.unit.rules.replay.tables import rng, table_of, write
 
-SAMPLERS = [{}, {"sampler": Prioritized()}, {"sampler": Fifo()}, {"sampler": Lifo()}, {"sampler": WithoutReplacement()}]
+SAMPLERS: list[dict[str, Any]] = [
+    {},
+    *({"sampler": sampler} for sampler in (Prioritized(), Fifo(), Lifo(), HighestPriority(), WithoutReplacement())),
+]
 
 
 @pytest.mark.parametrize("parts", SAMPLERS)

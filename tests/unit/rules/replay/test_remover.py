@@ -41,7 +41,7 @@ def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> Non
         members.difference_update(gone.tolist())
         assert len(evictor) == len(members)
         num_rows = int(rng.integers(1, 60))
-        lowest = evictor.find_lowest(num_rows)
+        lowest = evictor.find_first(num_rows)
         assert set(lowest.tolist()) <= members
         assert len(set(lowest.tolist())) == len(lowest)
         expected = sorted(columns.priority[list(members)].tolist())[:num_rows]
@@ -51,6 +51,6 @@ def test_lowest_when_rows_and_priorities_change_then_as_sorted(seed: int) -> Non
 def test_lowest_when_priorities_are_zero_then_rows_are_there_all_the_same() -> None:
     evictor = LowestPriority().make_evictor(RowColumns(100), 100)
     evictor.add(np.array([7, 3, 99]))
-    assert sorted(evictor.find_lowest(5).tolist()) == [3, 7, 99]
+    assert sorted(evictor.find_first(5).tolist()) == [3, 7, 99]
     assert len(evictor) == 3
-    assert repr(evictor) == "<LowestEvictor 3 rows>"
+    assert repr(evictor) == "<PriorityOrder 3 rows, lowest first>"

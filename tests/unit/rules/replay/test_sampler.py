@@ -7,12 +7,13 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.priority_order import LowestPriority
 from tdserve.rules.replay.sampler import Sampler, Uniform, UniformSelector
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests import chi_square
 
-ROW_SAMPLERS: list[Sampler] = [Uniform(), Prioritized(), Fifo(), Lifo(), WithoutReplacement()]
+ROW_SAMPLERS: list[Sampler] = [Uniform(), Prioritized(), Fifo(), Lifo(), LowestPriority(), WithoutReplacement()]
 """Those that choose rows one by one."""
 
 

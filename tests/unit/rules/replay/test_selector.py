@@ -12,6 +12,7 @@ from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.group_selector import GroupSelector
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.priority_order import HighestPriority
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.slices import Slices
@@ -25,6 +26,7 @@ EVERY: dict[str, Any] = {
     "prioritized": Prioritized(),
     "fifo": Fifo(),
     "lifo": Lifo(),
+    "highest_priority": HighestPriority(),
     "without_replacement": WithoutReplacement(),
     "slices": Slices(slice_len=2),
     "groups": None,

@@ -8,7 +8,7 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.remover import HighestPriority, LowestPriority
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.slices import Slices
@@ -20,6 +20,7 @@ EVERY_PART = [
     Settings(sampler=Fifo(), limiter=Queue(5), is_queue=True),
     Settings(sampler=Lifo(), limiter=SampleToInsertRatio(2, 3, 7.5)),
     Settings(sampler=WithoutReplacement(), remover=LowestPriority()),
+    Settings(sampler=LowestPriority(), remover=HighestPriority()),
     Settings(sampler=WithoutReplacement(seed=7)),
     Settings(sampler=Slices(slice_len=4, end_key=("next", "done"), strict_length=False)),
     Settings(sampler=Slices(num_slices=4, trajectory_key="episode")),

@@ -15,7 +15,7 @@ from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.remover import HighestPriority, LowestPriority
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
@@ -34,7 +34,7 @@ _CONDITIONS = (
     SampleConditions((1,), "a"),
 )
 _ANY = st.sampled_from(_CONDITIONS)
-_SAMPLERS = (Uniform(), Prioritized(), Fifo(), WithoutReplacement())
+_SAMPLERS = (Uniform(), Prioritized(), Fifo(), HighestPriority(), WithoutReplacement())
 
 _numbers = st.lists(st.integers(0, _CAPACITY - 1), min_size=1, max_size=_CAPACITY)
 _written = st.sampled_from([None, (0,), (1,)])

@@ -1,4 +1,4 @@
-"""Takes of as many rows as are there: ``min_rows``."""
+"""Takes of as many rows as are there (``min_rows``), and by priority."""
 
 from __future__ import annotations
 
@@ -73,3 +73,15 @@ def test_take_when_some_rows_have_no_priority_then_the_others(client: tdserve.Cl
     table.extend(rows(*range(4)), priority=[1.0, 0.0, 0.01, 3.0])
     with table.take(4, min_rows=1, consumer="trainer") as batch:
         assert sorted(numbers(batch)) == [0, 2, 3]
+
+
+def test_take_when_a_queue_goes_by_priority_then_the_most_urgent_first_and_the_oldest_of_them(
+    client: tdserve.Client, name: str
+) -> None:
+    queue = client.create_queue(name, rows(0)[0], 12, sampler=tdserve.HighestPriority())
+    queue.extend(rows(0, 1, 2), priority=[1.0, 5.0, 1.0])
+    queue.extend(rows(3, 4), priority=5.0)
+    taken = queue.take(2)
+    with pytest.raises(KeyError), taken:
+        raise KeyError
+    assert numbers(queue.take(9, min_rows=1, ack=False)) == [1, 3, 4, 0, 2]
