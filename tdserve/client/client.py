@@ -35,7 +35,7 @@ from tdserve.client.tables.row_like import make_row_like
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.tensordicts.tensordict_client import TensorDictClient
 from tdserve.client.weights.publication import Published, publish
-from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name, wait_newer
+from tdserve.client.weights.pulls import Pulls, Wanted, Weights, get_dtype_name, make_wanted, wait_newer
 from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
@@ -89,6 +89,8 @@ class Client(TensorDictClient):
       directly. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same objects, with
       their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
       floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module.
+    * ``select`` is a key, or a list of keys, of leaves, or of nodes with all that is below them: only these are sent,
+      and are in ``data``, at the places that they have in the version. ``out`` or ``into`` has just these.
     * Leaves that have not changed since the last pulled version are not sent again (over the network, from a mebibyte
       on). They are taken from ``out`` or ``into``, or from the tensordict that was returned last if it still exists.
       Their checksums are compared, so it does not matter what was done to them in between.
@@ -455,6 +457,7 @@ class Client(TensorDictClient):
         timeout_s: float | None = None,
         out: Any = None,
         into: nn.Module | None = None,
+        select: Any = None,
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
@@ -465,24 +468,18 @@ class Client(TensorDictClient):
         Args:
             newer_than: Waits for a version above this one.
             timeout_s: With 0 and nothing newer, None is returned.
-            out, into, device, copy, dtype, numpy: See the class.
+            out, into, select, device, copy, dtype, numpy: See the class.
 
         Raises:
             DeadlineExceededError: There was no such version in time.
             SpecMismatchError: ``out`` or ``into`` does not fit; nothing was written to it.
             PeerLostError, ConnectError: The server was lost and did not come back in time; ``out`` or ``into`` may
                 contain leaves of several versions.
+            KeyNotFoundError: The version has no key of ``select``.
         """
         check_real("reading weights", WEIGHTS)
-        wanted = Wanted(
-            name,
-            newer_than=newer_than,
-            out=out,
-            into=into,
-            device=device,
-            copy=copy,
-            dtype=get_dtype_name(dtype),
-            numpy=numpy,
+        wanted = make_wanted(
+            name, newer_than, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
         return self._pulls.pull(wanted, self.deadline(timeout_s))
 
@@ -510,6 +507,7 @@ class Client(TensorDictClient):
         timeout_s: float | None = None,
         out: Any = None,
         into: nn.Module | None = None,
+        select: Any = None,
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
@@ -521,15 +519,8 @@ class Client(TensorDictClient):
             VersionNotFoundError: It is not kept any more, or not published yet; the error lists those that are kept.
             Others: As raised by ``latest``, whose arguments these are.
         """
-        wanted = Wanted(
-            name,
-            version=v,
-            out=out,
-            into=into,
-            device=device,
-            copy=copy,
-            dtype=get_dtype_name(dtype),
-            numpy=numpy,
+        wanted = make_wanted(
+            name, version=v, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
         found = self._pulls.pull(wanted, self.deadline(timeout_s))
         if found is None:
@@ -557,6 +548,7 @@ class Client(TensorDictClient):
         timeout_s: float | None = None,
         out: Any = None,
         into: nn.Module | None = None,
+        select: Any = None,
         device: Any = None,
         copy: bool = True,
         dtype: Any = None,
@@ -573,17 +565,10 @@ class Client(TensorDictClient):
             newer_than: Begins above this version.
             timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
                 without end.
-            out, into, device, copy, dtype, numpy: See the class.
+            out, into, select, device, copy, dtype, numpy: See the class.
         """
-        wanted = Wanted(
-            name,
-            newer_than=newer_than,
-            out=out,
-            into=into,
-            device=device,
-            copy=copy,
-            dtype=get_dtype_name(dtype),
-            numpy=numpy,
+        wanted = make_wanted(
+            name, newer_than, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
         return Subscription(self, self._pulls, wanted, timeout_s=timeout_s)
 

@@ -29,3 +29,10 @@ def check_path(key: Any, *, argument: str = "key") -> Path:
     if path is None:
         raise InvalidRequestError(argument=argument, reason=f"{key!r} is neither a str nor a tuple of str")
     return path
+
+
+def list_paths(keys: Any, *, argument: str) -> list[Path]:
+    """Returns a key, or each key of a list, as a path. Raises InvalidRequestError for what is no key."""
+    if not isinstance(keys, (str, tuple, list)):
+        raise InvalidRequestError(argument=argument, reason=f"{keys!r} is neither a key nor a list of keys")
+    return [check_path(key, argument=argument) for key in (keys if isinstance(keys, list) else [keys])]

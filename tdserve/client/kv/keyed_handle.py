@@ -18,7 +18,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import check_real
-from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
@@ -33,7 +33,7 @@ from tdserve.data.stored_entries import MAX_LISTED
 from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import FoundEntries
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values.value_bundles import SplitColumn
 
@@ -313,7 +313,7 @@ class KeyedHandle(EntryMapping, ByAddress):
     def _decode(
         self, keys: str | Sequence[str], found: FoundEntries, select: Any, numpy: bool | None, default: Any = NO_DEFAULT
     ) -> Any:
-        chosen = None if select is None else _list_paths(select)
+        chosen = None if select is None else list_paths(select, argument="select")
         show = partial(self._client.hand_over, numpy=numpy)
         if default is not NO_DEFAULT:
             names = [keys] if isinstance(keys, str) else keys
@@ -450,13 +450,6 @@ def _list_keys(keys: Any) -> list[str]:
         raise InvalidRequestError(argument="keys", reason=f"{keys!r} is neither a str nor a list of str") from fault
     check_num_keys(found)
     return found
-
-
-def _list_paths(select: Any) -> list[Path]:
-    if not isinstance(select, (str, tuple, list)):
-        raise InvalidRequestError(argument="select", reason=f"{select!r} is neither a key nor a list of keys")
-    paths: Sequence[Any] = select if isinstance(select, list) else [select]
-    return [check_path(path, argument="select") for path in paths]
 
 
 def _list_versions(versions: int | Sequence[int], num_keys: int) -> list[int]:

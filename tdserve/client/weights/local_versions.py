@@ -37,7 +37,8 @@ def map_version(
     Args:
         path: Its file.
         spec: Its structure.
-        sent: The same structure, or one with other dtypes to which leaves are converted while they are copied.
+        sent: What the caller wants of it: all or some leaves, with the same dtypes, or with others to which they are
+            converted while they are copied.
         destination: The caller's ``out``; filled in any case.
         copy: False maps the file instead, which is not written again as long as any of the tensors exists.
 
@@ -47,7 +48,7 @@ def map_version(
     """
     if destination is not None:
         destination.check(sent)
-    copy = copy or sent is not spec
+    copy = copy or _is_converted(spec, sent)
     try:
         file = VersionFile.map(path, spec) if destination is None and not copy else VersionFile.open(path, spec)
     except WrongStateError as error:
@@ -61,18 +62,23 @@ def map_version(
         if values is None:
             raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
         if destination is None and not copy:
-            leaves = file.leaves
+            leaves = {path: file.leaves[path] for path, _ in sent.tensors}
         elif sent is spec:
             leaves = _copy_leaves(client, file, spec, destination)
         else:
             leaves = _convert_leaves(client, file, sent, destination)
         found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
-        client.observed_calls.count_content(bytes_out=spec.nbytes)
+        client.observed_calls.count_content(bytes_out=sent.nbytes)
         if destination is not None:
             is_direct = sent is spec and destination.find_places(write_layout(spec, is_packed=True)) is not None
             destination.finish(content, was_direct=is_direct)
     return content
+
+
+def _is_converted(spec: Spec, sent: Spec) -> bool:
+    stored = dict(spec.tensors)
+    return sent is not spec and any(stored[path] != leaf for path, leaf in sent.tensors)
 
 
 def _copy_leaves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch import nn
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
+    KeyNotFoundError,
     NotSupportedError,
     RemoteProtocolError,
     SpecMismatchError,
@@ -25,6 +27,7 @@ from tdserve.base.integers import LARGEST, check_version
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.handles.key_paths import list_paths
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -36,6 +39,7 @@ from tdserve.client.weights.local_versions import RetiredVersionError, map_versi
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error
 from tdserve.client.weights.relay_taking import LinkFailedError
+from tdserve.client.weights.version_part import drop_others, find_leaves, select_sent
 from tdserve.messages.content import read_layout
 from tdserve.messages.layout import Layout
 from tdserve.structure import codec
@@ -49,8 +53,8 @@ from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_value
 
 MAX_RETIRED = 20
-"""Versions that may be retired in a row, before a slow reader on this machine has opened them, until its call fails. A
-call without waiting may go on to the next version, too."""
+"""Versions that may be retired in a row, before a slow reader on this machine has opened them, or have another
+structure than the one before, until its call fails. A call without waiting may go on to the next version, too."""
 
 
 class Weights(NamedTuple):
@@ -77,6 +81,7 @@ class Wanted:
         version: This version instead of the newest.
         out: A tensordict to fill, or
         into: a module.
+        select: Keys of the only leaves and nodes that are wanted; None: all.
         device: Where a new tensordict is moved.
         copy: Whether a local client copies it.
         dtype: To convert floating-point leaves to; "" leaves them.
@@ -88,6 +93,7 @@ class Wanted:
     version: int | None = None
     out: Any = None
     into: nn.Module | None = None
+    select: tuple[Path, ...] | None = None
     device: Any = None
     copy: bool = True
     dtype: str = ""
@@ -135,6 +141,12 @@ class Wanted:
             holds=holds,
             dtype=WIRE[self.dtype] if self.dtype else 0,  # type: ignore[arg-type]
         )
+
+
+def make_wanted(name: str, newer_than: int | None = None, *, dtype: Any, select: Any, **options: Any) -> Wanted:
+    """Makes a ``Wanted`` of a caller's arguments. Raises InvalidRequestError for a dtype or keys that are none."""
+    chosen = None if select is None else tuple(list_paths(select, argument="select"))
+    return Wanted(name, newer_than, dtype=get_dtype_name(dtype), select=chosen, **options)
 
 
 Watch = Callable[[Session, int], None]
@@ -185,6 +197,10 @@ def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int
     return client.call(attempt, deadline)
 
 
+class _OtherStructureError(TransferAbortedError):
+    """The version has another structure than the client knew when it named leaves: none of them has come."""
+
+
 class _Attempt:
     """One call, including its retries."""
 
@@ -201,24 +217,26 @@ class _Attempt:
         self._known = known
         self._held = held
         self._watch = watch
-        self._wants_all = bool(wanted.dtype)  # checksums are those of the published dtypes
+        # Checksums are those of the published dtypes, and what is held is a whole version.
+        self._wants_all = bool(wanted.dtype) or wanted.select is not None
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
         failed: list[control_pb2.FailedLink] = []
-        num_retired = 0
+        num_others = 0
+        number = request
         while True:
-            number = self._client.requests.take_number() if failed or num_retired else request
             try:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # the fault of another client, not of the session
                 failed.append(error.failed)
-            except RetiredVersionError:
-                num_retired += 1
-                if num_retired == MAX_RETIRED:
+            except (RetiredVersionError, _OtherStructureError):
+                num_others += 1
+                if num_others == MAX_RETIRED:
                     raise
             finally:
                 if number != request:
                     session.forget(number)
+            number = self._client.requests.take_number()
 
     def _ask(
         self, session: Session, request: int, deadline: Deadline, failed: Sequence[control_pb2.FailedLink]
@@ -231,6 +249,9 @@ class _Attempt:
         message = wanted.request(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)
+        numbers = self._find_leaves(spec)
+        if wanted.select is not None:
+            message.leaves = encode_numbers(numbers or [])
         pending = session.send(request, latest=message)
         destination, mismatch = self._make_destination()  # while the server works
         warn = partial(self._client.catalog.missing_names.warn, wanted.name) if spec is None else None
@@ -246,7 +267,10 @@ class _Attempt:
             self._known.put(wanted.name, spec)
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
-        sent = convert_floats(spec, wanted.dtype)
+        if wanted.select is not None and not accepted.path:
+            is_known = numbers is not None and accepted.fingerprint == message.fingerprint
+            self._check_leaves(session, reply, spec, is_known=is_known)
+        sent = select_sent(convert_floats(spec, wanted.dtype), wanted.select, store=wanted.name)
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
@@ -266,9 +290,32 @@ class _Attempt:
                 device=wanted.device,
             )
         weights = self._make_weights(content, accepted)
-        if not self._wants_all or sent is spec:
+        if wanted.select is None and (not wanted.dtype or sent is spec):
             self._keep(weights, spec, destination)
         return weights
+
+    def _find_leaves(self, spec: Spec | None) -> list[int] | None:
+        """Returns the numbers of the wanted leaves; None if the known structure, if there is one, lacks some."""
+        with suppress(KeyNotFoundError):
+            if spec is not None and self._wanted.select is not None:
+                return find_leaves(spec, self._wanted.select, store=self._wanted.name)
+        return None
+
+    def _check_leaves(self, session: Session, reply: Reply, spec: Spec, *, is_known: bool) -> None:
+        """Checks that the wanted leaves come.
+
+        Args:
+            spec: The structure of the version.
+            is_known: Whether they were named by it.
+
+        Raises:
+            KeyNotFoundError: The version has no such key.
+            _OtherStructureError: They can be named now.
+        """
+        if not is_known:
+            take_whole(self._client, session, reply, spec=select_leaves(spec, []), destination=None, mismatch=None)
+            find_leaves(spec, self._wanted.select or (), store=self._wanted.name)
+            raise _OtherStructureError(transfer=reply.request, reason="the structure of the version was not known")
 
     def _take_changed(
         self,
@@ -335,7 +382,7 @@ class _Attempt:
         wanted = self._wanted
         data: Any = wanted.out if wanted.into is None else wanted.into
         if data is None and content is not None:
-            data = content.build(wanted.device)
+            data = (content if wanted.select is None else drop_others(content, wanted.select)).build(wanted.device)
         return Weights(accepted.version, data, decode_value(accepted.metadata) if accepted.metadata else {})
 
     def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:
