@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -47,7 +49,7 @@ def test_batches_when_rows_come_slowly_then_it_hands_out_what_is_there(client: t
 
 @pytest.mark.parametrize("min_rows", [0, 9, 1.5, "1"])
 def test_take_when_the_fewest_rows_are_impossible_then_refused(
-    client: tdserve.Client, name: str, min_rows: object
+    client: tdserve.Client, name: str, min_rows: Any
 ) -> None:
     queue = client.create_queue(name, rows(0)[0], 12)
     queue.extend(rows(*range(8)))
@@ -57,11 +59,11 @@ def test_take_when_the_fewest_rows_are_impossible_then_refused(
     assert len(queue) == 8
 
 
-def test_take_when_a_consumer_wants_groups_then_whole_ones(client: tdserve.Client, name: str) -> None:
+def test_take_when_groups_are_taken_then_whole_ones(client: tdserve.Client, name: str) -> None:
     row = rows(0).set("prompt", torch.zeros(1, dtype=torch.int64))[0]
     table = client.create_replay(name, row, 20)
     table.extend(rows(*range(7)).set("prompt", torch.arange(7) // 3))
-    grouped = {"consumer": "trainer", "group_by": "prompt", "group_size": 3}
+    grouped: dict[str, Any] = {"consumer": "trainer", "group_by": "prompt", "group_size": 3}
     with table.take(12, min_rows=4, **grouped) as batch:
         assert sorted(numbers(batch)) == [0, 1, 2, 3, 4, 5]
     with pytest.raises(tdserve.DeadlineExceededError):

@@ -11,7 +11,7 @@ from tensordict import NonTensorData, TensorDict
 from torch import nn
 
 import tdserve
-from tests.integration.conftest import START_TIMEOUT_S
+from tests.processes import START_TIMEOUT_S
 from tests.sameness import difference
 
 pytestmark = pytest.mark.integration

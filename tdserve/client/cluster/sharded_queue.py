@@ -11,7 +11,7 @@ from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBat
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.rules.placement import PlacementRecord
 
 

@@ -22,7 +22,8 @@ from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import to_priorities, to_row_numbers
-from tdserve.client.tables.sampling import Conditions, Query, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.taking import acknowledge, name_rows
 from tdserve.rules.placement import PlacementRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
 

@@ -21,7 +21,8 @@ from tdserve.client.tables.change_requests import (
     encode_priorities,
     to_row_numbers,
 )
-from tdserve.client.tables.sampling import Conditions, check_min_rows, check_num_rows, draw_whole_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows

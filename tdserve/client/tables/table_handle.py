@@ -31,6 +31,7 @@ from tdserve.client.tables.change_requests import (
 )
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.destack import destack
+from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.given_rows import GivenRows, is_plain_batch, suggest_form
@@ -38,7 +39,7 @@ from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lack
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.retype_table import retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news, parse_max_lag
-from tdserve.client.tables.sampling import NO_CONDITIONS, Conditions, Query
+from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter

@@ -126,7 +126,7 @@ class PriorityOrder(Selector):
         num_found = num_drawn + num_rows
         while True:
             rows = self.find_first(num_found)
-            behind = rows[self._make_keys(rows) > self._last]
+            behind: Rows = rows[self._make_keys(rows) > self._last]
             if len(behind) >= num_rows or num_found >= len(self):
                 return behind[:num_rows]
             num_found *= 2  # so many rows have come in front of it meanwhile

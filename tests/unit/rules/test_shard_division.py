@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -74,7 +76,7 @@ def test_divide_sample_when_fewer_rows_suffice_then_all_that_are_there(
     rng: np.random.Generator, limit: int | None
 ) -> None:
     masses, limits = {0: mass(3.0, 3), 1: mass(7.0, 7)}, {} if limit is None else {1: limit}
-    taken = {"is_lease": True, "limits": limits}
+    taken: dict[str, Any] = {"is_lease": True, "limits": limits}
     assert divide_sample(Settings(), masses, 12, rng, **taken) is None
     assert divide_sample(Settings(), masses, 12, rng, takes_fewer=True, **taken) == {0: 3, 1: limit or 7}
     assert divide_sample(Settings(), {0: mass(0.0, 0)}, 12, rng, takes_fewer=True, **taken) is None

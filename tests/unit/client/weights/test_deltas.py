@@ -14,7 +14,7 @@ from tdserve.base.errors import RemoteProtocolError, SpecMismatchError
 from tdserve.client.content.read_content import Destination
 from tdserve.client.weights import pulls
 from tdserve.client.weights.deltas import MAX_PLACES, HeldVersion, HeldVersions, PartialVersion
-from tdserve.client.weights.pulls import ModuleDestination
+from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.store.version_checksums import compute_leaf_checksum
 from tdserve.structure.capture import capture

@@ -7,7 +7,7 @@ from torch import nn
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.read_content import Content
-from tdserve.client.weights.pulls import ModuleDestination
+from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.messages.content import read_layout
 from tdserve.structure.capture import capture
 
