@@ -203,7 +203,6 @@ def test_observer_when_the_server_is_stopped_then_answers_that_it_is_down(fresh_
     wait_for(lambda: scrape(url).get("tdserve_up") == 1, "a scrape of a server that is up again")
 
 
-@pytest.mark.slow
 def test_token_when_the_server_has_one_then_a_scrape_needs_it(fresh_server: FreshServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     server = fresh_server(metrics_port=0, token_file=str(tmp_path / "token"))
@@ -333,7 +332,6 @@ def test_ages_when_rows_are_sampled_then_shown_whoever_draws_them(fresh_server: 
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_session_when_content_moves_then_its_bytes_whichever_way_they_go(
     fresh_server: FreshServer, transport: Any
@@ -367,7 +365,6 @@ def test_session_when_content_moves_then_its_bytes_whichever_way_they_go(
     assert 5 * moved <= bytes_out < 5.1 * moved + num_looks * (rows[0]["x"].nbytes + 100)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["gloo", "shm"])
 def test_client_when_it_closes_then_its_last_calls_are_counted(fresh_server: FreshServer, transport: Any) -> None:
     server = fresh_server()

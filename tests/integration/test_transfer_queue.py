@@ -101,7 +101,6 @@ def test_missing_key_when_read_then_it_is_the_error_of_the_queue(storage: Any) -
         storage.get(["0@a"])
 
 
-@pytest.mark.slow
 def test_many_values_when_put_then_more_than_one_call_holds_are_stored(storage: Any) -> None:
     keys = [f"{number}@n" for number in range(20_000)]
     storage.put(keys, list(range(20_000)))
@@ -320,7 +319,6 @@ class TestSamples:
         tq.get_client().clear_partition("two")
         assert queue.keys() == ["fields"]
 
-    @pytest.mark.slow
     def test_sample_when_its_entry_is_gone_then_reading_raises_the_error_of_the_queue(
         self, queue: tdserve.KeyedHandle
     ) -> None:
