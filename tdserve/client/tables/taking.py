@@ -77,7 +77,7 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
             session.cancel(request)  # they may have been granted in an answer that is lost
             raise
         if rows.num_torn:
-            give_back(client, query, name_rows(rows), GIVE_BACK_TIMEOUT_S)
+            give_back(client, query, name_rows(rows), GIVE_BACK_TIMEOUT_S, uncounts=True)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
@@ -109,10 +109,16 @@ def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadli
     change(client, query.name, deadline, acknowledge=_encode_lease(query, rows))
 
 
-def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float) -> None:
-    """Gives rows of a lease back to others; if that fails, they are free when the session ends."""
+def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float, *, uncounts: bool = False) -> None:
+    """Gives rows of a lease back to others; if that fails, they are free when the session ends.
+
+    Args:
+        uncounts: Whether they do not count as sampled, because nobody has seen them.
+    """
+    leased = _encode_lease(query, rows)
+    leased.uncounts = uncounts
     with suppress(TDServeError):
-        change(client, query.name, Deadline.after(timeout_s), give_back=_encode_lease(query, rows))
+        change(client, query.name, Deadline.after(timeout_s), give_back=leased)
 
 
 def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:

@@ -203,10 +203,19 @@ class Departures(AgingTable):
             raise make_not_held_error(num_same - num_held, num_same)
 
     def give_back_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+        self,
+        owner: int,
+        consumer: str,
+        rows: Rows,
+        generations: NDArray[np.uint32] | None,
+        *,
+        uncounts: bool = False,
     ) -> Iterator[int]:
         """Gives rows of an owner's lease back, a part at a time: they are available to others again. Rows that it does
         not hold (any more), such as overwritten ones, are ignored. Between two parts rows may come and go.
+
+        Args:
+            uncounts: Whether they do not count as sampled any more.
 
         Raises:
             SelectionError: A number is not that of a row. Nothing was changed.
@@ -215,7 +224,9 @@ class Departures(AgingTable):
             yield 0
         for same in self._iter_same_rows(rows, generations):
             named = sort_unique(same)
-            self.selectors.give_back(owner, consumer, named[self.selectors.leases.find_held(owner, named, consumer)])
+            held = named[self.selectors.leases.find_held(owner, named, consumer)]
+            self.selectors.give_back(owner, consumer, held)
+            self.shared.num_sampled -= len(held) * uncounts
             yield len(named)
 
     def _iter_same_rows(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:

@@ -145,7 +145,8 @@ async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, a
         leased = asked.give_back
         rows = decode_rows(leased.rows, max_rows=store.record.capacity)
         generations = decode_generations(leased.generations, len(rows))
-        parts = table.give_back_in_parts(session.number, leased.consumer, rows, generations)
+        owner, uncounts = session.number, leased.uncounts
+        parts = table.give_back_in_parts(owner, leased.consumer, rows, generations, uncounts=uncounts)
         return await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
     else:
         raise RemoteProtocolError(expected="a change", received=str(kind))
