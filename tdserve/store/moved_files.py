@@ -31,6 +31,8 @@ STAGING_FOLDER = "staging"
 _STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}", watermark.FILE_NAME)
 """What lies in a store's folder and concerns this server's processes, or its disk, alone."""
 
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
 Digest = bytes
 
 
@@ -99,11 +101,19 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
     Returns:
         The digest and the content of each of the first blocks; what a file lacks is zero.
     """
+    # Before any is read: the kernel reads ahead into what follows, even if nothing was ever written there.
+    with convert_os_errors(folder):
+        paths = [(block, _find(folder, block)) for block in wanted]
+        located = [(block, path, _is_hole(path, block)) for block, path in paths]
     found: list[tuple[Digest, bytes | None]] = []
     num_bytes = 0
-    for block in wanted:
-        with convert_os_errors(folder):
-            content, digest = _read(_find(folder, block), block)
+    for block, path, is_hole in located:
+        if is_hole:
+            content, digest = bytes(block.nbytes), compute_zero_digest(block.nbytes)
+        else:
+            with convert_os_errors(folder):
+                content = _read(path, block)
+            digest = compute_digest(content)
         found.append((digest, None if digest == block.digest else content))
         num_bytes += 0 if digest == block.digest else len(content)
         if num_bytes >= max_bytes:
@@ -111,28 +121,30 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
     return found
 
 
-def _read(path: Path, block: Block) -> tuple[bytes, Digest]:
-    """Returns the content of a block, and its digest."""
+def _read(path: Path, block: Block) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # of a version that is retired now
-        return bytes(block.nbytes), compute_zero_digest(block.nbytes)
+        fd = os.open(path, _READ_FLAGS)
+    except FileNotFoundError:  # of a version that was retired just now
+        return bytes(block.nbytes)
     try:
-        if _is_hole(fd, block):
-            return bytes(block.nbytes), compute_zero_digest(block.nbytes)
-        content = os.pread(fd, block.nbytes, block.offset).ljust(block.nbytes, b"\0")
+        return os.pread(fd, block.nbytes, block.offset).ljust(block.nbytes, b"\0")
     finally:
         os.close(fd)
-    return content, compute_digest(content)
 
 
-def _is_hole(fd: int, block: Block) -> bool:
+def _is_hole(path: Path, block: Block) -> bool:
     """Returns whether nothing was ever written into a block, as far as the file system knows: rows of a large table
     that never came need not be read."""
+    try:
+        fd = os.open(path, _READ_FLAGS)
+    except FileNotFoundError:  # of a version that was retired
+        return True
     try:
         return os.lseek(fd, block.offset, os.SEEK_DATA) >= block.offset + block.nbytes
     except OSError as fault:
         return fault.errno == errno.ENXIO  # no data from there on; others, such as EINVAL, do not know
+    finally:
+        os.close(fd)
 
 
 def set_files(folder: Path, sizes: dict[bytes, int]) -> None:
