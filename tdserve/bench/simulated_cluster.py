@@ -349,7 +349,7 @@ class SimulatedClient:
 def find_mass(part: Table) -> ShardMass:
     """Returns what a server answers when it is asked for a mass."""
     selector, counts = part.selectors.get(PLAIN), part.counts
-    masses = selector.mass, selector.least_mass, selector.num_epochs, selector.num_drawable
+    masses = selector.mass, selector.least_mass, selector.num_epochs, selector.num_drawable, False
     return ShardMass(*masses, counts.num_rows, counts.inserts)
 
 

@@ -210,7 +210,7 @@ class Client(TensorDictClient):
         remover: Any = None,
         limiter: Any = None,
         max_times_sampled: int = 0,
-        consumers: Sequence[str] = (),
+        consumers: Sequence[str] | None = (),
         policy: str = "",
         ragged: Declared = None,
         max_object_bytes: int | None = None,
@@ -239,9 +239,9 @@ class Client(TensorDictClient):
                 ``Queue``.
             max_times_sampled: A row is deleted after it was sampled this often; 0: never.
             consumers: Names of consumers: a row is deleted once each of them has acknowledged it, and no other consumer
-                may take rows. No row that one of them has not had is overwritten: the default limiter is
-                ``Queue(capacity)`` then, and writers wait while the table is full. (): any consumer may come, and rows
-                stay. Not with ``Slices`` or ``max_times_sampled``.
+                may take rows. No row that one of them has not had is overwritten: the limiter is a ``Queue``, by
+                default of ``capacity`` rows, and writers wait while it is full. The default sampler is ``Fifo()`` then.
+                (): any consumer may come, and rows stay. Not with ``Slices`` or ``max_times_sampled``.
             policy: Name of the weights with which the rows are made; they need not be published yet. Each row gets a
                 ``policy_version``, and ``sample(max_lag=)`` draws only rows of recent versions. When the weights' store
                 is deleted, existing rows count as older than any lag.

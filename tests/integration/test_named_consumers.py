@@ -123,3 +123,17 @@ def test_rows_when_the_server_is_killed_again_and_again_then_each_comes_once_to_
         assert {consumer: sorted(numbers) for consumer, numbers in had.items()} == {
             consumer: list(range(32)) for consumer in BOTH
         }
+
+
+def test_rows_when_there_is_one_consumer_then_leave_with_its_acknowledgement(client: tdserve.Client, name: str) -> None:
+    table = client.create_replay(name, LIKE, CAPACITY, consumers=["trainer"])
+    table.extend(rows(0, 4))
+    with table.take(CAPACITY, min_rows=1, consumer="trainer", require="x") as taken:
+        assert taken["x"].tolist() == [0, 1, 2, 3]
+    assert len(table) == 0
+    table.extend(rows(4, 2))
+    with table.batches(CAPACITY, min_rows=1, consumer="trainer", require="x") as batches:
+        assert next(batches)["x"].tolist() == [4, 5]
+    with pytest.raises(tdserve.InvalidRequestError) as caught:
+        table.batches(CAPACITY, min_rows=1)
+    assert caught.value.argument == "min_rows"

@@ -125,10 +125,12 @@ class ShardDraws:
                 seen.update(masses)
                 counts = self._divide(query, masses, num_missing, limits)
                 if counts is None and takes_fewer and self._is_closed():
-                    counts = {shard: int(found.mass) for shard, found in masses.items() if found.mass} or None
+                    counts = {
+                        shard: found.num_drawable for shard, found in masses.items() if found.num_drawable
+                    } or None
                     if counts is None and drawn:
                         return drawn
-                    if counts is None and not sum(found.num_rows for found in masses.values()):
+                    if counts is None and all(found.is_drained for found in masses.values()):
                         raise EndOfStreamError(name=self._table.name)
                     num_missing = sum((counts or {}).values()) or num_missing
                 more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)

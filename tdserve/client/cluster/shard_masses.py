@@ -38,6 +38,8 @@ def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline)
         pending = session.send(request, sample=message)
         done = pending.wait(compute_answer_timeout_s(deadline), f"what may be drawn from {query.name!r}").done
         counts = done.counts
-        return ShardMass(done.mass, done.least_mass, done.num_epochs, done.num_drawable, counts.rows, counts.inserts)
+        return ShardMass(
+            done.mass, done.least_mass, done.num_epochs, done.num_drawable, done.is_drained, counts.rows, counts.inserts
+        )
 
     return client.call(attempt, deadline)

@@ -141,7 +141,8 @@ class ShardedReplayHandle(ShardedTable):
         fewest = check_min_rows(min_rows, num_rows)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest)
         queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
-        taken = ShardedTaken(self, self._draws, self._draws.draw(queries, num_rows, self.make_deadline(timeout_s)))
+        drawn = self._draws.draw(queries, num_rows, self.make_deadline(timeout_s), takes_fewer=True)
+        taken = ShardedTaken(self, self._draws, drawn)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:

@@ -86,9 +86,9 @@ class ReplayHandle(TableHandle):
                 returns, or with ``rank`` as soon as they are drawn. A table keeps up to 64 names, for as long as it
                 exists: name a consumer by its role, not by its run.
             group_by: A leaf. Draws whole groups of rows with an equal value there, each complete and in order, one
-                group after the other; ``num_rows`` is a multiple of ``group_size``. From the first such call on the
-                table keeps its rows ordered by this leaf: every row must then have it when it is written, and it cannot
-                be written later.
+                group after the other: at random, each as likely, whatever the sampler. ``num_rows`` is a multiple of
+                ``group_size``. From the first such call on the table keeps its rows ordered by this leaf: every row
+                must then have it when it is written, and it cannot be written later.
             group_size: Rows of a complete group.
             max_lag: Draws only rows whose policy was at most so many versions behind the newest published one when they
                 were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it. With
@@ -273,6 +273,7 @@ class ReplayHandle(TableHandle):
         drop: float | None = None,
         require: Any = None,
         consumer: str = "",
+        min_rows: int | None = None,
         group_by: Any = None,
         group_size: int = 0,
         max_lag: int | None = None,
@@ -296,6 +297,7 @@ class ReplayHandle(TableHandle):
                 drops none: the other ranks would keep theirs.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer, but without a rank, a batch
                 counts as had when the next one is requested, and nothing is prefetched.
+            min_rows: As of :meth:`take`, with a consumer and without a rank.
             numpy: As of :meth:`sample`.
             max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
                 became too old while it waited is dropped, and replaced by a new one. With ``rank`` it is kept.
@@ -304,8 +306,12 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
         share = self._parse_share(rank, world_size, step, balance, run)
+        if min_rows is not None and (share is not None or not consumer):
+            raise InvalidRequestError(
+                argument="min_rows", reason="it is for rows that a consumer takes, without a rank"
+            )
         if share is not None and (drop is not None or prefetch > MAX_PREFETCHED_STEPS):
             argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
             reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"

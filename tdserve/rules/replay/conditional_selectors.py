@@ -343,7 +343,7 @@ class ConditionalSelectors:
         left = [consumer for consumer in self._settings.consumers if consumer != also]
         if not self._settings.consumers or not len(rows):
             return NO_ROWS
-        bits = np.bitwise_or.reduce([self._get_bit(consumer) for consumer in left], initial=np.uint64(0))
+        bits = np.bitwise_or.reduce(np.array([self._get_bit(consumer) for consumer in left], np.uint64))
         had_by_all: Rows = rows[(self._consumed[rows] & bits) == bits]
         return had_by_all
 

@@ -41,10 +41,12 @@ class Limiter(ABC):
     Attributes:
         kind: Its name in JSON.
         blocks_writers: Whether a writer may have to wait for it. If not, extends may be stored together.
+        keeps_rows: Whether writers wait before a row is overwritten.
     """
 
     kind: ClassVar[str]
     blocks_writers: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = False
 
     @property
     def min_drawable(self) -> int:
@@ -329,6 +331,7 @@ class Queue(Limiter):
     max_size: int
 
     kind: ClassVar[str] = "queue"
+    keeps_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_size", check_integer("max_size", self.max_size, 1))

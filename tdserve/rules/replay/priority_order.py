@@ -37,7 +37,8 @@ class HighestPriority(_ByPriority):
     """The rows of the highest priority first, and of equal ones the oldest.
 
     As a sampler: the first rows that may be drawn, each once per sample; a sample waits until there are enough. A queue
-    with it serves the most urgent rows first. As a remover: the first rows are overwritten.
+    with it serves the most urgent rows first. Over shards, each shard has its own order. As a remover: the first rows
+    are overwritten.
     """
 
     kind: ClassVar[str] = "highest_priority"

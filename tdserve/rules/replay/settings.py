@@ -88,17 +88,22 @@ class Settings:
 
     def _check_consumers(self) -> None:
         names, reason = self.consumers, ""
-        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-            reason = f"{names!r} are not names of consumers"
+        if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(n, str) and n for n in names):
+            reason = f"{names!r} are not names of consumers, such as ('judge', 'trainer')"
         elif len(set(names)) < len(names) or len(names) > MAX_CONSUMERS:
             reason = f"{len(names)} names are not at most {MAX_CONSUMERS} different ones"
         elif names and (self.is_queue or self.max_times_sampled or self.sampler.uses_trajectories):
             reason = "rows of slices belong together, and those of a queue or with max_times_sampled leave otherwise"
+        elif names and not self.limiter.keeps_rows:
+            reason = (
+                f"with {self.limiter!r} a row is overwritten that one of them has not had: leave the limiter and "
+                "min_size out, or take limiter=Queue(n)"
+            )
         if reason:
             raise InvalidRequestError(argument="consumers", reason=reason)
         for name in names:
             check_text("consumers", name)
-        object.__setattr__(self, "consumers", tuple(names))
+        object.__setattr__(self, "consumers", tuple(sorted(names)))  # in whatever order they were given
 
     @property
     def may_join_extends(self) -> bool:
@@ -243,7 +248,7 @@ def make_replay_settings(
     sampler: Any = None,
     remover: Any = None,
     limiter: Any = None,
-    consumers: Sequence[str] = (),
+    consumers: Sequence[str] | None = (),
     **others: Any,
 ) -> Settings:
     """Returns the settings of a new replay table from what its creator has given.
@@ -251,7 +256,8 @@ def make_replay_settings(
     Args:
         capacity: Rows of the whole table.
         min_size: Live rows that a sample needs, where no limiter is given.
-        sampler, remover: None: the default.
+        sampler: None: ``Fifo()`` with consumers, so that no row waits for long, and otherwise ``Uniform()``.
+        remover: None: the default.
         limiter: None: ``Queue(capacity)`` with consumers, so that none of their rows is overwritten, and otherwise
             ``MinSize(min_size)``.
         consumers, others: As of ``Settings``.
@@ -259,11 +265,12 @@ def make_replay_settings(
     Raises:
         InvalidRequestError, NotSupportedError: They are refused, with the reason.
     """
-    if limiter is None and consumers:
-        limiter = Queue(capacity)
+    if consumers:
+        limiter = limiter or (Queue(capacity) if min_size == 1 else None)
+        sampler = sampler or Fifo()
     given = {"sampler": sampler, "remover": remover, "limiter": choose_limiter(limiter, min_size)}
     rules = {part: rule for part, rule in given.items() if rule is not None}
-    return Settings(**rules, consumers=consumers, **others)
+    return Settings(**rules, consumers=() if consumers is None else consumers, **others)
 
 
 def _from_part(part: str, value: Any) -> Any:

@@ -437,10 +437,9 @@ class Table(Departures):
         return num_members < num_rows <= most
 
     def _count_what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
-        num_left = self.selectors.get(conditions).num_drawable
-        if not (num_left or self.selectors.leases.num_leased or self.ring.num_held):
+        if self.is_drained(conditions):
             raise EndOfStreamError(name=self.name)
-        return min(num_rows, num_left)
+        return min(num_rows, self.selectors.get(conditions).num_drawable)
 
     def _count_drawable(self, conditions: SampleConditions, most: int) -> int:
         """Returns how many rows can be drawn now, at most so many: of groups, whole ones."""
@@ -449,6 +448,11 @@ class Table(Departures):
         return unit * bisect_left(units, True, key=lambda number: not limiter.can_sample(counts, number * unit))
 
     # ------------------------------------------------------------ figures
+
+    def is_drained(self, conditions: SampleConditions) -> bool:
+        """Returns whether the table is closed, and no row is left, or may come back, for a sample."""
+        num_left = self.selectors.get(conditions).num_drawable
+        return self.is_closed and not (num_left or self.selectors.leases.num_leased or self.ring.num_held)
 
     def explain_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.

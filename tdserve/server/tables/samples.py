@@ -343,6 +343,7 @@ def _answer_mass(call: _SampleCall) -> control_pb2.Done:
         least_mass=selector.least_mass,
         num_epochs=selector.num_epochs,
         num_drawable=selector.num_drawable,
+        is_drained=call.store.get_table().is_drained(call.conditions),
         counts=make_counts(call.store),
     )
 

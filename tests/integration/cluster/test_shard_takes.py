@@ -47,3 +47,17 @@ def test_take_when_priorities_are_small_then_each_row_once(client: tdserve.Clust
         taken += batch["number"].tolist()
     assert sorted(taken) == list(range(sum(SIZES)))
     assert sorted(table.sample(sum(SIZES), consumer="trainer")["number"].tolist()) == list(range(sum(SIZES)))
+
+
+def test_take_when_a_closed_table_has_named_consumers_then_each_gets_the_rest_and_it_ends(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 300, shards="all", consumers={"trainer", "judge"})
+    fill_unequally(table)
+    table.close()
+    for consumer in ("judge", "trainer"):
+        found = [number for batch in table.batches(40, consumer=consumer) for number in batch["number"].tolist()]
+        assert sorted(found) == list(range(sum(SIZES)))
+        with pytest.raises(EndOfStreamError):
+            table.take(1, consumer=consumer, timeout_s=20.0)
+    assert len(table) == 0

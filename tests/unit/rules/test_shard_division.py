@@ -48,7 +48,7 @@ def test_divide_when_an_epoch_ends_then_the_rest_comes_from_the_next(rng: np.ran
 
 def mass(mass: float, num_rows: int = 10, num_epochs: int = 0) -> ShardMass:
     """What a shard answers."""
-    return ShardMass(mass, 1.0, num_epochs, num_rows, num_rows, num_rows)
+    return ShardMass(mass, 1.0, num_epochs, num_rows, False, num_rows, num_rows)
 
 
 def test_known_masses_when_too_old_or_of_a_lost_shard_then_asked_again() -> None:

@@ -10,7 +10,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms
-from tdserve.rules.replay.limiter import Queue
+from tdserve.rules.replay.limiter import MinSize, Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.rank_draws import RankDraw
 from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
@@ -103,6 +103,8 @@ def test_consumer_when_it_is_none_of_them_then_refused() -> None:
         ({"consumers": [str(number) for number in range(MAX_CONSUMERS + 1)]}, "at most 64"),
         ({"consumers": ("judge",), "max_times_sampled": 1}, "leave otherwise"),
         ({"consumers": ("judge",), "is_queue": True}, "leave otherwise"),
+        ({"consumers": ("judge",), "limiter": MinSize(2)}, r"take limiter=Queue\(n\)"),
+        ({"consumers": 3}, "are not names"),
         ({"consumers": ("judge",), "sampler": Slices(4)}, "belong together"),
     ],
 )
@@ -112,7 +114,7 @@ def test_settings_when_consumers_cannot_be_then_refused(parts: dict[str, Any], r
 
 
 def test_settings_when_they_name_consumers_then_come_back_from_their_text() -> None:
-    settings = Settings(consumers=["judge", "trainer"])
+    settings = Settings(limiter=Queue(4), consumers=["trainer", "judge"])
     assert settings.consumers == ("judge", "trainer")
     assert Settings.from_json(settings.to_json()) == settings
     assert "consumers" not in Settings().to_json()
