@@ -34,6 +34,9 @@ ORPHANS_TIMEOUT_S = 30.0
 """Time for the data workers of a killed server to end: it takes milliseconds, but on an overloaded machine more than
 ten seconds, and longer if one hangs in the kernel."""
 
+ENDING_TIMEOUT_S = 2.0
+"""Time for a server to end whose launcher was killed just now; until then it looks like any other."""
+
 RESTORING_FOLDER = ".restoring"
 """Folder in the place of a new root, in which a restore makes it; a server refuses a root that has it."""
 
@@ -343,14 +346,15 @@ def _open_lock(root: Path) -> int:
 
 
 def _lock_or_refuse(lock_fd: int, root: Path) -> None:
-    deadline = time.monotonic() + ORPHANS_TIMEOUT_S
+    begun_s = time.monotonic()
     while True:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as fault:
             content = os.pread(lock_fd, 4096, 0)
-            if not _is_gone(content) or time.monotonic() > deadline:
+            timeout_s = ORPHANS_TIMEOUT_S if _is_gone(content) else ENDING_TIMEOUT_S
+            if time.monotonic() - begun_s > timeout_s:
                 raise RootInUseError(root=str(root), holder=_describe_holder(content)) from fault
         time.sleep(0.02)
 
