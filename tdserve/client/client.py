@@ -90,10 +90,11 @@ class Client(TensorDictClient):
       their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
       floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module.
     * ``select`` is a key, or a list of keys, of leaves, or of nodes with all that is below them: only these are sent,
-      and are in ``data``, at the places that they have in the version. ``out`` or ``into`` has just these.
-    * Leaves that have not changed since the last pulled version are not sent again (over the network, from a mebibyte
-      on). They are taken from ``out`` or ``into``, or from the tensordict that was returned last if it still exists.
-      Their checksums are compared, so it does not matter what was done to them in between.
+      all of them, and are in ``data``, at the places that they have in the version. ``out`` or ``into`` has just these.
+      (Of non-tensor values all travel if one is selected.)
+    * Without ``select``, leaves that have not changed since the last pulled version are not sent again (over the
+      network, from a mebibyte on). They are taken from ``out`` or ``into``, or from the tensordict that was returned
+      last if it still exists. Their checksums are compared, so it does not matter what was done to them in between.
     * ``dtype`` is a floating-point one, such as ``torch.bfloat16``: all floating-point leaves are converted to it
       before they are sent, and all of them are sent.
     * ``copy=False`` maps the version's file instead, over the transport ``shm``: nothing is copied, whatever the size,

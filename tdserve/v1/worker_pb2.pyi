@@ -383,16 +383,20 @@ class VersionRef(_message.Message):
     def __init__(self, path: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., recycles: _Optional[str] = ..., values_path: _Optional[str] = ...) -> None: ...
 
 class SendVersion(_message.Message):
-    __slots__ = ("version", "inline", "leaves", "dtype")
+    __slots__ = ("version", "inline", "leaves", "dtype", "without_values", "sends_values")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
     version: VersionRef
     inline: bool
     leaves: bytes
     dtype: _spec_pb2.DType
-    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., inline: bool = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ...) -> None: ...
+    without_values: bool
+    sends_values: bool
+    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., inline: bool = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., without_values: bool = ..., sends_values: bool = ...) -> None: ...
 
 class ChecksumVersion(_message.Message):
     __slots__ = ("version",)

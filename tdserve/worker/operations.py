@@ -85,7 +85,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     layout = read_layout(sent, is_packed=True)
     with VersionFile.open(wanted.version.path, spec) as file:
         slots = layout.slots[: layout.num_leaves]
-        values = file.read_values() or b"" if spec.values else b""
+        values = file.read_values() or b"" if spec.values and not wanted.without_values else b""
         source: Source
         if is_converted:
             source = IndexedSource(
@@ -93,9 +93,15 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             )
         else:
             source = VersionEnd(file.content, spec, sent, layout, TrailingColumns(layout, _select_all).get_column)
-        inline, fills_last_after_sends = wanted.inline, False  # a version's file does not change
         return send_read(
-            lane, order, layout, source, values=values, inline=inline, fills_last_after_sends=fills_last_after_sends
+            lane,
+            order,
+            layout,
+            source,
+            values=values,
+            inline=wanted.inline,
+            sends_values=wanted.sends_values,
+            fills_last_after_sends=False,  # a version's file does not change
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -141,3 +143,46 @@ def test_latest_when_a_part_is_mapped_then_nothing_is_copied(client: tdserve.Cli
     assert (part["layer2", "weight"] == 1.2).all()
     assert lies_in_file(part["layer2", "weight"])
     assert not lies_in_file(latest(client, name, select="layer2").data["layer2", "weight"])
+
+
+@pytest.mark.parametrize("value", ["small", "x" * 3_000_000])
+def test_latest_when_values_are_not_selected_then_they_neither_come_nor_need_a_place(
+    client: tdserve.Client, name: str, value: str
+) -> None:
+    client.publish(name, make_weights(1, tokenizer=NonTensorData(value), layer9={"note": NonTensorData("n")}))
+    out = make_weights(0).select("layer1")
+    latest(client, name, select="layer1", out=out)
+    assert difference(make_weights(1).select("layer1"), out) is None
+    module = nn.ModuleDict({"layer1": nn.Module()})
+    module["layer1"].weight = nn.Parameter(torch.zeros(4))
+    latest(client, name, select="layer1", into=module)
+    assert (module["layer1"].weight == 1.1).all()
+    assert latest(client, name, select=("layer9", "note")).data["layer9", "note"] == "n"
+    assert latest(client, name).data["tokenizer"] == value
+    client.publish(name, make_weights(2, 400_000, tokenizer=NonTensorData(value)))
+    assert latest(client, name).data["tokenizer"] == value  # behind the leaves
+    client.publish(name, make_weights(2, 400_000, tokenizer=NonTensorData(value)).set("scale", torch.tensor(3.0)))
+    found = latest(client, name).data  # of which only one leaf has changed
+    assert (found["tokenizer"], found["scale"], found["layer1", "weight"][0]) == (value, 3, torch.tensor(2.1))
+
+
+def test_subscribe_when_each_version_has_another_structure_then_parts_come_all_the_same(
+    client: tdserve.Client, name: str
+) -> None:
+    is_over = Event()
+
+    def publish() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            client.publish(name, make_weights(number, **{f"extra{number % 50}": torch.zeros(2)}))
+
+    writer = Thread(target=publish)
+    writer.start()
+    try:
+        with client.subscribe(name, select="scale", timeout_s=30.0) as versions:
+            for found in islice(versions, 20):
+                assert found.data["scale"] == found.version
+    finally:
+        is_over.set()
+        writer.join()

@@ -12,7 +12,9 @@ from tdserve.base.errors import (
     TDServeError,
     TransportError,
 )
+from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
+from tdserve.client.content.received import Received
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
@@ -47,27 +49,36 @@ def finish_read(
         device: Where the content will be moved, as of ``receive_content``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
-    accepted, announced = reply.accepted, reply.pending.announced
+    accepted = reply.accepted
     places, mismatch = (None, None) if destination is None else destination.match_places(spec, layout)
-    block = _allocate_values(client, accepted) if announced is None else announced.values
-    received = receive_answer(
-        layout,
-        session,
-        reply,
-        pool=client.pool,
-        into=places,
-        values=block,
-        device=device if destination is None else None,
+    received, encoded = receive_with_values(
+        client, session, reply, layout, into=places, device=device if destination is None else None
     )
     if mismatch is not None:
         raise mismatch
     version = received.version
-    encoded = accepted.values if block is None else block.numpy().tobytes()
     spec, values, fault = try_decode_values(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
     content = Content(spec, received.get_leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
     return content
+
+
+def receive_with_values(
+    client: SessionClient,
+    session: Session,
+    reply: Reply,
+    layout: Layout,
+    *,
+    into: Leaves | None = None,
+    device: Any = None,
+) -> tuple[Received, bytes]:
+    """Receives what an answer announces or contains; returns it, and the encoded values. Arguments and errors as of
+    ``receive_answer``."""
+    announced = reply.pending.announced
+    block = _allocate_values(client, reply.accepted) if announced is None else announced.values
+    received = receive_answer(layout, session, reply, pool=client.pool, into=into, values=block, device=device)
+    return received, reply.accepted.values if block is None else block.numpy().tobytes()
 
 
 def try_decode_values(

@@ -6,15 +6,15 @@ from typing import Any
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_transfer_timeout_s
-from tdserve.client.transfers.download import abort_transfer, receive_answer
+from tdserve.client.transfers.download import abort_transfer
+from tdserve.client.transfers.read import receive_with_values
 from tdserve.client.weights.relay_taking import receive_linked
+from tdserve.client.weights.version_part import VersionPart
 from tdserve.messages.content import read_layout
-from tdserve.structure.tree import Spec
 
 
 def take_whole(
@@ -22,7 +22,7 @@ def take_whole(
     session: Session,
     reply: Reply,
     *,
-    spec: Spec,
+    part: VersionPart,
     destination: Destination | None,
     mismatch: TDServeError | None,
     device: Any = None,
@@ -33,7 +33,7 @@ def take_whole(
     channel.
 
     Args:
-        spec: Structure of what is sent.
+        part: Structure of what is sent, and of what is wanted of it.
         destination: The caller's place.
         mismatch: Why there is none; raised then.
         device: Where the content will be moved, as of ``receive_content``.
@@ -46,7 +46,7 @@ def take_whole(
         SpecMismatchError, NotSupportedError: The ``mismatch``. Nothing was written to the destination.
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
-    accepted = reply.accepted
+    accepted, spec = reply.accepted, part.wanted
     layout = read_layout(spec, is_packed=True)
     places, mismatch = (None, mismatch) if destination is None else destination.match_places(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is under way to this client
@@ -66,21 +66,17 @@ def take_whole(
                 timeout_s=timeout_s,
                 into=places,
             )
+            encoded = accepted.values
         except (TransportError, DeadlineExceededError) as error:
             raise abort_transfer(session, reply.pending, error) from error
     else:
-        received = receive_answer(
-            layout,
-            session,
-            reply,
-            pool=client.pool,
-            into=places,
-            device=device if destination is None else None,
+        received, encoded = receive_with_values(
+            client, session, reply, layout, into=places, device=device if destination is None else None
         )
     if mismatch is not None:
         raise mismatch
     version = received.version
-    built, values = decode_values(spec, accepted.values, allow_pickle=client.allow_pickle)
+    built, values = part.decode_values(encoded, allow_pickle=client.allow_pickle)
     if destination is not None and places is not None and not values:
         destination.mark_changed()
         return None

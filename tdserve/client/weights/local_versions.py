@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import CorruptDataError, TransferAbortedError, WrongStateError
-from tdserve.client.content.read_content import Content, Destination, on_cpu
-from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.weights.version_part import VersionPart
 from tdserve.messages.content import write_layout
 from tdserve.store.version_mappings import make_leaf_views
 from tdserve.store.versions import VersionFile, list_leaf_places
@@ -26,7 +26,7 @@ def map_version(
     client: SessionClient,
     path: Path,
     spec: Spec,
-    sent: Spec,
+    part: VersionPart,
     accepted: control_pb2.Accepted,
     destination: Destination | None,
     *,
@@ -37,7 +37,7 @@ def map_version(
     Args:
         path: Its file.
         spec: Its structure.
-        sent: What the caller wants of it: all or some leaves, with the same dtypes, or with others to which they are
+        part: What the caller wants of it: all or some leaves, with the same dtypes, or with others to which they are
             converted while they are copied.
         destination: The caller's ``out``; filled in any case.
         copy: False maps the file instead, which is not written again as long as any of the tensors exists.
@@ -46,6 +46,7 @@ def map_version(
         RetiredVersionError: Request the version again.
         SpecMismatchError: The destination does not fit; nothing was written to it.
     """
+    sent = part.wanted
     if destination is not None:
         destination.check(sent)
     copy = copy or _is_converted(spec, sent)
@@ -58,7 +59,7 @@ def map_version(
             raise
         raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone") from error
     with file:  # until all is copied: then it may be written again
-        values = file.read_values() if spec.values else b""
+        values = file.read_values() if sent.values else b""
         if values is None:
             raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
         if destination is None and not copy:
@@ -67,7 +68,7 @@ def map_version(
             leaves = _copy_leaves(client, file, spec, destination)
         else:
             leaves = _convert_leaves(client, file, sent, destination)
-        found, decoded = decode_values(on_cpu(sent), values, allow_pickle=client.allow_pickle)
+        found, decoded = part.decode_values(values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
         client.observed_calls.count_content(bytes_out=sent.nbytes)
         if destination is not None:

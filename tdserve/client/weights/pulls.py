@@ -31,13 +31,14 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
+from tdserve.client.transfers.read import receive_with_values
 from tdserve.client.weights.deltas import HeldVersions, PartialVersion
 from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.client.weights.relay_taking import LinkFailedError
-from tdserve.client.weights.version_part import drop_others, find_leaves, select_sent
+from tdserve.client.weights.version_part import VersionPart, choose_part, number_leaves
 from tdserve.messages.content import read_layout
 from tdserve.structure import codec
 from tdserve.structure.dtypes import WIRE
@@ -213,6 +214,7 @@ class _Attempt:
         self._known = known
         self._held = held
         self._watch = watch
+        self._other_version = 0  # to be asked for instead of the newest, because its structure is known now
         # Checksums are those of the published dtypes, and what is held is a whole version.
         self._wants_all = bool(wanted.dtype) or wanted.select is not None
 
@@ -229,6 +231,10 @@ class _Attempt:
                 num_others += 1
                 if num_others == MAX_RETIRED:
                     raise
+            except VersionNotFoundError:
+                if not self._other_version:
+                    raise
+                self._other_version = 0  # it is not kept any more
             finally:
                 if number != request:
                     session.forget(number)
@@ -245,9 +251,7 @@ class _Attempt:
         message = wanted.request(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)
-        numbers = self._find_leaves(spec)
-        if wanted.select is not None:
-            message.leaves = encode_numbers(numbers or [])
+        is_named = self._name_leaves(message, spec)
         pending = session.send(request, latest=message)
         destination, mismatch = self._make_destination()  # while the server works
         warn = partial(self._client.catalog.missing_names.warn, wanted.name) if spec is None else None
@@ -263,15 +267,13 @@ class _Attempt:
             self._known.put(wanted.name, spec)
         if spec is None:
             raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
-        if wanted.select is not None and not accepted.path:
-            is_known = numbers is not None and accepted.fingerprint == message.fingerprint
-            self._check_leaves(session, reply, spec, is_known=is_known)
-        sent = select_sent(convert_floats(spec, wanted.dtype), wanted.select, store=wanted.name)
+        self._check_leaves(session, reply, spec, is_known=is_named and accepted.fingerprint == message.fingerprint)
+        part = choose_part(convert_floats(spec, wanted.dtype), wanted.select, store=wanted.name)
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
             with session.mover.locate(accepted.path, accepted.uid) as file:
-                mapped = map_version(self._client, file, spec, sent, accepted, destination, copy=wanted.copy)
+                mapped = map_version(self._client, file, spec, part, accepted, destination, copy=wanted.copy)
             return self._make_weights(mapped, accepted)
         if accepted.checksums:
             content: Content | None = self._take_changed(session, reply, spec, destination, mismatch)
@@ -280,22 +282,29 @@ class _Attempt:
                 self._client,
                 session,
                 reply,
-                spec=sent,
+                part=part,
                 destination=destination,
                 mismatch=mismatch,
                 device=wanted.device,
             )
         weights = self._make_weights(content, accepted)
-        if wanted.select is None and (not wanted.dtype or sent is spec):
+        if part.wanted is spec:
             self._keep(weights, spec, destination)
         return weights
 
-    def _find_leaves(self, spec: Spec | None) -> list[int] | None:
-        """Returns the numbers of the wanted leaves; None if the known structure, if there is one, lacks some."""
+    def _name_leaves(self, message: control_pb2.LatestRequest, spec: Spec | None) -> bool:
+        """Names the wanted leaves in a request, if only some are wanted; none if the known structure lacks one, or
+        there is none. Returns whether it does."""
+        part: VersionPart | None = None
         with suppress(KeyNotFoundError):
-            if spec is not None and self._wanted.select is not None:
-                return find_leaves(spec, self._wanted.select, store=self._wanted.name)
-        return None
+            part = None if spec is None else choose_part(spec, self._wanted.select, store=self._wanted.name)
+        if self._wanted.select is not None:
+            message.leaves = encode_numbers([] if spec is None or part is None else number_leaves(spec, part.wanted))
+            message.without_values = part is None or not part.wanted.values
+        if self._other_version:
+            message.version = self._other_version
+            message.ClearField("newer_than")
+        return part is not None
 
     def _check_leaves(self, session: Session, reply: Reply, spec: Spec, *, is_known: bool) -> None:
         """Checks that the wanted leaves come.
@@ -308,10 +317,12 @@ class _Attempt:
             KeyNotFoundError: The version has no such key.
             _OtherStructureError: They can be named now.
         """
-        if not is_known:
-            take_whole(self._client, session, reply, spec=select_leaves(spec, []), destination=None, mismatch=None)
-            find_leaves(spec, self._wanted.select or (), store=self._wanted.name)
-            raise _OtherStructureError(transfer=reply.request, reason="the structure of the version was not known")
+        if self._wanted.select is not None and not (is_known or reply.accepted.path):
+            none = VersionPart(spec.select([]), spec.select([]))
+            take_whole(self._client, session, reply, part=none, destination=None, mismatch=None)
+            choose_part(spec, self._wanted.select, store=self._wanted.name)
+            self._other_version = reply.accepted.version  # the newest may be of another structure again
+            raise _OtherStructureError(transfer=reply.request, reason="versions change their structure too often")
 
     def _take_changed(
         self,
@@ -328,11 +339,11 @@ class _Attempt:
         accepted = reply.accepted
         held = self._held.find(self._wanted.name, destination) if mismatch is None else None
         part = PartialVersion(spec, accepted, held, destination)
-        received = receive_answer(part.layout, session, reply, pool=self._client.pool, into=part.into)
+        received, encoded = receive_with_values(self._client, session, reply, part.layout, into=part.into)
         leaves, stale = part.merge(received.get_leaves(), self._client.pool)
         if stale:
             self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
-        built, values = decode_values(spec, accepted.values, allow_pickle=self._client.allow_pickle)
+        built, values = decode_values(spec, encoded, allow_pickle=self._client.allow_pickle)
         if mismatch is not None:
             raise mismatch
         content = Content(built, leaves, values, accepted.version, accepted)
@@ -353,7 +364,7 @@ class _Attempt:
 
         def attempt(session: Session, request: int, deadline: Deadline) -> None:
             message = asked.request(spec, 0, deadline)
-            message.leaves = encode_numbers(numbers)
+            message.leaves, message.without_values = encode_numbers(numbers), True
             pending = session.send(request, latest=message)
             answer = pending.wait(compute_answer_timeout_s(deadline), f"leaves of {asked.name!r}")
             reply = Reply(request, pending, answer, deadline)
@@ -378,7 +389,7 @@ class _Attempt:
         wanted = self._wanted
         data: Any = wanted.out if wanted.into is None else wanted.into
         if data is None and content is not None:
-            data = (content if wanted.select is None else drop_others(content, wanted.select)).build(wanted.device)
+            data = content.build(wanted.device)
         return Weights(accepted.version, data, decode_value(accepted.metadata) if accepted.metadata else {})
 
     def _keep(self, weights: Weights, spec: Spec, destination: Destination | None) -> None:

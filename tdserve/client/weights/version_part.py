@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any, NamedTuple
 
-from tdserve.client.content.read_content import Content
+from tdserve.client.content.read_content import on_cpu
+from tdserve.client.content.value_blocks import decode_values
 from tdserve.structure.tree import Path, Spec
 from tdserve.structure.version_subset import select_leaves
 
 
-def find_leaves(spec: Spec, keys: Sequence[Path], *, store: str) -> list[int]:
-    """Returns the numbers of the tensor leaves that some keys name, each a leaf or a node with all that is below it.
+class VersionPart(NamedTuple):
+    """What a reader gets of a version.
+
+    Attributes:
+        wanted: Structure of what it wants.
+        sent: Structure of what comes: the same, but for all non-tensor values of the version if one of them is wanted.
+    """
+
+    wanted: Spec
+    sent: Spec
+
+    def decode_values(self, content: bytes, *, allow_pickle: bool) -> tuple[Spec, dict[Path, Any]]:
+        """Decodes the values that came; returns those that are wanted, and the structure that fits them; errors as of
+        ``decode_values`` of ``value_blocks``."""
+        spec, values = decode_values(on_cpu(self.sent), content, allow_pickle=allow_pickle)
+        if self.sent is self.wanted:
+            return spec, values
+        return spec.select(self.wanted.leaf_paths), {path: values[path] for path, _ in self.wanted.values}
+
+
+def choose_part(spec: Spec, keys: Sequence[Path] | None, *, store: str) -> VersionPart:
+    """Returns the part of a version that some keys name, each a leaf or a node with all that is below it.
+
+    Args:
+        spec: Structure of the version.
+        keys: None: all of it.
 
     Raises:
         KeyNotFoundError: The version has no such key.
     """
-    chosen = {path for path, _ in spec.select(keys, store=store).tensors}
+    if keys is None:
+        return VersionPart(spec, spec)
+    wanted = spec.select(keys, store=store)
+    return VersionPart(wanted, select_leaves(spec, number_leaves(spec, wanted)) if wanted.values else wanted)
+
+
+def number_leaves(spec: Spec, wanted: Spec) -> list[int]:
+    """Returns the numbers of the tensor leaves of a part."""
+    chosen = {path for path, _ in wanted.tensors}
     return [number for number, (path, _) in enumerate(spec.tensors) if path in chosen]
-
-
-def select_sent(spec: Spec, keys: Sequence[Path] | None, *, store: str) -> Spec:
-    """Returns the structure of what is sent for some keys: their tensor leaves, and all non-tensor values; errors as of
-    ``find_leaves``."""
-    return spec if keys is None else select_leaves(spec, find_leaves(spec, keys, store=store))
-
-
-def drop_others(content: Content, keys: Sequence[Path]) -> Content:
-    """Returns the content without the non-tensor values that no key names."""
-    spec = content.spec.select(keys)
-    values = {path: content.values[path] for path, _ in spec.values}
-    return replace(content, spec=spec, values=values)

@@ -52,9 +52,10 @@ class VersionSender:
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = make_accepted(wanted, spec)
         sent = convert_floats(spec, _get_dtype(asked))
-        numbers = None
-        if asked.HasField("leaves"):  # numbers of another structure mean nothing
-            numbers = decode_numbers(asked.leaves, spec) if asked.fingerprint == version.fingerprint else []
+        numbers, has_values = None, bool(spec.values) and not asked.without_values
+        if asked.HasField("leaves"):
+            is_known = asked.fingerprint == version.fingerprint  # numbers of another structure mean nothing
+            numbers, has_values = decode_numbers(asked.leaves, spec) if is_known else [], has_values and is_known
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_COMPARED_BYTES:
             unchanged = await self._checksums.find_unchanged(store, asked.holds, version, spec, wanted.deadline)
             if unchanged is not None:
@@ -75,10 +76,12 @@ class VersionSender:
             accepted.link_secret = placed.secret
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
-        order = session.make_order(request, is_accepted=not is_inline and not spec.values)
+        order = session.make_order(request, is_accepted=not is_inline and not has_values)
         order.send_version.version.CopyFrom(make_version_ref(make_path(store, version.version), spec, session.worker))
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype
+        order.send_version.without_values = not has_values
+        order.send_version.sends_values = session.hello.takes_values
         if numbers is not None:
             order.send_version.leaves = encode_numbers(numbers)
         with self.relays.track_sending(store, placed):
