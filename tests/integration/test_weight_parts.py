@@ -175,7 +175,7 @@ def test_subscribe_when_each_version_has_another_structure_then_parts_come_all_t
         number = 0
         while not is_over.is_set():
             number += 1
-            client.publish(name, make_weights(number, **{f"extra{number % 50}": torch.zeros(2)}))
+            client.publish(name, make_weights(number).set(f"extra{number % 50}", torch.zeros(2)))
 
     writer = Thread(target=publish)
     writer.start()

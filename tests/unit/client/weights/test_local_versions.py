@@ -17,6 +17,7 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_version
 from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.weights.local_versions import map_version
+from tdserve.client.weights.version_part import VersionPart
 from tdserve.store.version_locks import lock_exclusively
 from tdserve.store.versions import retire
 from tdserve.structure.capture import capture
@@ -48,7 +49,9 @@ def found_here(
     client: tdserve.Client, end: LocalEnd, destination: Destination | None = None, *, copy: bool = True
 ) -> Content:
     """The version."""
-    return map_version(client, end.root / ACCEPTED.path, SPEC, SPEC, ACCEPTED, destination, copy=copy)
+    return map_version(
+        client, end.root / ACCEPTED.path, SPEC, VersionPart(SPEC, SPEC), ACCEPTED, destination, copy=copy
+    )
 
 
 def test_version_when_copied_then_equal_and_the_file_is_free(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -162,12 +163,16 @@ def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(wo
     assert codec.decode(done.accepted.spec) == SPEC
     names = [path for path, _ in SPEC.tensors]
     some = select_leaves(SPEC, [names.index(("b",))])
-    done = latest(world, run, version=1, leaves=encode_numbers([names.index(("b",))]))
+    known: dict[str, Any] = {"version": 1, "fingerprint": SPEC.fingerprint}
+    done = latest(world, run, leaves=encode_numbers([names.index(("b",))]), **known)
     assert set(columns_of(read_layout(some, is_packed=True), done.inline)) == {"b", "status"}
     with pytest.raises(InvalidRequestError, match="dtype"):
         latest(world, run, dtype=WIRE["int8"])
     with pytest.raises(RemoteProtocolError, match="2 leaves"):
-        latest(world, run, version=1, leaves=encode_numbers([2]))
+        latest(world, run, leaves=encode_numbers([2]), **known)
+    done = latest(world, run, version=1, fingerprint=b"other", leaves=encode_numbers([2]))
+    assert set(columns_of(read_layout(SPEC.select([]), is_packed=True), done.inline)) == {"status"}
+    assert not done.accepted.values
 
 
 def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_first(world: World, run: Loop) -> None:
