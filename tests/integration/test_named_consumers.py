@@ -128,6 +128,7 @@ def test_rows_when_the_server_is_killed_again_and_again_then_each_comes_once_to_
 def test_rows_when_there_is_one_consumer_then_leave_with_its_acknowledgement(client: tdserve.Client, name: str) -> None:
     table = client.create_replay(name, LIKE, CAPACITY, consumers=["trainer"])
     table.extend(rows(0, 4))
+    assert table.info()["backlog"] == {"trainer": 4}
     with table.take(CAPACITY, min_rows=1, consumer="trainer", require="x") as taken:
         assert taken["x"].tolist() == [0, 1, 2, 3]
     assert len(table) == 0

@@ -26,8 +26,9 @@ def add_up_parts(name: str, settings: str, parts: Iterable[StoreDescription], *,
     """
     found = list(parts)
     sums = {figure: sum(getattr(part, figure) for part in found) for figure in _SUMS}
+    backlog = {consumer: sum(part.backlog.get(consumer, 0) for part in found) for consumer in found[0].backlog}
     is_closed = len(found) == num_shards and all(part.is_closed for part in found)
-    return replace(found[0], name=name, settings=settings, is_closed=is_closed, **sums)
+    return replace(found[0], name=name, settings=settings, is_closed=is_closed, backlog=backlog, **sums)
 
 
 def add_up_stats(address: str, found: Mapping[int, dict[str, Any]], lost: Iterable[int]) -> dict[str, Any]:

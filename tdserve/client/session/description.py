@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -70,6 +71,7 @@ class StoreDescription:
         num_leased: Rows of a replay that are handed out and not acknowledged.
         num_incomplete: Rows of a replay that lack leaves: they wait for a late reward, for example.
         num_pinned: Rows of a replay that are kept for the ranks of data-parallel readers.
+        backlog: Rows of a replay that each consumer of its ``consumers=`` has not acknowledged yet.
         is_closed: Whether a replay accepts no more rows; of a shared one whether no shard does, so False while one
             does not answer, which may be open.
         share_non_tensor: Whether the non-tensor leaves of a tensordict are shown live.
@@ -125,6 +127,7 @@ class StoreDescription:
     read_only: bool = False
     num_waiting: int = 0
     structure: int = 0
+    backlog: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -231,6 +234,7 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         adopted=message.adopted,
         read_only=message.read_only,
         num_waiting=message.num_waiting,
+        backlog=dict(message.backlog),
     )
 
 

@@ -347,8 +347,10 @@ class ConditionalSelectors:
         had_by_all: Rows = rows[(self._consumed[rows] & bits) == bits]
         return had_by_all
 
-    def count_waiting(self) -> dict[str, int]:
+    def count_backlog(self) -> dict[str, int]:
         """Returns how many rows each consumer has not had yet after which rows leave the table."""
+        if not self._settings.consumers:
+            return {}
         rows = self._members.get_rows()
         had = {consumer: self._consumed[rows] & self._get_bit(consumer) for consumer in self._settings.consumers}
         return {consumer: len(rows) - int(np.count_nonzero(bits)) for consumer, bits in had.items()}

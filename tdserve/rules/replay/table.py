@@ -475,7 +475,7 @@ class Table(Departures):
         """Returns what a writer waits for now, for the error when it has waited too long."""
         counts = self.counts
         if not self.settings.limiter.can_insert(counts, num_rows):
-            waiting = [f"{consumer!r} has not had {n} rows" for consumer, n in self.selectors.count_waiting().items()]
+            waiting = [f"{consumer!r} has not had {n} rows" for consumer, n in self.selectors.count_backlog().items()]
             reason = self.settings.limiter.explain_insert(counts, self.name, num_rows)
             return f"{reason} ({', '.join(waiting)})" if waiting else reason
         kept = f", {len(self.ring.pins)} are kept for the ranks of a step" if self.ring.pins else ""

@@ -147,6 +147,7 @@ class TableKind(StoreKind):
         description.num_leased = table.selectors.leases.num_leased
         description.num_incomplete = table.selectors.num_incomplete
         description.num_pinned = len(table.ring.pins)
+        description.backlog.update(table.selectors.count_backlog())
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
         description.min_size = getattr(table.settings.limiter, "min_size", 0)

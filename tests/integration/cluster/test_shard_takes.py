@@ -58,6 +58,7 @@ def test_take_when_a_closed_table_has_named_consumers_then_each_gets_the_rest_an
     for consumer in ("judge", "trainer"):
         found = [number for batch in table.batches(40, consumer=consumer) for number in batch["number"].tolist()]
         assert sorted(found) == list(range(sum(SIZES)))
+        assert table.info()["backlog"] == {"judge": 0, "trainer": sum(SIZES) * (consumer == "judge")}
         with pytest.raises(EndOfStreamError):
             table.take(1, consumer=consumer, timeout_s=20.0)
     assert len(table) == 0
