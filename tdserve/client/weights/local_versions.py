@@ -78,8 +78,10 @@ def map_version(
 
 
 def _is_converted(spec: Spec, sent: Spec) -> bool:
+    if sent is spec:  # thousands of leaves need not be compared
+        return False
     stored = dict(spec.tensors)
-    return sent is not spec and any(stored[path] != leaf for path, leaf in sent.tensors)
+    return any(stored[path] != leaf for path, leaf in sent.tensors)
 
 
 def _copy_leaves(
