@@ -8,16 +8,9 @@ import resource
 import shutil
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
-
-RESTING_CPU_S = 0.02
-"""Processor time between two looks up to which a process rests."""
-
-RESTING_BYTES = 2 * 1024 * 1024
-"""Freed memory that is not worth returning."""
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Freed memory that a process of the server keeps at the end of its heap, in bytes."""
@@ -102,9 +95,9 @@ _FREE = 8
 """Which of them is the memory that is free."""
 
 
-def return_freed_memory(kept_nbytes: int = KEPT_BYTES) -> None:
-    """Returns freed memory of this process to the kernel if there is more than ``kept_nbytes`` of it, also between what
-    is in use.
+def return_freed_memory() -> None:
+    """Returns freed memory of this process to the kernel if there are more than ``KEPT_BYTES`` of it, also between
+    what is in use.
 
     The C library itself returns only the end of a heap, where some bytes in use keep all that lies before them: the
     control process of a soak grew by 600 MiB in an hour in which tables were created and deleted (measured). It takes
@@ -115,28 +108,8 @@ def return_freed_memory(kept_nbytes: int = KEPT_BYTES) -> None:
     if measure is None or trim is None:
         return
     measure.restype = _HeapFigures
-    if measure().figures[_FREE] > kept_nbytes:
+    if measure().figures[_FREE] > KEPT_BYTES:
         trim(ctypes.c_size_t(0))
-
-
-class RestWatch:
-    """Has a process return its freed memory when it begins to rest. Threads: one calls ``look``.
-
-    What ``keep_freed_memory`` keeps comes to lie between what is in use, in ever more places: heaps of data workers
-    grew by tens of MiB an hour, while what was in use stayed the same (measured).
-    """
-
-    def __init__(self) -> None:
-        self._used_s = time.process_time()
-        self._has_worked = True
-
-    def look(self) -> None:
-        """Looks whether the process has used the processor since the last time; called about once a second."""
-        now_s = time.process_time()
-        has_worked = now_s - self._used_s > RESTING_CPU_S
-        if self._has_worked and not has_worked:
-            return_freed_memory(RESTING_BYTES)
-        self._has_worked, self._used_s = has_worked, time.process_time()
 
 
 def share_arenas() -> None:

@@ -46,7 +46,7 @@ KINDS = (*VICTIMS, *CLIENT_KINDS)
 MIN_ROUNDS = 2
 """One with kills of every kind, one with kills of clients alone."""
 
-SETTLE_S = 3.0
+SETTLE_S = 2.0
 """Between the deletion of a round's stores and the measurement: files are deleted and memory is returned afterwards."""
 
 CLIENT_TIMEOUT_S = 60.0

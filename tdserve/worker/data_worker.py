@@ -15,7 +15,7 @@ import torch
 from tdserve.base.config import DEFAULT_MEMORY_LIMIT_BYTES, HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.logs import read_log_format, start_logging
-from tdserve.base.machine import RestWatch, keep_freed_memory, raise_descriptor_limit, share_arenas
+from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, share_arenas
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
@@ -96,10 +96,8 @@ class Worker:
 
     def _beat(self) -> None:
         """Sends heartbeats to control, in a thread of its own: others may be in a long copy."""
-        rest = RestWatch()
         while not self._is_over.wait(HEARTBEAT_S):
             self._connection.report(worker_pb2.Report(heartbeat=True))
-            rest.look()
 
     def _has_clients(self) -> bool:
         return any(self._sessions)  # session 0 has none

@@ -196,33 +196,3 @@ print(before - count_mib())
 def test_return_freed_memory_when_it_lies_between_what_is_in_use_then_the_kernel_gets_it() -> None:
     out = subprocess.run([sys.executable, "-c", RETURN_PROGRAM], capture_output=True, text=True, check=True).stdout
     assert int(out) > 150
-
-
-REST_PROGRAM = """
-import re
-from pathlib import Path
-from tdserve.base.machine import RestWatch, keep_freed_memory
-
-def count_mib():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
-
-keep_freed_memory()
-blocks, kept = [], []
-for number in range(40):
-    blocks.append(b"1" * (1 << 20))
-    kept.append(bytes(1 << 16))
-del blocks
-before, rest = count_mib(), RestWatch()
-sum(range(3_000_000))
-rest.look()
-while_busy = count_mib()
-rest.look()
-print(before - while_busy, before - count_mib())
-"""
-
-
-def test_rest_watch_when_a_process_has_worked_and_rests_then_the_kernel_gets_what_is_free() -> None:
-    out = subprocess.run([sys.executable, "-c", REST_PROGRAM], capture_output=True, text=True, check=True).stdout
-    while_busy, at_rest = map(int, out.split())
-    assert while_busy < 8
-    assert at_rest > 30
