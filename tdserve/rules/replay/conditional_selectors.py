@@ -351,9 +351,17 @@ class ConditionalSelectors:
         """Returns how many rows each consumer has not had yet after which rows leave the table."""
         if not self._settings.consumers:
             return {}
-        rows = self._members.get_rows()
-        had = {consumer: self._consumed[rows] & self._get_bit(consumer) for consumer in self._settings.consumers}
-        return {consumer: len(rows) - int(np.count_nonzero(bits)) for consumer, bits in had.items()}
+        counts = dict.fromkeys(self._settings.consumers, 0)
+        # In pieces that fit into the processor's cache: a million rows at once take several times as long (measured).
+        for start in range(0, self._columns.capacity, PIECE_ROWS):
+            piece = slice(start, start + PIECE_ROWS)
+            is_member = self._members.contains(piece)
+            if not is_member.any():
+                continue
+            had = self._consumed[piece]
+            for consumer in counts:
+                counts[consumer] += int(np.count_nonzero(is_member & (had & self._get_bit(consumer) == 0)))
+        return counts
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
         """Gives rows of the owner's lease back.
