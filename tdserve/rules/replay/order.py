@@ -7,13 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.epochs import NumberOrder
 from tdserve.rules.replay.ordered_rows import OrderedRows
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn, Selector
+from tdserve.rules.replay.selector import Drawn, Selector, check_distinct
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,7 @@ class OrderSelector(Selector):
             InvalidRequestError: The sample has more rows than the capacity.
         """
         num_total = max(num_total, num_rows)
-        if num_total > self._capacity:
-            reason = f"{num_total} different rows never fit into a capacity of {self._capacity}"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
+        check_distinct(num_total, self._capacity)
         if num_total - num_drawn > len(self):
             return None
         read = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest

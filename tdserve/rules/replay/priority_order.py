@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import InvalidRequestError, LocalProtocolError
+from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.priorities import MinTree
 from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.selector import Drawn, Selector
+from tdserve.rules.replay.selector import Drawn, Selector, check_distinct
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ class PriorityOrder(Selector):
             InvalidRequestError: The sample has more rows than the capacity.
         """
         num_total = max(num_total, num_rows)
-        if num_total > len(self._is_member):
-            reason = f"{num_total} different rows never fit into a capacity of {len(self._is_member)}"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
+        check_distinct(num_total, len(self._is_member))
         if num_total - num_drawn > len(self):
             return None
         rows = self._find_next(num_rows, num_drawn) if num_drawn else self.find_first(num_rows)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import Rows
 
 
@@ -39,6 +40,17 @@ class Preparation(Protocol):
 
     def finish_in_pieces(self) -> Iterator[None]:
         """Finishes it, a piece at a time, by what has changed since it began."""
+
+
+def check_distinct(num_rows: int, capacity: int) -> None:
+    """Refuses a sample of more different rows than a table may ever have.
+
+    Raises:
+        InvalidRequestError: There are too many. Nothing was changed.
+    """
+    if num_rows > capacity:
+        reason = f"{num_rows} different rows never fit into a capacity of {capacity}"
+        raise InvalidRequestError(argument="num_rows", reason=reason)
 
 
 class Selector(ABC):

@@ -24,6 +24,7 @@ from tdserve.rules.replay.plans import (
     check_priorities,
 )
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.selector import check_distinct
 
 
 class Table(Departures):
@@ -414,9 +415,7 @@ class Table(Departures):
             raise InvalidRequestError(argument="consumer", reason=reason)
 
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:
-        if num_rows > self.ring.capacity:
-            reason = f"{num_rows} different rows never fit into a capacity of {self.ring.capacity}"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
+        check_distinct(num_rows, self.ring.capacity)
         reason = ""
         if self.columns.trajectories is not None and not conditions.group:
             reason = f"table {self.name!r} samples slices, whose rows belong together"
