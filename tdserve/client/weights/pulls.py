@@ -318,7 +318,7 @@ class _Attempt:
             _OtherStructureError: They can be named now.
         """
         if self._wanted.select is not None and not (is_known or reply.accepted.path):
-            none = VersionPart(spec.select([]), spec.select([]))
+            none = choose_part(spec, (), store=self._wanted.name)
             take_whole(self._client, session, reply, part=none, destination=None, mismatch=None)
             choose_part(spec, self._wanted.select, store=self._wanted.name)
             self._other_version = reply.accepted.version  # the newest may be of another structure again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.weights import MIN_COMPARED_BYTES
+from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
@@ -52,10 +52,7 @@ class VersionSender:
         spec = self._stores.specs.get(version.fingerprint, version.order)
         accepted = make_accepted(wanted, spec)
         sent = convert_floats(spec, _get_dtype(asked))
-        numbers, has_values = None, bool(spec.values) and not asked.without_values
-        if asked.HasField("leaves"):
-            is_known = asked.fingerprint == version.fingerprint  # numbers of another structure mean nothing
-            numbers, has_values = decode_numbers(asked.leaves, spec) if is_known else [], has_values and is_known
+        numbers, has_values = _choose_sent(asked, version, spec)
         if asked.holds and sent is spec and numbers is None and spec.nbytes >= MIN_COMPARED_BYTES:
             unchanged = await self._checksums.find_unchanged(store, asked.holds, version, spec, wanted.deadline)
             if unchanged is not None:
@@ -122,6 +119,16 @@ def make_version_ref(path: Path, spec: Spec, worker: DataWorker) -> worker_pb2.V
     if worker.known_specs.must_include(spec):
         ref.spec.CopyFrom(get_message(spec))
     return ref
+
+
+def _choose_sent(asked: control_pb2.LatestRequest, version: VersionRecord, spec: Spec) -> tuple[list[int] | None, bool]:
+    """Returns the numbers of the leaves that a client asks for, None for all, and whether it asks for values."""
+    has_values = bool(spec.values) and not asked.without_values
+    if not asked.HasField("leaves"):
+        return None, has_values
+    if asked.fingerprint != version.fingerprint:  # numbers of another structure mean nothing
+        return [], False
+    return decode_numbers(asked.leaves, spec), has_values
 
 
 def _get_dtype(asked: control_pb2.LatestRequest) -> str:
