@@ -21,7 +21,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from tdserve.base.errors import ClosedError, NotSupportedError, TDServeError, WrongStateError
 from tdserve.client.client import Client
@@ -32,8 +32,8 @@ from tdserve.client.tables.replay import ReplayHandle
 _MAX_UNDER_WAY = 8
 """Extends that may be on their way while the environment goes on."""
 
-_MAX_WAITING = 16
-"""Steps that wait to be sent together: an extend of one row costs nearly as much as one of sixteen."""
+_MAX_WAITING = 32
+"""Steps that wait to be sent together: an extend of one row costs nearly as much as one of 32."""
 
 _MAX_WAITING_NBYTES = 1024 * 1024
 """Most content that waits, but for at least one step."""
@@ -44,7 +44,7 @@ _MAX_WAITING_S = 0.05
 _LOOK_AGAIN_S = 1.0
 """Time between two looks at how many rows others have added: what waits is drawn in proportion to all."""
 
-_MAX_AHEAD = 8
+_MAX_AHEAD = 16
 """Most samples that are drawn together."""
 
 _MAX_AHEAD_NBYTES = 1024 * 1024
@@ -54,8 +54,8 @@ _OF_STORAGE = frozenset(("durability", "checksum", "max_object_bytes"))
 """Arguments of a table that have no part in how its rows are drawn."""
 
 _MIN_ROWS_PER_WAITING = 64
-"""Rows of a table for each that waits, so that samples may be drawn from both without sending first: in a full table
-the oldest rows are drawn a little longer than they should."""
+"""Rows of a table for each that waits: where samples are drawn from both, a full table's oldest rows are drawn a little
+longer than they should."""
 
 
 class TDServeReplayBuffer(ReplayBuffer):
@@ -64,8 +64,8 @@ class TDServeReplayBuffer(ReplayBuffer):
     Each step of each environment is one row, with the keys ``observations``, ``next_observations``, ``actions``,
     ``rewards``, ``dones`` and ``timeouts``. Several processes may give the same address and name: they share the rows.
     Samples are uniform. A process samples all rows that it has added, with those that are not sent yet. Others see them
-    a little later: up to 16 steps, or what is added within 50 ms, are sent together; and this process sees theirs up to
-    eight samples or 50 ms later, for which it draws rows at once. ``flush`` sends and stores all, as
+    a little later: up to 32 steps, or what is added within 50 ms, are sent together; and this process sees theirs up to
+    16 samples or 50 ms later, for which it draws rows at once. ``flush`` sends and stores all, as
     the end of the buffer or of the process does. Threads: one at a time, as Stable-Baselines3's.
 
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
@@ -113,9 +113,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         self._name = name
         self._table_options = table
         self._waits = bool(table.keys() & {"min_size", "limiter"})
-        self._draws_waiting = (
-            table.keys() <= _OF_STORAGE and self._capacity >= _MIN_ROWS_PER_WAITING * _MAX_WAITING * n_envs
-        )
+        self._draws_waiting = table.keys() <= _OF_STORAGE
         self._connect()
 
     def _connect(self) -> None:
@@ -126,7 +124,7 @@ class TDServeReplayBuffer(ReplayBuffer):
             self._name, like, self._capacity, exists_ok=True, **self._table_options
         )
         self._under_way: deque[Future[Any]] = deque()
-        self._waiting = _Steps(row, self.n_envs)
+        self._waiting = _Steps(row, self.n_envs, max_rows=self._capacity // _MIN_ROWS_PER_WAITING)
         self._ahead = _RowsAhead(self._table, sum(map(_count_bytes, row.values())))
         self._num_stored = 0  # rows of the table, as of the last look
         self._looked_s = -math.inf
@@ -160,7 +158,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         if self._client.is_closed:
             raise ClosedError(what=f"the buffer on table {self._name!r}")
         has_timeouts = self.handle_timeout_termination
-        timeouts = [has_timeouts and info.get("TimeLimit.truncated", False) for info in infos]
+        timeouts = np.array([has_timeouts and info.get("TimeLimit.truncated", False) for info in infos])
         self._waiting.add(
             {
                 "observations": obs,
@@ -223,21 +221,20 @@ class TDServeReplayBuffer(ReplayBuffer):
             TDServeError: As raised by ``ReplayHandle.sample``, or by ``add``.
         """
         batch = self._draw(batch_size) if self._draws_waiting else self._draw_stored(batch_size)
-        done = batch["dones"] * (1 - batch["timeouts"])
-        observations, next_observations = (
-            self._to_observations(batch[key], env) for key in ("observations", "next_observations")
-        )
-        reward = self._normalize_reward(batch["rewards"].numpy().reshape(-1, 1), env)
+        observations = self._to_observations(batch["observations"], env)
+        actions = self.to_torch(batch["actions"], copy=False)
+        next_observations = self._to_observations(batch["next_observations"], env)
+        dones = self.to_torch((batch["dones"] * (1 - batch["timeouts"])).reshape(-1, 1), copy=False)
+        rewards = self.to_torch(self._normalize_reward(batch["rewards"].reshape(-1, 1), env), copy=False)
         kind = DictReplayBufferSamples if isinstance(observations, dict) else ReplayBufferSamples
-        actions, dones = batch["actions"].to(self.device), done.reshape(-1, 1).to(self.device)
-        return kind(observations, actions, next_observations, dones, self.to_torch(reward, copy=False))
+        return kind(observations, actions, next_observations, dones, rewards)
 
     def _draw_stored(self, num_rows: int) -> Any:
         """Draws rows of the table, once all are there."""
         self.flush()
         if not (self._waits or self._table.counts().rows or len(self._table)):
             raise self._make_empty_error()
-        return self._table.sample(num_rows)
+        return self._table.sample(num_rows, numpy=True)
 
     def _draw(self, num_rows: int) -> Any:
         """Draws rows of the table and rows that wait to be sent, each with the same probability."""
@@ -260,10 +257,8 @@ class TDServeReplayBuffer(ReplayBuffer):
         return WrongStateError(state=f"the table {self._name!r} has no rows", event="sample()")
 
     def _to_observations(self, stored: Any, env: Any) -> Any:
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        found: Any = {key: stored[key].numpy() for key in self.obs_shape} if is_dict else stored.numpy()
-        found = self._normalize_obs(found, env)
-        if is_dict:
+        found: Any = self._normalize_obs(stored, env)
+        if isinstance(found, dict):
             return {key: self.to_torch(array, copy=False) for key, array in found.items()}
         return self.to_torch(found, copy=False)
 
@@ -312,13 +307,14 @@ class _Steps:
     Args:
         row: One row, as nested arrays.
         n_envs: Rows of a step.
+        max_rows: Most rows that wait, but for at least one step.
     """
 
-    def __init__(self, row: Mapping[str, Any], n_envs: int) -> None:
+    def __init__(self, row: Mapping[str, Any], n_envs: int, *, max_rows: int) -> None:
         self._row = row
         self._n_envs = n_envs
         step_nbytes = max(sum(map(_count_bytes, row.values())) * n_envs, 1)
-        self._max_steps = min(max(_MAX_WAITING_NBYTES // step_nbytes, 1), _MAX_WAITING)
+        self._max_steps = max(min(_MAX_WAITING_NBYTES // step_nbytes, max_rows // n_envs, _MAX_WAITING), 1)
         self.num_steps = 0
         self._began_s = 0.0
         self._arrays: dict[str, Any] = {}
@@ -343,7 +339,7 @@ class _Steps:
         return self.num_steps * self._n_envs
 
     def draw(self, num_rows: int) -> dict[str, Any]:
-        """Draws rows that wait, with repetition; returns nested tensors, which are copies."""
+        """Draws rows that wait, with repetition; returns nested arrays, which are copies."""
         return _choose(self._arrays, *divmod(np.random.randint(self.num_rows, size=num_rows), self._n_envs))
 
     def take(self) -> TensorDict:
@@ -373,7 +369,7 @@ class _RowsAhead:
         self._until_s = 0.0
 
     def take(self, num_rows: int, batch_size: int) -> dict[str, Any]:
-        """Returns rows that were drawn, as nested tensors.
+        """Returns rows that were drawn, as nested arrays.
 
         Args:
             num_rows: Their number.
@@ -395,13 +391,8 @@ class _RowsAhead:
             self.drop()
         most = min(_MAX_AHEAD, max(_MAX_AHEAD_NBYTES // (self._row_nbytes * batch_size), 1))
         self._num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
-        self._rows, self._num_taken = _list_tensors(self._table.sample(self._num_rows)), 0
+        self._rows, self._num_taken = self._table.sample(self._num_rows, numpy=True), 0
         self._until_s = time.monotonic() + _MAX_WAITING_S
-
-
-def _list_tensors(rows: Any) -> dict[str, Any]:
-    """Returns the tensors of a tensordict, nested as there."""
-    return {key: _list_tensors(part) if isinstance(part, TensorDictBase) else part for key, part in rows.items()}
 
 
 def _slice(rows: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -429,21 +420,22 @@ def _put(arrays: Mapping[str, Any], step: Mapping[str, Any], number: int) -> Non
     for key, array in arrays.items():
         if isinstance(array, dict):
             _put(array, step[key], number)
-        else:
-            array[number] = np.reshape(step[key], array.shape[1:])
+        elif array.shape[1:] == np.shape(content := step[key]):
+            array[number] = content
+        else:  # such as the observations of a discrete space, which lack a dimension
+            array[number] = np.reshape(content, array.shape[1:])
 
 
 def _choose(arrays: Mapping[str, Any], steps: Any, envs: Any) -> dict[str, Any]:
-    """Returns copies of rows, by their steps and environments, as nested tensors."""
+    """Returns copies of rows, by their steps and environments, as nested arrays."""
     return {
-        key: _choose(part, steps, envs) if isinstance(part, dict) else torch.from_numpy(part[steps, envs])
-        for key, part in arrays.items()
+        key: _choose(part, steps, envs) if isinstance(part, dict) else part[steps, envs] for key, part in arrays.items()
     }
 
 
 def _join(stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _join(stored[key], part) if isinstance(part, dict) else torch.cat((stored[key], part))
+        key: _join(stored[key], part) if isinstance(part, dict) else np.concatenate((stored[key], part))
         for key, part in drawn.items()
     }
 
