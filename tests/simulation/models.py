@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from itertools import count
 from typing import Any, ClassVar
 
-from tdserve.base.errors import StoreExistsError, StoreNotFoundError, VersionConflictError
+from tdserve.base.errors import ConnectError, StoreExistsError, StoreNotFoundError, VersionConflictError
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.v1 import control_pb2
@@ -180,7 +180,8 @@ class WeightsModel(StoreModel):
         read = await self.make(client, "latest", timeout_s, latest=control_pb2.LatestRequest(store=self.name))
         acknowledged = [self.version_of[each] for each, call in self.publishes.items() if call.is_before(read)]
         if read.outcome != "done":
-            assert not acknowledged or read.outcome == "unknown", f"a published version is gone: {read.error}"
+            is_answered = read.outcome == "failed" and not isinstance(read.error, ConnectError)
+            assert not (acknowledged and is_answered), f"a published version is gone: {read.error}"
             return
         version = read.done.accepted.version
         (identity,) = content.decode_tensordict(content.ROW, read.done, is_packed=True)

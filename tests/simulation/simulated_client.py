@@ -12,6 +12,7 @@ from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.deadline import compute_grace_s
 from tdserve.base.errors import (
     CapacityError,
+    ConnectError,
     DeadlineExceededError,
     ServerBusyError,
     TDServeError,
@@ -78,6 +79,7 @@ class SimulatedClient:
 
         Raises:
             TDServeError: The server's answer: nothing was changed.
+            ConnectError: The server was not there in time: nothing was sent.
             UnknownError: There was no answer in time.
         """
         request, self._next = self._next, self._next + 1
@@ -109,7 +111,7 @@ class SimulatedClient:
                     raise UnknownError
                 await pause(BACKOFF_S * self.chance.random())
         except TimeoutError:
-            raise (UnknownError if is_sent else DeadlineExceededError(what="a connection")) from None
+            raise (UnknownError if is_sent else ConnectError(reason="none in time")) from None
         finally:
             self._open.discard(request)
 
