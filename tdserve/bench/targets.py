@@ -71,8 +71,8 @@ TARGETS: tuple[tuple[str, str, Target], ...] = (
     ("shm", "kv: get one scalar of *", Target("below", 15.0)),
     ("*", "creation: create a store*", Target("below", 757.0)),  # 1,321 a second, as the best peer
     ("*", "creation: delete a store*", Target("below", 757.0)),
-    ("gloo", "clients: *", Target("below", 80.0, detail="control CPU")),  # microseconds for a call
-    ("gloo", "clients: *", Target("below", 200.0, detail="workers CPU")),
+    ("gloo", "clients: * client*", Target("below", 80.0, detail="control CPU")),  # microseconds for a call
+    ("gloo", "clients: * client*", Target("below", 200.0, detail="workers CPU")),
     ("*", "dataset: *: DataLoader, 4 workers", Target("of floor", 0.7, SAMPLE)),
 )
 """Transport, figure and target. ``*`` stands for any text; a bound is in the unit of the figure (see ``Target``)."""

@@ -14,8 +14,17 @@ from tempfile import TemporaryDirectory
 
 from tdserve.base.config import TransportName
 from tdserve.bench.child import Child, Pipe, open_children
-from tdserve.bench.cpu_times import CLIENT, Processes, name_cpu, read_cpu_s, read_mib, wait_for_processes
+from tdserve.bench.cpu_times import (
+    CLIENT,
+    Processes,
+    count_cpu,
+    name_cpu,
+    read_cpu_s,
+    read_mib,
+    wait_for_processes,
+)
 from tdserve.bench.figures import Scale
+from tdserve.bench.floor_link import REQUEST_NBYTES
 from tdserve.bench.measure import Pacing, Round, Task
 from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import make_transitions
@@ -46,7 +55,12 @@ LEAST_CPU_US = 10.0
 
 
 def measure_many_clients(stage: Stage) -> Generator[Case]:
-    """Measures calls per second, each client waiting for its own, and the CPU of all processes for a call."""
+    """Measures calls per second, each client waiting for its own, and the CPU of all processes for a call.
+
+    Over gloo, two bare processes exchange the same bytes first: a worker has the cost of the one that answers, too.
+    """
+    if stage.transport == "gloo":
+        yield from _measure_bare(stage)
     pool = make_transitions(POOL_ROWS)
     with open_filled(stage, STORE, pool, stage.sizes.replay_rows):
         yield from _measure(stage, stage.address, stage.servers)
@@ -66,6 +80,16 @@ def measure_cluster(stage: Stage) -> Generator[Case]:
             for number, batch in enumerate(islice(pool.iter_batches(FILL_ROWS), stage.sizes.replay_rows // FILL_ROWS)):
                 table.extend(batch, writer=number + 1)
             yield from _measure(stage, address, servers, f", {num_shards} shard{'s'[: num_shards - 1]}")
+
+
+def _measure_bare(stage: Stage) -> Iterator[Case]:
+    sizes = {
+        f"bare gloo, {SAMPLE_ROWS} rows asked for": {"out": REQUEST_NBYTES, "back": SAMPLE_ROWS * find_row_nbytes()},
+        f"bare gloo, {EXTEND_ROWS} rows acknowledged": {"out": EXTEND_ROWS * find_row_nbytes(), "back": REQUEST_NBYTES},
+    }
+    for name, moved in sizes.items():
+        bare = count_cpu(stage.link.make_floor(**moved), {"workers": [stage.link.pid]})
+        yield Case(name, Scale("calls/s"), bare)
 
 
 @contextmanager
