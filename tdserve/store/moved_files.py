@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,7 +18,7 @@ from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.store import value_copy, version_marks, watermark
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
-from tdserve.store.faults import convert_os_errors
+from tdserve.store.faults import convert_os_error, convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
 
@@ -32,6 +33,9 @@ _STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRE
 """What lies in a store's folder and concerns this server's processes, or its disk, alone."""
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+"""What the system says of a path that is none of a file, or not beside the other files."""
 
 Digest = bytes
 
@@ -102,7 +106,7 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
         The digest and the content of each of the first blocks; what a file lacks is zero.
     """
     # Before any is read: the kernel reads ahead into what follows, even if nothing was ever written there.
-    with convert_os_errors(folder):
+    with _convert_faults(folder):
         paths = [(block, _find(folder, block)) for block in wanted]
         located = [(block, path, _is_hole(path, block)) for block, path in paths]
     found: list[tuple[Digest, bytes | None]] = []
@@ -111,7 +115,7 @@ def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> lis
         if is_hole:
             content, digest = bytes(block.nbytes), compute_zero_digest(block.nbytes)
         else:
-            with convert_os_errors(folder):
+            with _convert_faults(path):
                 content = _read(path, block)
             digest = compute_digest(content)
         found.append((digest, None if digest == block.digest else content))
@@ -152,10 +156,10 @@ def set_files(folder: Path, sizes: dict[bytes, int]) -> None:
 
     Raises:
         CapacityError: There is no room for them.
-        InvalidRequestError: A path leads out of the folder.
+        InvalidRequestError: A path leads out of the folder, or is none of a file beside the others.
     """
     paths = {_find(folder, Block(path, 0, 0)): nbytes for path, nbytes in sizes.items()}
-    with convert_os_errors(folder, asked=sum(sizes.values())):
+    with _convert_faults(folder, asked=sum(sizes.values())):
         folder.mkdir(parents=True, exist_ok=True)
         for path in set(_walk(folder)) - paths.keys():
             path.unlink()
@@ -175,7 +179,7 @@ def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
     """Writes blocks into files that ``set_files`` has made. Errors as of ``set_files``."""
     for block in blocks:
         path = _find(folder, block)
-        with convert_os_errors(path, asked=len(block.content)):
+        with _convert_faults(path, asked=len(block.content)):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if block.offset + len(block.content) > os.fstat(fd).st_size:
@@ -218,6 +222,18 @@ def sync_files(folder: Path) -> None:
 def remove(folder: Path) -> None:
     """Removes what has come of a store."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _convert_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
+    """As ``convert_os_errors``, but a path that is none of a file is a fault of the request that names it."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno in _WRONG_PATH:
+            reason = f"{str(fault.filename or path)[-80:]!r}: {fault.strerror}"
+            raise InvalidRequestError(argument="path", reason=reason) from fault
+        raise convert_os_error(fault, path, asked=asked) from fault
 
 
 def _find(folder: Path, block: Block) -> Path:

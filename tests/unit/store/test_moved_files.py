@@ -89,6 +89,21 @@ def test_path_when_it_leads_elsewhere_then_refused(tmp_path: Path, path: bytes) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [b"b", b"a/b", b"folder", b"x" * 300])
+def test_path_when_it_is_none_of_a_file_then_refused(tmp_path: Path, path: bytes) -> None:
+    files = {b"a": 4, b"folder/c": 4}
+    set_files(tmp_path, files)
+    with pytest.raises(InvalidRequestError, match="path"):
+        write_blocks(tmp_path, [Block(path, 0, 1, content=b"x")])
+    if path != b"b":
+        with pytest.raises(InvalidRequestError, match="path"):
+            set_files(tmp_path, {**files, path: 1})
+        assert list_files(tmp_path) == files
+    if path in (b"a/b", b"folder"):
+        with pytest.raises(InvalidRequestError, match="path"):
+            read_blocks(tmp_path, [Block(path, 0, 1)], max_bytes=1)
+
+
 def test_block_when_too_large_or_beyond_the_end_then_refused(tmp_path: Path) -> None:
     set_files(tmp_path, {b"a": 4})
     with pytest.raises(InvalidRequestError):
