@@ -41,6 +41,7 @@ class SharedTable(ByAddress):
         name: Of the table.
         capacity: Its rows.
         choose_rule: Returns the sampler with which it is created, by the keys of its rows.
+        keeps_index: Whether rows keep an ``"index"`` of the user's, as of :func:`.table_rows.to_batch`.
     """
 
     _of_process = ("_client", "_handle")
@@ -60,10 +61,11 @@ class SharedTable(ByAddress):
                 self._recipe = client.get_home(name).recipe
         self.name = name
         self.capacity = capacity
+        self.keeps_index = True
         self.choose_rule: ChooseRule = partial(_return_rule, options.pop("sampler", None))
         if like is not None:
             is_row = isinstance(like, torch.Tensor) or is_tensor_collection(like)  # which may be a batch itself
-            like = to_batch((like if is_row else make_row_like(like)).unsqueeze(0))
+            like = (like if is_row else make_row_like(like)).unsqueeze(0)
         self._like = like
         self._fills = fills
         self._options = options
@@ -93,13 +95,14 @@ class SharedTable(ByAddress):
         return self._follow(found)
 
     def open(self, batch: Any = None) -> ReplayHandle | None:
-        """Returns the handle of the table, which is created if its rows are known: by ``like`` or a first batch."""
+        """Returns the handle of the table, which is created if its rows are known: by ``like`` or a first batch, which
+        is of the user's form."""
         found = self.find()
         rows = batch if self._like is None else self._like
         if found is not None or rows is None:
             return found
         try:
-            rows = rows.to("cpu")  # the device that samples have from then on
+            rows = to_batch(rows, keeps_index=self.keeps_index).to("cpu")  # the device that samples have from then on
             keys = [to_path(key) for key in rows.keys(True, True)]
             rule = self.choose_rule(keys)
             created = self._client.create_replay(
@@ -119,7 +122,7 @@ class SharedTable(ByAddress):
         Raises:
             SpecMismatchError, InvalidRequestError: They do not fit. Nothing was written.
         """
-        batch = to_batch(data)
+        batch = to_batch(data, keeps_index=self.keeps_index)
         if not len(batch):
             return torch.empty(0, dtype=torch.int64)
         handle = self.open(batch)

@@ -21,8 +21,9 @@ def draw_rows(
     Returns:
         Their numbers, the columns that the table has added, and the rows.
     """
-    sample = storage.require_table().sample(num_rows, timeout_s=timeout_s)
-    index, added, rows = split_sample(sample)
+    table = storage.require_table()
+    sample = table.sample(num_rows, timeout_s=timeout_s)
+    index, added, rows = split_sample(sample, table.spec.root.tensorclass)
     storage.hold(index, rows, added[GENERATION_KEY])
     return index, added, rows
 

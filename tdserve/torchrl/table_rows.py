@@ -10,12 +10,12 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
+from tdserve.structure.instances import find_tensorclass, make_instance
 from tdserve.structure.stacks.assembly import RowsWithColumns
 from tdserve.structure.tree import Path, Spec
 
 _PREFIX = "torchrl_"
-_RENAMED = tuple(key for key in RESERVED_KEYS if key != INDEX_KEY)
-_STORED_NAMES = {f"{_PREFIX}{key}": key for key in _RENAMED}
+_STORED_NAMES = {f"{_PREFIX}{key}": key for key in RESERVED_KEYS}
 
 TENSOR_KEY = "torchrl_tensor"
 """Key of rows that are tensors for TorchRL: a table has tensordicts."""
@@ -30,11 +30,15 @@ class RowTable(Protocol):
         """Adds the leaves of a row that rows of the table lack."""
 
 
-def to_batch(data: Any) -> Any:
+def to_batch(data: Any, *, keeps_index: bool) -> Any:
     """Returns rows as a table takes them: one batch, without keys that the table adds itself.
 
-    ``"index"`` is left out, since a sample has it in any case. Other keys of the user's that samples of a table have
-    too, such as ``"priority"``, are stored under other names.
+    Keys of the user's that samples of a table have too, such as ``"priority"``, are stored under other names.
+
+    Args:
+        data: The rows.
+        keeps_index: Whether ``"index"`` is such a key. A ``TensorDictReplayBuffer`` puts it into samples itself, and so
+            into rows that come back; there it is left out.
 
     Raises:
         InvalidRequestError: They are neither tensordicts nor tensors.
@@ -50,16 +54,16 @@ def to_batch(data: Any) -> Any:
     if is_tensorclass(data):
         return data
     names = set(data.keys())
-    taken = [key for key in (INDEX_KEY, *_RENAMED) if key in names]
+    taken = [key for key in RESERVED_KEYS if key in names]
     if taken:
-        data = data.exclude(INDEX_KEY)
+        data = data.copy() if keeps_index else data.exclude(INDEX_KEY)
         for key in taken:
-            if key != INDEX_KEY:
+            if key != INDEX_KEY or keeps_index:
                 data.rename_key_(key, f"{_PREFIX}{key}")
     return data
 
 
-def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int) -> tuple[torch.Tensor, Any]:
+def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int, keeps_index: bool) -> tuple[torch.Tensor, Any]:
     """Returns the numbers of rows that are written, and the rows as a batch.
 
     Args:
@@ -67,6 +71,7 @@ def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int) -> tuple[
             of ``data``, else one of all numbers.
         data: As of :func:`to_batch`; for one number one row.
         num_rows, capacity: Of the table.
+        keeps_index: As of :func:`to_batch`.
 
     Raises:
         InvalidRequestError: There are more or fewer rows than numbers, or they are no rows.
@@ -82,7 +87,7 @@ def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int) -> tuple[
         data = data.unsqueeze(0) if hasattr(data, "unsqueeze") else [data]
     elif index.ndim > 1:
         data = data.flatten(0, index.ndim - 1)
-    batch, index = to_batch(data), index.to(torch.int64).reshape(-1)
+    batch, index = to_batch(data, keeps_index=keeps_index), index.to(torch.int64).reshape(-1)
     if len(batch) != len(index):
         raise InvalidRequestError(argument="data", reason=f"{len(batch)} rows for {len(index)} row numbers")
     return index, batch
@@ -115,12 +120,23 @@ def from_table(rows: Any) -> Any:
     return rows[TENSOR_KEY] if TENSOR_KEY in names else rows
 
 
-def split_sample(sample: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
-    """Splits a sample of a table into its row numbers, the columns that the table has added, and the rows."""
+def split_sample(sample: Any, tensorclass: str | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], Any]:
+    """Splits a sample of a table into its row numbers, the columns that the table has added, and the rows.
+
+    Args:
+        sample: The sample.
+        tensorclass: Name of the rows' class, which a sample is not an instance of; None: they are tensordicts.
+
+    Raises:
+        NotSupportedError: The class is unknown here.
+    """
     columns = sample.beside if isinstance(sample, RowsWithColumns) else sample
     names = set(columns.keys())
     added = {key: columns.pop(key) for key in (*RESERVED_KEYS, SLICE_END_KEY) if key in names}
-    return added.pop(INDEX_KEY), added, from_table(sample)
+    rows = from_table(sample)
+    if tensorclass is not None:
+        rows = make_instance(find_tensorclass(tensorclass, (), set(rows.keys())), rows, {})
+    return added.pop(INDEX_KEY), added, rows
 
 
 def complete_rows(batch: Any, table: RowTable, *, fills: bool) -> Any:
@@ -187,7 +203,7 @@ def _find_stored_path(path: Path, spec: Spec) -> Path:
 def to_stored_key(key: Any) -> Any:
     """Returns the key under which a table has one of TorchRL's, see :func:`to_batch`."""
     first, *rest = to_path(key)
-    return (f"{_PREFIX}{first}" if first in _RENAMED else first, *rest)
+    return (f"{_PREFIX}{first}" if first in RESERVED_KEYS else first, *rest)
 
 
 def to_path(key: Any) -> Path:

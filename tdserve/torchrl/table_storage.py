@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages.base import Storage
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
@@ -24,7 +25,6 @@ from tdserve.torchrl.table_rows import (
     from_table,
     iter_parts,
     pair_rows,
-    to_batch,
     to_path,
     to_stored_key,
 )
@@ -136,6 +136,8 @@ class TDServeStorage(Storage):
     def attach(self, buffer: Any) -> None:
         """Called by a buffer before it makes its parts: replaces its sampler and its writer."""
         super().attach(buffer)
+        if isinstance(buffer, TensorDictReplayBuffer):
+            self._table.keeps_index = False
         sampler, writer = get_pending_parts(buffer)
         sampler = to_table_sampler(sampler, own_rule=self._own_rule)
         set_pending_parts(buffer, sampler, to_table_writer(writer))
@@ -197,7 +199,9 @@ class TDServeStorage(Storage):
             InvalidRequestError: There are more or fewer rows than numbers. Nothing was written.
         """
         num_rows = len(self)
-        index, batch = pair_rows(cursor, data, num_rows=num_rows, capacity=self.max_size)
+        index, batch = pair_rows(
+            cursor, data, num_rows=num_rows, capacity=self.max_size, keeps_index=self._table.keeps_index
+        )
         is_new = index >= num_rows if set_cursor else torch.zeros_like(index, dtype=torch.bool)
         if is_new.any():
             order = index[is_new].argsort()
@@ -350,7 +354,7 @@ class TDServeStorage(Storage):
         """
         self.clear(resets_counts=True)
         if rows is not None:
-            table = self._table.open(to_batch(rows))
+            table = self._table.open(rows)
             self.extend(rows, priority if table is not None and table.settings.uses_priority else None)
 
     def state_dict(self) -> dict[str, Any]:

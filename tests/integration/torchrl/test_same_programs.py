@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 import tdserve
 
@@ -25,6 +25,14 @@ from tests.integration.torchrl.program_rows import MakeStorage, describe, make_r
 from tests.integration.torchrl.slice_programs import SLICE_PROGRAMS
 
 pytestmark = pytest.mark.integration
+
+
+@tensorclass
+class Step:
+    """A row that is an instance."""
+
+    obs: torch.Tensor
+    action: torch.Tensor
 
 
 def write_and_read(make: MakeStorage, _: Path) -> Any:
@@ -237,6 +245,36 @@ def use_names_of_ours(make: MakeStorage, _: Path) -> Any:
     return describe(found), buffer[:]["generation"].tolist()
 
 
+def keep_an_index_of_ours(make: MakeStorage, _: Path) -> Any:
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    buffers = [ReplayBuffer(storage=make(), batch_size=4, sampler=each) for each in (None, RandomSampler(), sampler)]
+    rows = make_rows(*range(4))
+    rows["index"] = torch.arange(4) * 10
+    found: list[Any] = []
+    for buffer in buffers:
+        buffer.extend(rows)
+        sample = buffer.sample()
+        assert (sample["index"] == sample["obs"] * 10).all()
+        found.append((describe(sample), buffer[:]["index"].tolist(), buffer[1]["index"].item()))
+        buffer[2] = make_rows(7)[0].set("index", torch.tensor(70))
+        found.append((buffer["index"].tolist(), sorted(buffer[:].keys())))
+    return found
+
+
+def store_instances(make: MakeStorage, _: Path) -> Any:
+    samplers = None, RandomSampler(), SamplerWithoutReplacement(), SamplerWithoutReplacement(shuffle=False)
+    rows = Step(obs=torch.arange(6.0), action=torch.zeros(6, 2), batch_size=[6])  # type: ignore[call-arg]
+    found = []
+    for sampler in samplers:
+        buffer = ReplayBuffer(storage=make(), batch_size=4, sampler=sampler, prefetch=2)
+        buffer.extend(rows)
+        samples = buffer.sample(), buffer[:], buffer[0], buffer.sample(5)
+        assert all(isinstance(each, Step) for each in samples)
+        found.append([(tuple(each.obs.shape), tuple(each.action.shape)) for each in samples])
+        buffer.shutdown()
+    return found
+
+
 def keep_the_best(make: MakeStorage, _: Path) -> Any:
     writer = TensorDictMaxValueWriter(rank_key="obs")
     buffer = TensorDictReplayBuffer(storage=make(), writer=writer, batch_size=4)
@@ -256,6 +294,8 @@ def refuse_to_write(make: MakeStorage, _: Path) -> Any:
 
 
 PROGRAMS = [
+    keep_an_index_of_ours,
+    store_instances,
     keep_the_best,
     refuse_to_write,
     write_and_read,

@@ -21,24 +21,24 @@ def make_rows(num_rows: int = 2) -> TensorDict:
 def test_batch_when_it_has_keys_of_samples_then_they_come_back_but_the_index() -> None:
     rows = make_rows()
     rows["index"], rows["priority"] = torch.arange(2), torch.rand(2)
-    batch = to_batch(rows)
+    batch = to_batch(rows, keeps_index=False)
     assert not {"index", "priority"} & set(batch.keys())
     assert set(rows.keys()) == {"x", "n", "index", "priority"}
     assert (from_table(batch)["priority"] == rows["priority"]).all()
 
 
 def test_batch_when_it_is_a_tensor_or_a_list_then_comes_back_as_a_tensor() -> None:
-    assert from_table(to_batch(torch.arange(3))).tolist() == [0, 1, 2]
-    assert from_table(to_batch([torch.tensor(4), torch.tensor(5)])).tolist() == [4, 5]
-    assert to_batch([make_rows()[0], make_rows()[1]]).batch_size == (2,)
+    assert from_table(to_batch(torch.arange(3), keeps_index=False)).tolist() == [0, 1, 2]
+    assert from_table(to_batch([torch.tensor(4), torch.tensor(5)], keeps_index=False)).tolist() == [4, 5]
+    assert to_batch([make_rows()[0], make_rows()[1]], keeps_index=False).batch_size == (2,)
     with pytest.raises(tdserve.InvalidRequestError, match="dict"):
-        to_batch({"x": torch.ones(2)})
+        to_batch({"x": torch.ones(2)}, keeps_index=False)
 
 
 def test_sample_when_split_then_added_columns_are_apart() -> None:
     sample = make_rows()
     sample["index"], sample["generation"], sample["slice_end"] = torch.arange(2), torch.ones(2), torch.ones(2)
-    index, added, rows = split_sample(sample)
+    index, added, rows = split_sample(sample, None)
     assert index.tolist() == [0, 1]
     assert set(added) == {"generation", "slice_end"}
     assert set(rows.keys()) == {"x", "n"}
