@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,14 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from tensordict import TensorDict
 
-from tdserve.base.errors import ClosedError, NotSupportedError, TDServeError, WrongStateError
+from tdserve.base.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    NotSupportedError,
+    TDServeError,
+    TransportError,
+    WrongStateError,
+)
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.client.session.process_exit import ExitFlush
@@ -64,9 +72,9 @@ class TDServeReplayBuffer(ReplayBuffer):
     Each step of each environment is one row, with the keys ``observations``, ``next_observations``, ``actions``,
     ``rewards``, ``dones`` and ``timeouts``. Several processes may give the same address and name: they share the rows.
     Samples are uniform. A process samples all rows that it has added, with those that are not sent yet. Others see them
-    a little later: up to 32 steps, or what is added within 50 ms, are sent together; and this process sees theirs up to
-    16 samples or 50 ms later, for which it draws rows at once. ``flush`` sends and stores all, as
-    the end of the buffer or of the process does. Threads: one at a time, as Stable-Baselines3's.
+    a little later: up to 32 steps, or those of 50 ms, are sent together, by the next ``add`` or ``sample``; and this
+    process sees theirs up to 16 samples or 50 ms later, for which it draws rows at once. ``flush`` sends and stores
+    all, as the end of the buffer or of the process does. Threads: one at a time, as Stable-Baselines3's.
 
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
 
@@ -129,7 +137,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         self._num_stored = 0  # rows of the table, as of the last look
         self._looked_s = -math.inf
         weakref.finalize(
-            self, _store_later, self._client, self._waiting, self._table
+            self, _finish_later, self._client, self._waiting, self._under_way, self._table
         ).atexit = False  # then _BUFFERS does it
         _BUFFERS.add(self)
 
@@ -153,17 +161,17 @@ class TDServeReplayBuffer(ReplayBuffer):
 
         Raises:
             ClosedError: The buffer was closed. The step was not taken.
+            ValueError: NumPy cannot broadcast a part of the step to its shape. The step was not taken.
             TDServeError: Rows of this or an earlier step could not be stored, as raised by ``ReplayHandle.extend``.
         """
-        if self._client.is_closed:
-            raise ClosedError(what=f"the buffer on table {self._name!r}")
+        self._check_open()
         has_timeouts = self.handle_timeout_termination
         timeouts = np.array([has_timeouts and info.get("TimeLimit.truncated", False) for info in infos])
         self._waiting.add(
             {
                 "observations": obs,
                 "next_observations": next_obs,
-                "actions": action,
+                "actions": np.reshape(action, (self.n_envs, self.action_dim)),
                 "rewards": reward,
                 "dones": done,
                 "timeouts": timeouts,
@@ -173,6 +181,10 @@ class TDServeReplayBuffer(ReplayBuffer):
             self._send()
         self.pos = (self.pos + 1) % self.buffer_size
         self.full |= self.pos == 0
+
+    def _check_open(self) -> None:
+        if self._client.is_closed:
+            raise ClosedError(what=f"the buffer on table {self._name!r}")
 
     def _send(self) -> None:
         """Sends the steps that wait."""
@@ -217,9 +229,11 @@ class TDServeReplayBuffer(ReplayBuffer):
         """Draws rows; as ``ReplayBuffer.sample``, or ``DictReplayBuffer.sample`` for dict observations.
 
         Raises:
+            ClosedError: The buffer was closed.
             WrongStateError: There are no rows, and no limiter was chosen for which the sample would wait.
             TDServeError: As raised by ``ReplayHandle.sample``, or by ``add``.
         """
+        self._check_open()
         batch = self._draw(batch_size) if self._draws_waiting else self._draw_stored(batch_size)
         observations = self._to_observations(batch["observations"], env)
         actions = self.to_torch(batch["actions"], copy=False)
@@ -233,7 +247,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         """Draws rows of the table, once all are there."""
         self.flush()
         if not (self._waits or self._table.counts().rows or len(self._table)):
-            raise self._make_empty_error()
+            raise _make_empty_error(self._table)
         return self._table.sample(num_rows, numpy=True)
 
     def _draw(self, num_rows: int) -> Any:
@@ -245,16 +259,18 @@ class TDServeReplayBuffer(ReplayBuffer):
             self._num_stored, self._looked_s = len(self._table), time.monotonic()
         num_waiting = self._waiting.num_rows
         if not num_waiting + self._num_stored:
-            raise self._make_empty_error()
+            raise _make_empty_error(self._table)
         share = num_waiting / (num_waiting + self._num_stored)
         num_drawn = int(np.random.binomial(num_rows, share)) if num_waiting else 0
-        if not num_drawn:
-            return self._ahead.take(num_rows, num_rows)
-        drawn = self._waiting.draw(num_drawn)
-        return drawn if num_drawn == num_rows else _join(self._ahead.take(num_rows - num_drawn, num_rows), drawn)
-
-    def _make_empty_error(self) -> WrongStateError:
-        return WrongStateError(state=f"the table {self._name!r} has no rows", event="sample()")
+        drawn = self._waiting.draw(num_drawn) if num_drawn else {}
+        if num_drawn == num_rows:
+            return drawn
+        try:
+            stored = self._ahead.take(num_rows - num_drawn, num_rows)
+        except WrongStateError:  # others have removed all rows since the last look
+            self._num_stored = 0
+            return self._draw(num_rows)
+        return _join(stored, drawn) if drawn else stored
 
     def _to_observations(self, stored: Any, env: Any) -> Any:
         found: Any = self._normalize_obs(stored, env)
@@ -286,16 +302,19 @@ def _finish(buffer: TDServeReplayBuffer, end_s: float) -> None:
         buffer.flush(timeout_s=max(end_s - time.monotonic(), 0.0))
 
 
-def _store_later(client: Client, waiting: _Steps, table: ReplayHandle) -> None:
-    """Stores, in another thread, the steps that a buffer that is gone has not sent; for finalizers."""
+def _finish_later(client: Client, waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:
+    """Stores, in another thread, the steps of a buffer that is gone, and closes its client; for finalizers."""
+    close = Thread(target=client.close, name="tdserve-close-buffer", daemon=True)
+    with suppress(TDServeError):  # the client was closed
+        client.later(partial(_store, waiting, under_way, table)).add_done_callback(lambda _: close.start())
+
+
+def _store(waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:
     if waiting.num_steps:
-        with suppress(TDServeError):  # the client was closed
-            client.later(partial(_store, waiting, table))
-
-
-def _store(waiting: _Steps, table: ReplayHandle) -> None:
-    with suppress(TDServeError):  # there is nobody to tell
-        table.extend(waiting.take())
+        under_way.append(table.extend(waiting.take(), return_early=True))
+    while under_way:
+        with suppress(TDServeError):  # there is nobody to tell
+            under_way.popleft().result()
 
 
 _BUFFERS: ExitFlush[TDServeReplayBuffer] = ExitFlush(_finish)
@@ -381,6 +400,16 @@ class _RowsAhead:
         start, self._num_taken = self._num_taken, self._num_taken + num_rows
         return _slice(self._rows, start, self._num_taken)
 
+    def _sample(self) -> dict[str, Any]:
+        """Returns rows of the table. Raises WrongStateError if there is none: a sample would wait for one."""
+        try:
+            rows: dict[str, Any] = self._table.sample(self._num_rows, timeout_s=_LOOK_AGAIN_S, numpy=True)
+        except (DeadlineExceededError, TransportError):  # or the server is not there
+            if not len(self._table):
+                raise _make_empty_error(self._table) from None
+            rows = self._table.sample(self._num_rows, numpy=True)
+        return rows
+
     def drop(self) -> None:
         """Forgets the rows. Next time as many samples are drawn as were served since the last time."""
         self._num_expected, self._num_samples = max(self._num_samples, 1), 0
@@ -391,8 +420,12 @@ class _RowsAhead:
             self.drop()
         most = min(_MAX_AHEAD, max(_MAX_AHEAD_NBYTES // (self._row_nbytes * batch_size), 1))
         self._num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
-        self._rows, self._num_taken = self._table.sample(self._num_rows, numpy=True), 0
+        self._rows, self._num_taken = self._sample(), 0
         self._until_s = time.monotonic() + _MAX_WAITING_S
+
+
+def _make_empty_error(table: ReplayHandle) -> WrongStateError:
+    return WrongStateError(state=f"the table {table.name!r} has no rows", event="sample()")
 
 
 def _slice(rows: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -420,10 +453,10 @@ def _put(arrays: Mapping[str, Any], step: Mapping[str, Any], number: int) -> Non
     for key, array in arrays.items():
         if isinstance(array, dict):
             _put(array, step[key], number)
-        elif array.shape[1:] == np.shape(content := step[key]):
-            array[number] = content
-        else:  # such as the observations of a discrete space, which lack a dimension
-            array[number] = np.reshape(content, array.shape[1:])
+        else:
+            place, content = array[number], step[key]
+            is_flat = place.shape[-1:] == (1,) and np.shape(content) == place.shape[:-1]  # as of a discrete space
+            place[...] = np.reshape(content, place.shape) if is_flat else content
 
 
 def _choose(arrays: Mapping[str, Any], steps: Any, envs: Any) -> dict[str, Any]:

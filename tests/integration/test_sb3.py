@@ -4,6 +4,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 from itertools import count
 from typing import Any
 
@@ -206,6 +207,53 @@ def test_sample_when_there_are_no_rows_then_an_error_at_once(options: dict[str, 
     with pytest.raises(tdserve.WrongStateError, match="has no rows"):
         buffer.sample(1)
     buffer.close()
+
+
+def refuses_a_sample(buffer: TDServeReplayBuffer) -> bool:
+    try:
+        buffer.sample(8)
+    except tdserve.WrongStateError as error:
+        return "has no rows" in str(error)
+    return False
+
+
+def test_sample_when_others_have_removed_all_rows_then_an_error_or_the_rows_that_wait(options: dict[str, Any]) -> None:
+    buffer, other = (TDServeReplayBuffer(400, VECTOR, VECTOR, n_envs=NUM_ENVS, **options) for _ in range(2))
+    buffer.add(*step(VECTOR, VECTOR, 0))
+    buffer.flush()
+    buffer.sample(8)
+    other.reset()
+    buffer.add(*step(VECTOR, VECTOR, 1))
+    assert buffer.sample(8).observations.eq(1).all()
+    buffer.flush()
+    buffer.sample(8)
+    other.reset()
+    wait_for(lambda: refuses_a_sample(buffer), "the end of what was drawn ahead")
+    other.close()
+    buffer.close()
+
+
+def test_add_when_an_array_is_transposed_then_refused_as_by_their_own_buffer(options: dict[str, Any]) -> None:
+    buffer = TDServeReplayBuffer(100, VECTOR, VECTOR, n_envs=NUM_ENVS + 1, **options)
+    zeros = np.zeros(NUM_ENVS + 1)
+    wrong, right = np.zeros((3, NUM_ENVS + 1)), np.zeros((NUM_ENVS + 1, 3))
+    with pytest.raises(ValueError, match="broadcast"):
+        buffer.add(wrong, wrong, right, zeros, zeros, [{}] * (NUM_ENVS + 1))
+    buffer.add(right, right, right, np.array(1.0), np.array(True), [{}] * (NUM_ENVS + 1))
+    assert buffer.size() == 1
+    assert buffer.sample(5).rewards.eq(1).all()
+    buffer.close()
+
+
+def test_buffers_when_they_are_dropped_then_their_connections_end(options: dict[str, Any]) -> None:
+    def count_threads() -> int:
+        gc.collect()
+        return sum(thread.name.startswith("tdserve") for thread in threading.enumerate())
+
+    before = count_threads()
+    for _ in range(4):
+        TDServeReplayBuffer(100, VECTOR, VECTOR, **options).reset()
+    wait_for(lambda: count_threads() <= before, "the end of the connections")
 
 
 def test_add_when_the_buffer_was_closed_then_an_error_at_once_and_nothing_is_stored(
