@@ -7,7 +7,8 @@ import signal
 from tdserve.base.machine import EXIT_NO_DESCRIPTORS
 
 _CAUSES: dict[int, str] = {
-    signal.SIGABRT: "gloo failed: its port received bytes that are not from tdserve, or no file descriptor was left",
+    signal.SIGABRT: "gloo failed: its port received bytes that are not from tdserve, or no file descriptor was left; "
+    "or LMDB met a damaged page of values, which `tdserve check` names",
     signal.SIGBUS: "a page of a mapped file is missing: another process truncated it, or its disk is full",
     signal.SIGSEGV: "a fault in native code",
 }

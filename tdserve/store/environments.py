@@ -21,7 +21,7 @@ from pathlib import Path
 
 import lmdb
 
-from tdserve.base.errors import TDServeError, WrongStateError
+from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
 
@@ -47,6 +47,9 @@ _MAGIC = 0xBEEFC0DE
 
 _META = struct.Struct("<16xI20xI92xQQ")
 """A meta page of LMDB 0.9: magic, page size, last used page, number of the transaction."""
+
+META_BYTES = _META.size
+"""Bytes of such a page that are used."""
 
 
 @dataclass
@@ -109,6 +112,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             shared.num_users += 1
             return shared
         if writable:
+            _check_undamaged(folder / DATA_FILE)
             _reserve_lock_file(folder / LOCK_FILE)
         env = lmdb.open(
             os.fspath(folder),
@@ -137,7 +141,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
 def find_damage(path: Path) -> str:
     """Returns why a data file of LMDB is unusable, as far as its length and its first pages show, or "".
 
-    LMDB does not notice a truncated file: reading the missing part ends the process with SIGBUS.
+    LMDB does not notice a truncated file: reading the missing part ends the process with SIGBUS. Nor that the numbers
+    of the last two transactions do not follow each other: it takes the records of the higher one.
     """
     nbytes = path.stat().st_size
     with open(path, "rb") as file:
@@ -147,9 +152,22 @@ def find_damage(path: Path) -> str:
         page_bytes = int(metas[0][1])
         file.seek(page_bytes)
         metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
-    _, _, last_page, _ = max(metas, key=lambda meta: int(meta[3]))
+    older, newer = sorted(metas, key=lambda meta: int(meta[3]))
+    if newer[3] - older[3] > 1:
+        return f"transactions {older[3]} and {newer[3]} as the last two: nothing tells which of them is damaged"
+    last_page = newer[2]
     needed = max(last_page + 1, 2) * page_bytes
     return f"{nbytes} of its {needed} bytes: it was cut" if nbytes < needed else ""
+
+
+def _check_undamaged(path: Path) -> None:
+    """Raises CorruptDataError for a file that LMDB would take for another, or whose missing pages end the process."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    # A second look: another process may have committed between two reads of the first.
+    damage = find_damage(path) and find_damage(path)
+    if damage:
+        raise CorruptDataError(path=str(path), expected="a whole file", actual=f"{damage}; see `tdserve check`")
 
 
 def _reserve_lock_file(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.power_loss import return_to_last_sync
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.changed_byte import find_changed_byte
 from tdserve.store.environment_scan import EnvironmentScanner
+from tdserve.store.environments import DATA_FILE
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.root import Root
@@ -73,6 +76,7 @@ def check_root(
                 raise WrongStateError(state=state, event="checking it; start a server there once, or add --repair")
             done.append(_recover(root))
         with EnvironmentScanner() as scanner:
+            done += [_repair(each) for each in _list_changed_bytes(root)] if repairs else []
             report = _check(root, scanner, on_progress)
             for _ in range(MAX_ROUNDS if repairs else 0):
                 repaired = [_repair(each) for each in report.findings if each.repair is not None]
@@ -196,6 +200,10 @@ def _compare_sums(root: Root, changed: dict[str, str], whole: set[str], progress
             changed[name] = f"{file.stat().st_size} bytes instead of {known.nbytes}"
         elif (found := compute_file_checksum(file)) != known.checksum:
             changed[name] = f"checksum {found:08x} instead of {known.checksum:08x}"
+            if byte := _describe_changed_byte(root, name, known.checksum):
+                whole.add(name)  # once that is put back
+                del changed[name]
+                yield byte
         else:
             whole.add(name)
         progress.nbytes += file.stat().st_size if file.is_file() else 0
@@ -204,6 +212,33 @@ def _compare_sums(root: Root, changed: dict[str, str], whole: set[str], progress
         reason = f"{changed.pop(copy)}; it is a copy"
         yield Finding(copy, reason, repair=partial(forget_catalog_copy, root))
     changed.pop("tdserve.json", None)  # it has a checksum of its own
+
+
+def _list_changed_bytes(root: Root) -> Iterator[Finding]:
+    """Yields what is put back before anything else is looked at: until then, earlier records may take the place of the
+    last ones."""
+    if not root.run.has_ended_in_order():
+        return
+    with suppress(TDServeError):  # which is found again
+        for name, known in read_sums(root.path).items():
+            file = root.path / name
+            if file.name == DATA_FILE and file.is_file() and compute_file_checksum(file) != known.checksum:
+                byte = _describe_changed_byte(root, name, known.checksum)
+                yield from () if byte is None else (byte,)
+
+
+def _describe_changed_byte(root: Root, name: str, checksum: int) -> Finding | None:
+    """Returns the finding of a file of LMDB of which one byte has changed that leads to the records."""
+    path = root.path / name
+    byte = find_changed_byte(path, checksum) if path.name == DATA_FILE else None
+    if byte is None:
+        return None
+
+    def repair() -> str:
+        byte.put_back(path)
+        return f"it is {byte.value} again, and the file as it was"
+
+    return Finding(name, f"byte {byte.offset}, which leads to its records, has changed", repair=repair)
 
 
 def _record_again(root: Root) -> str:

@@ -47,7 +47,7 @@ UNPROVED = (
     "takes them as they are"
 )
 
-LATER = "its rows are compared once the rest is repaired"
+LATER = "its rows are compared once the rest is repaired, and those that differ are dropped"
 
 
 def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Iterator[Finding]:
@@ -89,6 +89,10 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)
     elif damaged_sums:
         yield Finding(sums_name, damaged_sums, record.name, remedy=LATER)
+    elif not record.adopted and generations.values[:-1].any():
+        yield Finding(
+            checked.get_name(folder), "other faults hide whether its rows are whole", record.name, remedy=LATER
+        )
     generations.close()
 
 

@@ -18,7 +18,9 @@ from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.entry_tables import STEP_AFTER_LOSS, read_header, write_counters
 from tdserve.store.environment_scan import DamagedRecord
+from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
 from tdserve.store.root import Root
@@ -41,8 +43,20 @@ def drop_rows(root: Root, record: StoreRecord, rows: Sequence[int]) -> str:
 
 def drop_values(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> None:
     """Deletes damaged values of rows."""
-    with _open_values(folder, record) as objects:
+    values = _find_values(folder, record)
+    copy_whole(values)  # as in drop_entries
+    with Objects(values, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, [each for each in damaged if each.table == "values"])
+
+
+def copy_whole(folder: Path) -> str:
+    """Copies all records of an environment that can be found into new pages."""
+    fresh = folder.with_name(folder.name + FRESH_SUFFIX)
+    with Objects(folder) as objects:
+        objects.copy(fresh)
+    (fresh / DATA_FILE).replace(folder / DATA_FILE)
+    fresh.rmdir()
+    return "its records were copied to new pages"
 
 
 def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> str:
@@ -51,6 +65,7 @@ def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedR
     Args:
         folder: Folder of its values.
     """
+    copy_whole(folder)  # LMDB ends a process that changes some damaged pages
     with Objects(folder, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, damaged)
         tables = {name: objects.open_table(name) for name in ("entries", "ages", "expiries", "counters")}
@@ -86,12 +101,11 @@ def _delete(objects: Objects, damaged: Collection[DamagedRecord]) -> None:
     objects.commit(delete, asked_bytes=0)
 
 
-def _open_values(folder: Path, record: StoreRecord) -> Objects:
+def _find_values(folder: Path, record: StoreRecord) -> Path:
     generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
     epoch = generations.objects_epoch
     generations.close()
-    values = object_folders.get_folder(folder, epoch)
-    return Objects(values, writable=True, max_bytes=record.max_object_bytes)
+    return object_folders.get_folder(folder, epoch)
 
 
 def restore_generations(folder: Path, record: StoreRecord, stored: Spec) -> str:

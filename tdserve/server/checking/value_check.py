@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
-from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
+from tdserve.server.checking.repair_process import run_apart
+from tdserve.server.checking.row_repairs import copy_whole, drop_entries, drop_rows, drop_values
 from tdserve.store.entry_tables import TABLES
 from tdserve.store.environment_scan import DamagedRecord
 from tdserve.store.environments import DATA_FILE
-from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
 from tdserve.structure.tree import Spec
@@ -44,18 +44,9 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         of_rows = [each for each in found.damaged if each.table not in TABLES]
         yield from _list_rows(checked, record, stored, name, of_rows)
     if changed and not (found.failure or found.damaged):
-        reason = f"{changed}, in a page without records or in one that leads to others; every record is whole"
-        yield Finding(name, reason, record.name, repair=partial(copy_whole, folder))
-
-
-def copy_whole(folder: Path) -> str:
-    """Copies the records of an environment, all of which are whole, into new pages."""
-    fresh = folder.with_name(folder.name + FRESH_SUFFIX)
-    with Objects(folder) as objects:
-        objects.copy(fresh)
-    (fresh / DATA_FILE).replace(folder / DATA_FILE)
-    fresh.rmdir()
-    return "its records were copied to new pages"
+        reason = f"{changed}, in a page without records or in one that leads to others; every record found is whole"
+        repair = partial(run_apart, partial(copy_whole, folder), path=name)
+        yield Finding(name, reason, record.name, repair=repair)
 
 
 def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequence[DamagedRecord]) -> Iterator[Finding]:
@@ -63,7 +54,7 @@ def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequenc
         shown = ", ".join(f"{each.key[:40].decode('utf-8', 'replace')!r} of {each.table}" for each in damaged[:8])
         more = ", ..." if len(damaged) > 8 else ""
         reason = f"{len(damaged)} damaged records: {shown}{more}"
-        repair = partial(drop_entries, folder, record, damaged)
+        repair = partial(run_apart, partial(drop_entries, folder, record, damaged), path=name)
         yield Finding(name, reason, record.name, repair=repair)
 
 
@@ -85,7 +76,8 @@ def _list_rows(
             drop_values(checked.root.store_folder(record.name), record, damaged)
             return drop_rows(checked.root, record, numbers)
 
-        yield Finding(name, "damaged values", record.name, numbers, repair=repair)
+        apart = partial(run_apart, repair, path=name)
+        yield Finding(name, "damaged values", record.name, numbers, repair=apart)
     if others:
         names = {each.key[:NAME_BYTES] for each in damaged}
         common = [path for path, _ in stored.values if make_name(path) in names]

@@ -1,0 +1,50 @@
+"""Runs repairs of LMDB's environments in a process of their own, which a damaged page may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+from tdserve.base.errors import CorruptDataError, TDServeError
+
+
+def run_apart(repair: Callable[[], str], *, path: str) -> str:
+    """Runs a repair in a child, and returns what it has done.
+
+    Args:
+        repair: The repair.
+        path: Of what it repairs, for errors.
+
+    Raises:
+        CorruptDataError: It failed, or has ended its process. What it had not committed was not changed.
+    """
+    answers, answering = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(answers)
+            with os.fdopen(answering, "w") as pipe:
+                json.dump(_try(repair), pipe)
+        finally:
+            os._exit(0)
+    os.close(answering)
+    with os.fdopen(answers) as pipe:
+        answer = pipe.read()
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status) or not answer:
+        cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "a fault"
+        actual = f"one at which LMDB ended the process ({cause}); restore the store from a checkpoint, or delete it"
+        raise CorruptDataError(path=path, expected="a file that can be repaired", actual=actual)
+    done, reason = json.loads(answer)
+    if reason:
+        raise CorruptDataError(path=path, expected="a file that can be repaired", actual=reason)
+    return str(done)
+
+
+def _try(repair: Callable[[], str]) -> tuple[str, str]:
+    try:
+        return repair(), ""
+    except TDServeError as error:
+        return "", str(error)

@@ -1,0 +1,97 @@
+"""Damage of the pages of LMDB's environments in a root that a server has left in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from mmap import PAGESIZE
+from pathlib import Path
+
+import pytest
+
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.server.checking.repair_process import run_apart
+from tdserve.server.checking.root_check import check_root
+from tdserve.store.environments import META_BYTES
+from tests.roots import make_quick_root
+from tests.stored_root.unpacking import unpack_root
+
+TRANSACTION_AT = META_BYTES - 8
+"""Place of the number of the last transaction in each of the first two pages."""
+
+ENVIRONMENTS = ("catalog/data.mdb", "stores/entries/objects/data.mdb", "stores/replay/objects/data.mdb")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A copy of the stored root."""
+    with make_quick_root() as folder:
+        yield unpack_root(folder / "root")
+
+
+def find_older(content: bytes) -> int:
+    """Returns where the page begins that leads to the records before the last transaction."""
+    numbers = [
+        int.from_bytes(content[page + TRANSACTION_AT : page + TRANSACTION_AT + 8], "little") for page in (0, PAGESIZE)
+    ]
+    return PAGESIZE * numbers.index(min(numbers))
+
+
+def raise_number(path: Path, *, bit: int) -> bytes:
+    """Makes the older tree of a file the newest; returns what the file was."""
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[find_older(content) + TRANSACTION_AT + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    return content
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_root_when_an_earlier_tree_would_be_taken_for_the_last_then_the_byte_is_named_and_put_back(
+    root: Path, name: str
+) -> None:
+    content = raise_number(root / name, bit=17)
+    (found,) = (each for each in check_root(root).findings if each.path == name)
+    assert "which leads to its records, has changed" in found.reason
+    report = check_root(root, repairs=True)
+    assert [(each.path, bool(each.repaired)) for each in report.findings] == [(name, True)]
+    assert report.num_damaged == 0
+    assert (root / name).read_bytes() == content
+    assert check_root(root).findings == ()
+
+
+def test_root_when_more_has_changed_than_that_byte_then_nothing_is_called_whole(root: Path) -> None:
+    path = root / "stores/entries/objects/data.mdb"
+    raise_number(path, bit=17)
+    raise_number(path, bit=42)
+    damaged = path.read_bytes()
+    report = check_root(root, repairs=True)
+    (found,) = (each for each in report.findings if each.path == "stores/entries/objects/data.mdb")
+    assert "nothing tells which of them is damaged" in found.reason
+    assert report.num_damaged == 1
+    assert path.read_bytes() == damaged
+
+
+def test_root_when_faults_hide_its_rows_then_the_check_names_that(root: Path) -> None:
+    path = root / "stores/queue/rows/x.memmap"
+    path.write_bytes(path.read_bytes()[:-8])
+    assert any("hide whether its rows are whole" in each.reason for each in check_root(root).findings)
+    assert not any("hide" in each.reason for each in check_root(root, repairs=True).findings)
+
+
+def end_by_signal() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "not reached"
+
+
+def refuse() -> str:
+    raise InvalidRequestError(argument="rows", reason="there are none")
+
+
+def test_repair_when_it_ends_its_process_then_an_error_and_this_one_goes_on() -> None:
+    assert run_apart(lambda: "done", path="data.mdb") == "done"
+    with pytest.raises(CorruptDataError, match="SIGKILL"):
+        run_apart(end_by_signal, path="data.mdb")
+    with pytest.raises(CorruptDataError, match="there are none"):
+        run_apart(refuse, path="data.mdb")
