@@ -16,8 +16,10 @@ import os
 import struct
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 
@@ -111,8 +113,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
                 )
             shared.num_users += 1
             return shared
+        _prepare(folder / DATA_FILE)
         if writable:
-            _check_undamaged(folder / DATA_FILE)
             _reserve_lock_file(folder / LOCK_FILE)
         env = lmdb.open(
             os.fspath(folder),
@@ -138,36 +140,69 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         return opened
 
 
+class _FirstPages(NamedTuple):
+    """What the first two pages of a data file tell.
+
+    Attributes:
+        transactions: Numbers of the last two, the lower one first.
+        needed_nbytes: What the file needs for all pages that are, or were, in use.
+        nbytes: What it has.
+    """
+
+    transactions: tuple[int, int]
+    needed_nbytes: int
+    nbytes: int
+
+    def describe_order(self) -> str:
+        """Returns what is wrong with the numbers; "" if they follow each other."""
+        lower, higher = self.transactions
+        reason = f"transactions {lower} and {higher} as the last two: nothing tells which of them is damaged"
+        return reason if higher - lower > 1 else ""
+
+
+def _read_first_pages(path: Path) -> _FirstPages | None:
+    """Returns what they tell; None if they are none of LMDB's."""
+    with open(path, "rb") as file:
+        metas = [_META.unpack(file.read(_META.size).ljust(_META.size, b"\0"))]
+        if metas[0][0] != _MAGIC:
+            return None
+        page_bytes = int(metas[0][1])
+        file.seek(page_bytes)
+        metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
+        nbytes = os.fstat(file.fileno()).st_size  # afterwards: another process may be writing it, and it only grows
+    older, newer = sorted(metas, key=lambda meta: int(meta[3]))
+    return _FirstPages((older[3], newer[3]), max(newer[2] + 1, 2) * page_bytes, nbytes)
+
+
 def find_damage(path: Path) -> str:
     """Returns why a data file of LMDB is unusable, as far as its length and its first pages show, or "".
 
     LMDB does not notice a truncated file: reading the missing part ends the process with SIGBUS. Nor that the numbers
     of the last two transactions do not follow each other: it takes the records of the higher one.
     """
-    nbytes = path.stat().st_size
-    with open(path, "rb") as file:
-        metas = [_META.unpack(file.read(_META.size).ljust(_META.size, b"\0"))]
-        if metas[0][0] != _MAGIC:
-            return f"{nbytes} bytes that are none of LMDB's"
-        page_bytes = int(metas[0][1])
-        file.seek(page_bytes)
-        metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
-    older, newer = sorted(metas, key=lambda meta: int(meta[3]))
-    if newer[3] - older[3] > 1:
-        return f"transactions {older[3]} and {newer[3]} as the last two: nothing tells which of them is damaged"
-    last_page = newer[2]
-    needed = max(last_page + 1, 2) * page_bytes
-    return f"{nbytes} of its {needed} bytes: it was cut" if nbytes < needed else ""
+    found = _read_first_pages(path)
+    if found is None:
+        return f"{path.stat().st_size} bytes that are none of LMDB's"
+    is_cut = found.nbytes < found.needed_nbytes
+    return found.describe_order() or (
+        f"{found.nbytes} of its {found.needed_nbytes} bytes: it was cut" if is_cut else ""
+    )
 
 
-def _check_undamaged(path: Path) -> None:
-    """Raises CorruptDataError for a file that LMDB would take for another, or whose missing pages end the process."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    # A second look: another process may have committed between two reads of the first.
-    damage = find_damage(path) and find_damage(path)
-    if damage:
-        raise CorruptDataError(path=str(path), expected="a whole file", actual=f"{damage}; see `tdserve check`")
+def _prepare(path: Path) -> None:
+    """Refuses a file whose older records LMDB would take for the last ones; fills one that was cut with zeros, which
+    LMDB finds damaged, while a missing page ends the process.
+
+    Raises:
+        CorruptDataError: Nothing tells which records are the last.
+    """
+    if not path.exists() or (found := _read_first_pages(path)) is None:
+        return  # LMDB says so itself
+    if reason := found.describe_order():
+        raise CorruptDataError(path=str(path), expected="a whole file", actual=f"{reason}; see `tdserve check`")
+    if found.nbytes < found.needed_nbytes:
+        with suppress(OSError), open(path, "r+b") as file:  # a reader may not be allowed to
+            os.posix_fallocate(file.fileno(), 0, found.needed_nbytes)  # never makes it shorter, as a truncation might
 
 
 def _reserve_lock_file(path: Path) -> None:

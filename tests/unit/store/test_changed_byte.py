@@ -73,3 +73,14 @@ def test_damage_when_they_do_not_follow_each_other_then_it_is_named(tmp_path: Pa
     assert "as the last two" in find_damage(path)
     with pytest.raises(tdserve.CorruptDataError, match="as the last two"):
         environments.acquire(tmp_path, writable=True, max_bytes=1 << 20)
+
+
+def test_environment_when_its_file_was_cut_then_damaged_records_and_no_process_ends(tmp_path: Path) -> None:
+    path = write_records(tmp_path, num_commits=40)
+    nbytes = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: nbytes // 2])
+    opened = environments.acquire(tmp_path, writable=False, max_bytes=0)
+    assert path.stat().st_size >= nbytes
+    with opened.env.begin() as txn, pytest.raises(lmdb.Error):
+        list(txn.cursor())
+    environments.release(opened)
