@@ -263,7 +263,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         share = num_waiting / (num_waiting + self._num_stored)
         num_drawn = int(np.random.binomial(num_rows, share)) if num_waiting else 0
         drawn = self._waiting.draw(num_drawn) if num_drawn else {}
-        if num_drawn == num_rows:
+        if drawn and num_drawn == num_rows:
             return drawn
         try:
             stored = self._ahead.take(num_rows - num_drawn, num_rows)
@@ -395,19 +395,19 @@ class _RowsAhead:
             batch_size: Rows of a whole sample.
         """
         if self._num_taken + num_rows > self._num_rows or time.monotonic() > self._until_s:
-            self._draw(batch_size)
+            self._draw(max(batch_size, 1))
         self._num_samples += 1
         start, self._num_taken = self._num_taken, self._num_taken + num_rows
         return _slice(self._rows, start, self._num_taken)
 
-    def _sample(self) -> dict[str, Any]:
+    def _sample(self, num_rows: int) -> dict[str, Any]:
         """Returns rows of the table. Raises WrongStateError if there is none: a sample would wait for one."""
         try:
-            rows: dict[str, Any] = self._table.sample(self._num_rows, timeout_s=_LOOK_AGAIN_S, numpy=True)
+            rows: dict[str, Any] = self._table.sample(num_rows, timeout_s=_LOOK_AGAIN_S, numpy=True)
         except (DeadlineExceededError, TransportError):  # or the server is not there
             if not len(self._table):
                 raise _make_empty_error(self._table) from None
-            rows = self._table.sample(self._num_rows, numpy=True)
+            rows = self._table.sample(num_rows, numpy=True)
         return rows
 
     def drop(self) -> None:
@@ -419,8 +419,8 @@ class _RowsAhead:
         if time.monotonic() > self._until_s:
             self.drop()
         most = min(_MAX_AHEAD, max(_MAX_AHEAD_NBYTES // (self._row_nbytes * batch_size), 1))
-        self._num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
-        self._rows, self._num_taken = self._sample(), 0
+        num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
+        self._rows, self._num_rows, self._num_taken = self._sample(num_rows), num_rows, 0
         self._until_s = time.monotonic() + _MAX_WAITING_S
 
 

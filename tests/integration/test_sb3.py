@@ -229,6 +229,10 @@ def test_sample_when_others_have_removed_all_rows_then_an_error_or_the_rows_that
     buffer.sample(8)
     other.reset()
     wait_for(lambda: refuses_a_sample(buffer), "the end of what was drawn ahead")
+    assert refuses_a_sample(buffer)
+    buffer.add(*step(VECTOR, VECTOR, 2))
+    assert buffer.sample(8).observations.eq(2).all()
+    assert buffer.sample(0).observations.shape == (0, 3)
     other.close()
     buffer.close()
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
     RemoteProtocolError,
@@ -21,7 +22,7 @@ from tdserve.client.content.received import Received, make_views
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.pending import Announced, Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import compute_transfer_timeout_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_transfer_timeout_s
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import Layout, Message
 from tdserve.rules.tags import make_tag
@@ -189,7 +190,7 @@ def receive_answer(
         try:
             announced.channel.wait_all(announced.works, compute_transfer_timeout_s(reply.deadline))
         except (TransportError, DeadlineExceededError) as error:
-            raise abort_transfer(session, reply.pending, error) from error
+            raise abort_transfer(session, reply.pending, error, reply.deadline) from error
         session.observed_calls.count_content(bytes_out=_measure(layout, announced.values))
         return Received(layout, _show_columns(layout, announced.columns))
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
@@ -208,7 +209,7 @@ def receive_answer(
             device=device,
         )
     except (TransportError, DeadlineExceededError) as error:
-        raise abort_transfer(session, reply.pending, error) from error
+        raise abort_transfer(session, reply.pending, error, reply.deadline) from error
     session.observed_calls.count_content(bytes_out=_measure(layout, values) + len(reply.accepted.values))
     return received
 
@@ -234,9 +235,11 @@ def _make_empty(layout: Layout, number: int) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=to_torch(slot.dtype))
 
 
-def abort_transfer(session: Session, pending: Pending, error: TDServeError) -> TDServeError:
+def abort_transfer(
+    session: Session, pending: Pending, error: TDServeError, deadline: Deadline = Deadline.never
+) -> TDServeError:
     """Ends a broken transfer, and returns its true reason: a Failure of the server, for which it waits up to a second,
-    else the transport's error.
+    but no longer than the call may take, else the transport's error.
 
     The channel is replaced: content of this transfer may still be under way, and nobody receives it any more. A
     TransferAbortedError shows that the call may be retried.
@@ -248,6 +251,8 @@ def abort_transfer(session: Session, pending: Pending, error: TDServeError) -> T
         # Content on a lost channel may have been the answer. All transfers under way there wait during the same second.
         lost_for_s = 0.0 if content_channel is None else content_channel.lost_for_s
         grace_s = max(ANSWER_GRACE_S - lost_for_s, 0.0)
+        if deadline.timeout_s and (left_s := compute_answer_timeout_s(deadline)) is not None:
+            grace_s = min(grace_s, max(left_s, 0.0))
         try:
             pending.wait(grace_s, "the transfer", is_owed=content_channel is None)
         except TDServeError as failure:

@@ -111,7 +111,7 @@ def finish_known_size(
     try:
         received = posted.finish(layout, compute_sending_timeout_s(deadline, layout.nbytes))
     except (TransportError, DeadlineExceededError) as error:
-        raise abort_transfer(session, pending, error) from error
+        raise abort_transfer(session, pending, error, deadline) from error
     if received.is_void:
         pending.wait(compute_answer_timeout_s(deadline), "a read that found nothing to grant")
         return None

@@ -68,7 +68,7 @@ def take_whole(
             )
             encoded = accepted.values
         except (TransportError, DeadlineExceededError) as error:
-            raise abort_transfer(session, reply.pending, error) from error
+            raise abort_transfer(session, reply.pending, error, reply.deadline) from error
     else:
         received, encoded = receive_with_values(
             client, session, reply, layout, into=places, device=device if destination is None else None

@@ -112,6 +112,22 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     session.close()
 
 
+def test_transfer_when_its_channel_is_lost_at_its_deadline_then_nothing_more_is_waited_for(
+    connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "ANSWER_GRACE_S", 30.0)
+    session = opened(connection, bytes(15) + b"\6")
+    asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
+    pending = session.send(1, content_channel=session.content_channel, read=asked)
+    deadline, lost = Deadline.after(0.001), PeerLostError(peer="the server", reason="its bytes were lost")
+    began_s = time.monotonic()
+    error = download.abort_transfer(session, pending, lost, deadline)
+    assert isinstance(error, TransferAbortedError)
+    assert time.monotonic() - began_s < 20.0
+    assert not session.is_lost
+    session.close()
+
+
 def test_give_up_when_another_thread_is_about_it_then_waits_for_the_end_of_that(
     connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
