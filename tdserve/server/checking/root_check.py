@@ -21,7 +21,7 @@ from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.changed_byte import find_changed_byte
 from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.environments import DATA_FILE
+from tdserve.store.environments import DATA_FILE, find_damage
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.root import Root
@@ -126,7 +126,7 @@ def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], N
     findings += _check_own_files(root, whole, scanner)
     found, is_readable = check_catalog(root, changed, whole, scanner)
     findings += found
-    if is_readable:
+    if is_readable and not find_damage(root.catalog_folder / DATA_FILE):
         with CatalogDB(root.catalog_folder, is_read_only=True) as db:
             checked = CheckedRoot(root, db, Specs(db, set), changed, whole, scanner, progress, show)
             records = read_records(db)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -22,6 +23,10 @@ def write_records(folder: Path, *, num_commits: int) -> Path:
             with env.begin(write=True) as txn:
                 txn.put(f"key {number}".encode(), bytes(1000))
     return folder / "data.mdb"
+
+
+def read_records(txn: lmdb.Transaction, *, num_records: int) -> list[Any]:
+    return [txn.get(f"key {number}".encode()) for number in range(num_records)]
 
 
 def change_byte(path: Path, offset: int, *, by: int) -> None:
@@ -82,5 +87,5 @@ def test_environment_when_its_file_was_cut_then_damaged_records_and_no_process_e
     opened = environments.acquire(tmp_path, writable=False, max_bytes=0)
     assert path.stat().st_size >= nbytes
     with opened.env.begin() as txn, pytest.raises(lmdb.Error):
-        list(txn.cursor())
+        read_records(txn, num_records=40)
     environments.release(opened)
