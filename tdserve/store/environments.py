@@ -113,7 +113,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
                 )
             shared.num_users += 1
             return shared
-        _prepare(folder / DATA_FILE)
+        _prepare(folder / DATA_FILE, writable=writable)
         if writable:
             _reserve_lock_file(folder / LOCK_FILE)
         env = lmdb.open(
@@ -189,9 +189,11 @@ def find_damage(path: Path) -> str:
     )
 
 
-def _prepare(path: Path) -> None:
-    """Refuses a file whose older records LMDB would take for the last ones; fills one that was cut with zeros, which
-    LMDB finds damaged, while a missing page ends the process.
+def _prepare(path: Path, *, writable: bool) -> None:
+    """Refuses a file whose older records LMDB would take for the last ones. For a writer, fills one that was cut with
+    zeros, which LMDB finds damaged when it reads by key, while a missing page ends the process.
+
+    A file may lack its last pages and be whole: LMDB does not write those that one transaction has taken and freed.
 
     Raises:
         CorruptDataError: Nothing tells which records are the last.
@@ -200,8 +202,8 @@ def _prepare(path: Path) -> None:
         return  # LMDB says so itself
     if reason := found.describe_order():
         raise CorruptDataError(path=str(path), expected="a whole file", actual=f"{reason}; see `tdserve check`")
-    if found.nbytes < found.needed_nbytes:
-        with suppress(OSError), open(path, "r+b") as file:  # a reader may not be allowed to
+    if writable and found.nbytes < found.needed_nbytes:
+        with suppress(OSError), open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, found.needed_nbytes)  # never makes it shorter, as a truncation might
 
 

@@ -83,6 +83,7 @@ def measure_cluster(stage: Stage) -> Generator[Case]:
 
 
 def _measure_bare(stage: Stage) -> Iterator[Case]:
+    """Exchanges the bytes of a call; the CPU of the process that answers stands in the workers' place."""
     sizes = {
         f"bare gloo, {SAMPLE_ROWS} rows asked for": {"out": REQUEST_NBYTES, "back": SAMPLE_ROWS * find_row_nbytes()},
         f"bare gloo, {EXTEND_ROWS} rows acknowledged": {"out": EXTEND_ROWS * find_row_nbytes(), "back": REQUEST_NBYTES},

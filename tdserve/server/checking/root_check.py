@@ -21,7 +21,7 @@ from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.changed_byte import find_changed_byte
 from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.environments import DATA_FILE, find_damage
+from tdserve.store.environments import DATA_FILE
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.root import Root
@@ -123,10 +123,12 @@ def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], N
         is_orderly = not changed
         findings.append(_describe_run(root, is_orderly=is_orderly))
         changed, whole = (changed, whole) if is_orderly else ({}, set())
+    catalog = str((root.catalog_folder / DATA_FILE).relative_to(root.path))
+    is_misled = any(each.path == catalog for each in findings)  # earlier records would be read as the last
     findings += _check_own_files(root, whole, scanner)
     found, is_readable = check_catalog(root, changed, whole, scanner)
     findings += found
-    if is_readable and not find_damage(root.catalog_folder / DATA_FILE):
+    if is_readable and not is_misled:
         with CatalogDB(root.catalog_folder, is_read_only=True) as db:
             checked = CheckedRoot(root, db, Specs(db, set), changed, whole, scanner, progress, show)
             records = read_records(db)
@@ -222,9 +224,10 @@ def _list_changed_bytes(root: Root) -> Iterator[Finding]:
     with suppress(TDServeError):  # which is found again
         for name, known in read_sums(root.path).items():
             file = root.path / name
-            if file.name == DATA_FILE and file.is_file() and compute_file_checksum(file) != known.checksum:
-                byte = _describe_changed_byte(root, name, known.checksum)
-                yield from () if byte is None else (byte,)
+            if file.name != DATA_FILE or not file.is_file() or compute_file_checksum(file) == known.checksum:
+                continue
+            if byte := _describe_changed_byte(root, name, known.checksum):
+                yield byte
 
 
 def _describe_changed_byte(root: Root, name: str, checksum: int) -> Finding | None:
