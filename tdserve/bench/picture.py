@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 def check_can_draw() -> None:
     """Raises NotSupportedError if matplotlib is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib as mpl  # noqa: F401
     except ModuleNotFoundError as missing:
         if missing.name != "matplotlib":
             raise
