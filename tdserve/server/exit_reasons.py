@@ -9,10 +9,16 @@ from tdserve.base.machine import EXIT_NO_DESCRIPTORS
 _CAUSES: dict[int, str] = {
     signal.SIGABRT: "gloo failed: its port received bytes that are not from tdserve, or no file descriptor was left; "
     "or LMDB met a damaged page of values, which `tdserve check` names",
-    signal.SIGBUS: "a page of a mapped file is missing: another process truncated it, or its disk is full",
+    signal.SIGBUS: "a page of a mapped file is missing: another process truncated it, or its disk is full; or LMDB met "
+    "a damaged page of values, which `tdserve check` names",
     signal.SIGSEGV: "a fault in native code",
 }
 """The likely cause, by signal; all of them were observed."""
+
+
+def may_be_damage(exit_code: int | None) -> bool:
+    """Returns whether a damaged page of LMDB may have ended a process."""
+    return exit_code is not None and -exit_code in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
 
 
 def explain_exit(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:

@@ -17,7 +17,7 @@ from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import WorkerWriter
-from tdserve.server.exit_reasons import explain_exit
+from tdserve.server.exit_reasons import explain_exit, may_be_damage
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception, wait_any
 from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
@@ -64,7 +64,7 @@ class DataWorker:
     Args:
         number: Its number, from 0 to ``--workers`` - 1.
         processes: Starts its processes.
-        arguments: Arguments of the process after its socket and number.
+        arguments: Arguments of the process from its transfer timeout on.
         timeout_s: Time without a sign of life after which the process counts as hung, and is killed.
         on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
         on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
@@ -108,6 +108,7 @@ class DataWorker:
         self._task: asyncio.Task[None] | None = None
         self._killing: asyncio.Future[None] | None = None
         self._is_stopping = self._has_started = False
+        self._checks_pages = False  # of LMDB, from the first end that a damaged page may have brought about
 
     @property
     def pid(self) -> int:
@@ -223,6 +224,7 @@ class DataWorker:
             lived_s = time.monotonic() - started
             backoff_s = compute_backoff_s(backoff_s, lived_s)
             self.num_restarts += 1
+            self._checks_pages |= may_be_damage(exit_code)
             was_killed = self._process is not None and self._process.was_killed
             num_oom_kills = count_oom_kills() - num_oom_kills
             why = explain_exit(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
@@ -231,7 +233,9 @@ class DataWorker:
 
     async def _run_once(self) -> int | None:
         """Starts the process and waits for its end; returns its exit code."""
-        process = self._process = await self._processes.fork([str(self.number), *self._arguments])
+        process = self._process = await self._processes.fork(
+            [str(self.number), str(int(self._checks_pages)), *self._arguments]
+        )
         self.claim_holder = self._make_claim_holder(process)
         lost = asyncio.Event()
         self._socket = await ControlSocket.open(process.connection, self._on_report, lost.set)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,13 @@ class ScannedEnvironment:
         num_records: Records of all tables.
         damaged: Those that are damaged.
         failure: Why not all could be read; "" if they could.
+        broken_page: A page at which LMDB may end the process that uses it; "" if there is none.
     """
 
     num_records: int
     damaged: tuple[DamagedRecord, ...]
     failure: str = ""
+    broken_page: str = ""
 
 
 class EnvironmentScanner:
@@ -85,16 +87,17 @@ class EnvironmentScanner:
             return ScannedEnvironment(0, (), f"{path}: {fault.strerror}")
         if not nbytes:
             return ScannedEnvironment(0, (), "an empty file")
-        if reason := find_damage(path):
+        if reason := find_damage(path, follows_pages=False):
             return ScannedEnvironment(0, (), reason)
+        broken_page = find_damage(path)
         if self._child is None:
             self._child = _ScanProcess()
         found = self._child.scan(path)
         if found is None:
             failure = self._child.end()
             self._child = None
-            found = ScannedEnvironment(0, (), failure)
-        return found
+            return ScannedEnvironment(0, (), broken_page or failure, broken_page)
+        return replace(found, broken_page=broken_page)
 
 
 class _ScanProcess:

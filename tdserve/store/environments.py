@@ -26,6 +26,7 @@ import lmdb
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
+from tdserve.store.page_walk import find_broken_page
 
 MAX_TABLES = 16
 """Most named tables per environment. LMDB searches them linearly when it opens one; we use at most five."""
@@ -46,6 +47,9 @@ LockFile = tuple[str, int]
 
 
 _MAGIC = 0xBEEFC0DE
+
+_PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
+"""Sizes of pages that there may be: LMDB takes the machine's."""
 
 _META = struct.Struct("<16xI20xI92xQQ")
 """A meta page of LMDB 0.9: magic, page size, last used page, number of the transaction."""
@@ -83,6 +87,17 @@ _given_back: deque[Environment] = deque()
 _kept: list[lmdb.Environment] = []
 """Inherited environments that could not be separated from the parent's: they must be neither closed nor opened
 again."""
+_checks_pages = False
+
+
+def check_pages_when_opened(*, is_wanted: bool = True) -> None:
+    """Has this process follow the pages of each environment when it opens it, from now on.
+
+    For a process that stands in for one that a damaged page may have ended: it refuses the environment, and serves the
+    others. It costs about a second for each GiB.
+    """
+    global _checks_pages  # noqa: PLW0603 (of the process, as the registry is)
+    _checks_pages = is_wanted
 
 
 def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
@@ -100,6 +115,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
     Raises:
         WrongStateError: This process has it open for reading only and asks for writing.
         CapacityError, CorruptDataError, InvalidRequestError: The folder cannot be used.
+        CorruptDataError: A page is damaged, in a process that checks them: see ``check_pages_when_opened``.
     """
     with _lock, lmdb_faults(folder, max_bytes=max_bytes):
         _close_unused()
@@ -128,6 +144,12 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             readahead=False,
             mode=0o666,  # as far as the umask allows: readers write into the lock file
         )
+        try:
+            if _checks_pages:
+                _check_pages(env, folder / DATA_FILE, writable=writable)
+        except BaseException:
+            env.close()
+            raise
         opened = Environment(
             folder=folder,
             env=env,
@@ -140,15 +162,32 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         return opened
 
 
+def _check_pages(env: lmdb.Environment, path: Path, *, writable: bool) -> None:
+    """Raises CorruptDataError if the newest tree of an environment has a damaged page."""
+    page_nbytes = int(env.stat()["psize"])
+    if writable:
+        with env.begin(write=True):  # so that no other process commits meanwhile
+            reason = find_broken_page(path, page_nbytes=page_nbytes)
+    else:
+        before, reason = -1, "not looked at"
+        while reason and before != (before := int(env.info()["last_txnid"])):
+            reason = find_broken_page(path, page_nbytes=page_nbytes)  # of a tree that may just have been replaced
+    if reason:
+        actual = f"{reason}; stop the server, and see `tdserve check`"
+        raise CorruptDataError(path=str(path), expected="a file without damaged pages", actual=actual)
+
+
 class _FirstPages(NamedTuple):
     """What the first two pages of a data file tell.
 
     Attributes:
+        page_nbytes: Bytes of a page.
         transactions: Numbers of the last two, the lower one first.
         needed_nbytes: What the file needs for all pages that are, or were, in use.
         nbytes: What it has.
     """
 
+    page_nbytes: int
     transactions: tuple[int, int]
     needed_nbytes: int
     nbytes: int
@@ -164,29 +203,34 @@ def _read_first_pages(path: Path) -> _FirstPages | None:
     """Returns what they tell; None if they are none of LMDB's."""
     with open(path, "rb") as file:
         metas = [_META.unpack(file.read(_META.size).ljust(_META.size, b"\0"))]
-        if metas[0][0] != _MAGIC:
+        if metas[0][0] != _MAGIC or metas[0][1] not in _PAGE_SIZES:
             return None
-        page_bytes = int(metas[0][1])
-        file.seek(page_bytes)
+        page_nbytes = int(metas[0][1])
+        file.seek(page_nbytes)
         metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
         nbytes = os.fstat(file.fileno()).st_size  # afterwards: another process may be writing it, and it only grows
     older, newer = sorted(metas, key=lambda meta: int(meta[3]))
-    return _FirstPages((older[3], newer[3]), max(newer[2] + 1, 2) * page_bytes, nbytes)
+    return _FirstPages(page_nbytes, (older[3], newer[3]), max(newer[2] + 1, 2) * page_nbytes, nbytes)
 
 
-def find_damage(path: Path) -> str:
-    """Returns why a data file of LMDB is unusable, as far as its length and its first pages show, or "".
+def find_damage(path: Path, *, follows_pages: bool = True) -> str:
+    """Returns why a data file of LMDB that no process has open must not be opened, or "".
 
-    LMDB does not notice a truncated file: reading the missing part ends the process with SIGBUS. Nor that the numbers
-    of the last two transactions do not follow each other: it takes the records of the higher one.
+    LMDB does not notice that the numbers of the last two transactions do not follow each other: it takes the records of
+    the higher one. Nor a damaged page, nor a file that was cut: either may end the process.
+
+    Args:
+        path: The data file.
+        follows_pages: Whether all pages of the newest tree are looked at, not the first two only.
+
+    Raises:
+        TDServeError: The file cannot be read; see ``convert_os_errors``.
     """
     found = _read_first_pages(path)
     if found is None:
         return f"{path.stat().st_size} bytes that are none of LMDB's"
-    is_cut = found.nbytes < found.needed_nbytes
-    return found.describe_order() or (
-        f"{found.nbytes} of its {found.needed_nbytes} bytes: it was cut" if is_cut else ""
-    )
+    reason = found.describe_order()
+    return find_broken_page(path, page_nbytes=found.page_nbytes) if follows_pages and not reason else reason
 
 
 def _prepare(path: Path, *, writable: bool) -> None:

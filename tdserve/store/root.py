@@ -220,7 +220,7 @@ class Root:
         """Returns ``catalog_folder`` if it has the catalog of the stores here.
 
         Raises:
-            CorruptDataError: There are stores and no catalog, see ``check_empty``, or a truncated one. Nothing was
+            CorruptDataError: There are stores and no catalog, see ``check_empty``, or a damaged one. Nothing was
                 changed.
         """
         path = self.catalog_folder / CATALOG_FILE
@@ -228,8 +228,8 @@ class Root:
         if not nbytes:
             self.check_empty("no such file" if nbytes is None else "an empty file")
         elif damage := find_damage(path):
-            self.check_empty(damage)
-            raise CorruptDataError(path=str(path), expected="a catalog", actual=f"{damage}; move it away")
+            actual = f"{damage}; `tdserve check {self.path} --repair` puts back what it can"
+            raise CorruptDataError(path=str(path), expected="a catalog", actual=actual)
         return self.catalog_folder
 
     def check_empty(self, actual: str) -> None:

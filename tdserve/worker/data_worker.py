@@ -21,6 +21,7 @@ from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.data.values_budget import READ_SHARE, ValuesBudget
 from tdserve.rules.replay.shared_numbers import get_worker_place
+from tdserve.store.environments import check_pages_when_opened
 from tdserve.store.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid
 from tdserve.transport.nccl_groups import prepare_process
@@ -192,11 +193,11 @@ def main(arguments: list[str]) -> None:
     """Runs a worker; the process ends with it.
 
     Args:
-        arguments: FD SOCKETS_FD NUMBER TRANSFER_TIMEOUT_S MEMORY_LIMIT_BYTES [DEVICE INTERFACE]. FD is one end of a
-            UNIX socket; the process ends when the other end closes. SOCKETS_FD is one end of another, by which sockets
-            come.
+        arguments: FD SOCKETS_FD NUMBER CHECKS_PAGES TRANSFER_TIMEOUT_S MEMORY_LIMIT_BYTES [DEVICE INTERFACE]. FD is one
+            end of a UNIX socket; the process ends when the other end closes. SOCKETS_FD is one end of another, by which
+            sockets come. CHECKS_PAGES is 1 after a worker that a damaged page may have ended.
     """
-    fd, sockets_fd, number, memory_limit_bytes = map(int, (*arguments[:3], arguments[4]))
+    fd, sockets_fd, number, checks_pages, memory_limit_bytes = map(int, (*arguments[:4], arguments[5]))
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -207,8 +208,10 @@ def main(arguments: list[str]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
     gc.freeze()  # imported objects stay: a collection need not visit them every time
+    if checks_pages:
+        check_pages_when_opened()
     connection = WorkerSocket(socket.socket(fileno=fd))
-    device, interface = arguments[5:7] if len(arguments) > 5 else ("", "")
+    device, interface = arguments[6:8] if len(arguments) > 6 else ("", "")
     if device:
         prepare_process(interface)
     DescriptorWatch().start()
@@ -217,7 +220,7 @@ def main(arguments: list[str]) -> None:
         connection,
         handed_sockets,
         number=number,
-        transfer_timeout_s=float(arguments[3]),
+        transfer_timeout_s=float(arguments[4]),
         memory_limit_bytes=memory_limit_bytes,
         device=device,
     )

@@ -9,11 +9,13 @@ from typing import cast
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.checking.catalog_repairs import copy_catalog_whole, put_back_catalog, put_back_records
+from tdserve.server.checking.catalog_repairs import put_back_catalog, put_back_records
 from tdserve.server.checking.findings import Finding
+from tdserve.server.checking.repair_process import run_apart
 from tdserve.store.catalog_db import CatalogDB, Table
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
+from tdserve.store.record_copy import copy_records
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
@@ -25,7 +27,7 @@ _WITHOUT_COPY = (
 
 
 def check_catalog(
-    root: Root, changed: dict[str, str], whole: set[str], scanner: EnvironmentScanner
+    root: Root, changed: dict[str, str], misleading: set[str], scanner: EnvironmentScanner
 ) -> tuple[list[Finding], bool]:
     """Returns what is wrong with the catalog, and whether it can be read at all."""
     path = root.catalog_folder / DATA_FILE
@@ -33,8 +35,8 @@ def check_catalog(
     reason = changed.pop(name, "")
     if not path.exists() and not any((root.path / "stores").glob("[!.]*")):
         return [], False  # no server has come so far
-    if name in whole:
-        return [], True
+    if name in misleading:
+        return [], False
     scanned = scanner.scan(path)
     if scanned.failure:
         reason = f"it cannot be read: {scanned.failure}"
@@ -49,9 +51,12 @@ def check_catalog(
         shown = ", ".join(repr(key[:40].decode("utf-8", "backslashreplace")) for key in keys[:8])
         repair = partial(put_back_records, root, cast(Table, table), keys)
         findings.append(Finding(name, f"{len(keys)} damaged records of table {table!r}: {shown}", repair=repair))
-    if reason and not scanned.damaged:
-        reason = f"{reason}, in a page without records or in one that leads to others; every record is whole"
-        findings.append(Finding(name, reason, repair=partial(copy_catalog_whole, root)))
+    if (reason or scanned.broken_page) and not scanned.damaged:
+        what = scanned.broken_page or f"{reason}, in a page without records or in one that leads to others"
+        reason = f"{what}; every record is whole"
+        findings.append(
+            Finding(name, reason, repair=partial(run_apart, partial(copy_records, root.catalog_folder), path=name))
+        )
     return findings, True
 
 

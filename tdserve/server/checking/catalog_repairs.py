@@ -16,11 +16,11 @@ from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
 from tdserve.server.power_loss import return_to_last_sync
 from tdserve.server.specs import Specs, make_keys
-from tdserve.store import environments, object_folders
+from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB, Table, Transaction
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE, LOCK_FILE
-from tdserve.store.faults import convert_os_errors, lmdb_faults
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
@@ -138,23 +138,6 @@ def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None
         content = copy.get(table, key)
         if content is not None:
             txn.put(table, key, content)
-
-
-def copy_catalog_whole(root: Root) -> str:
-    """Copies the records of the catalog, all of which are whole, into new pages."""
-    path = root.catalog_folder / DATA_FILE
-    fresh = path.with_name(DATA_FILE + FRESH_SUFFIX)
-    environment = environments.acquire(root.catalog_folder, writable=False, max_bytes=0)
-    try:
-        with lmdb_faults(path, max_bytes=environment.max_bytes):  # it looks at more than those who read records
-            environment.write_copy(fresh)
-    except TDServeError:
-        fresh.unlink(missing_ok=True)
-        raise
-    finally:
-        environments.release(environment)
-    os.replace(fresh, path)
-    return "its records were copied to new pages"
 
 
 def forget_catalog_copy(root: Root) -> str:

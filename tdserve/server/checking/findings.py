@@ -108,7 +108,8 @@ class CheckedRoot:
         db: Its catalog, only to be read.
         specs: Structures of the stores.
         changed: Files whose content is another than at the last orderly end, by path below the root.
-        whole: Files that are exactly as they were then.
+        misleading: Files of LMDB of which one byte was found that has changed, and leads to an earlier state: they are
+            read when it is put back.
         scanner: Reads environments of LMDB.
         progress: How far it is.
         show: Shows that.
@@ -118,7 +119,7 @@ class CheckedRoot:
     db: CatalogDB
     specs: Specs
     changed: dict[str, str]
-    whole: set[str]
+    misleading: set[str]
     scanner: EnvironmentScanner
     progress: Progress
     show: Callable[[Progress], None]

@@ -115,22 +115,20 @@ def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> Non
 def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], None]) -> RootReport:
     """Checks a root once; changes nothing."""
     is_orderly, is_run_damaged = root.run.has_ended_in_order(), _is_run_damaged(root)
-    progress, changed, whole = Progress(), dict[str, str](), set[str]()
+    progress, changed, misleading = Progress(), dict[str, str](), set[str]()
     findings = list[Finding]()
     if is_orderly or is_run_damaged:
-        findings += _compare_sums(root, changed, whole, progress)
+        findings += _compare_sums(root, changed, misleading, progress)
     if is_run_damaged:
         is_orderly = not changed
         findings.append(_describe_run(root, is_orderly=is_orderly))
-        changed, whole = (changed, whole) if is_orderly else ({}, set())
-    catalog = str((root.catalog_folder / DATA_FILE).relative_to(root.path))
-    is_misled = any(each.path == catalog for each in findings)  # earlier records would be read as the last
-    findings += _check_own_files(root, whole, scanner)
-    found, is_readable = check_catalog(root, changed, whole, scanner)
+        changed, misleading = (changed, misleading) if is_orderly else ({}, set())
+    findings += _check_own_files(root, scanner)
+    found, is_readable = check_catalog(root, changed, misleading, scanner)
     findings += found
-    if is_readable and not is_misled:
+    if is_readable:
         with CatalogDB(root.catalog_folder, is_read_only=True) as db:
-            checked = CheckedRoot(root, db, Specs(db, set), changed, whole, scanner, progress, show)
+            checked = CheckedRoot(root, db, Specs(db, set), changed, misleading, scanner, progress, show)
             records = read_records(db)
             progress.num_stores = len(records)
             for record in records:
@@ -144,16 +142,16 @@ def _check(root: Root, scanner: EnvironmentScanner, show: Callable[[Progress], N
     return RootReport(tuple(findings), progress, is_orderly)
 
 
-def _check_own_files(root: Root, whole: set[str], scanner: EnvironmentScanner) -> Iterator[Finding]:
+def _check_own_files(root: Root, scanner: EnvironmentScanner) -> Iterator[Finding]:
     try:
         root.check_format()
     except TDServeError as error:
         yield Finding("tdserve.json", str(error), repair=partial(_repair_format, root))
     copy = root.synced_folder / COPY_FILE
-    if copy.exists() and str(copy.relative_to(root.path)) not in whole:
+    if copy.exists():
         found = scanner.scan(copy)
-        if found.failure or found.damaged:
-            reason = found.failure or f"{len(found.damaged)} damaged records"
+        if found.failure or found.damaged or found.broken_page:
+            reason = found.failure or found.broken_page or f"{len(found.damaged)} damaged records"
             name = str(copy.relative_to(root.path))
             yield Finding(name, f"{reason}; it is a copy", repair=partial(forget_catalog_copy, root))
 
@@ -184,8 +182,8 @@ def _repair_format(root: Root) -> str:
     return "it was written again"
 
 
-def _compare_sums(root: Root, changed: dict[str, str], whole: set[str], progress: Progress) -> Iterator[Finding]:
-    """Adds the files to ``changed`` that are not as the last server has left them, and the others to ``whole``."""
+def _compare_sums(root: Root, changed: dict[str, str], misleading: set[str], progress: Progress) -> Iterator[Finding]:
+    """Adds the files to ``changed`` that are not as the last server has left them, or to ``misleading``."""
     path = root.synced_folder / SUMS_FILE
     try:
         sums = read_sums(root.path)
@@ -203,11 +201,9 @@ def _compare_sums(root: Root, changed: dict[str, str], whole: set[str], progress
         elif (found := compute_file_checksum(file)) != known.checksum:
             changed[name] = f"checksum {found:08x} instead of {known.checksum:08x}"
             if byte := _describe_changed_byte(root, name, known.checksum):
-                whole.add(name)  # once that is put back
+                misleading.add(name)
                 del changed[name]
                 yield byte
-        else:
-            whole.add(name)
         progress.nbytes += file.stat().st_size if file.is_file() else 0
     copy = str((root.synced_folder / COPY_FILE).relative_to(root.path))
     if copy in changed:

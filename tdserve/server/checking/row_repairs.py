@@ -18,11 +18,10 @@ from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.entry_tables import STEP_AFTER_LOSS, read_header, write_counters
 from tdserve.store.environment_scan import DamagedRecord
-from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
+from tdserve.store.record_copy import copy_records
 from tdserve.store.root import Root
 from tdserve.store.watermark import SyncedStore, Watermark
 from tdserve.structure.tree import Spec
@@ -44,19 +43,9 @@ def drop_rows(root: Root, record: StoreRecord, rows: Sequence[int]) -> str:
 def drop_values(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> None:
     """Deletes damaged values of rows."""
     values = _find_values(folder, record)
-    copy_whole(values)  # as in drop_entries
+    copy_records(values)  # as in drop_entries
     with Objects(values, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, [each for each in damaged if each.table == "values"])
-
-
-def copy_whole(folder: Path) -> str:
-    """Copies all records of an environment that can be found into new pages."""
-    fresh = folder.with_name(folder.name + FRESH_SUFFIX)
-    with Objects(folder) as objects:
-        objects.copy(fresh)
-    (fresh / DATA_FILE).replace(folder / DATA_FILE)
-    fresh.rmdir()
-    return "its records were copied to new pages"
 
 
 def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> str:
@@ -65,7 +54,7 @@ def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedR
     Args:
         folder: Folder of its values.
     """
-    copy_whole(folder)  # LMDB ends a process that changes some damaged pages
+    copy_records(folder)  # LMDB ends a process that changes some damaged pages
     with Objects(folder, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, damaged)
         tables = {name: objects.open_table(name) for name in ("entries", "ages", "expiries", "counters")}

@@ -10,12 +10,13 @@ from pathlib import Path
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.repair_process import run_apart
-from tdserve.server.checking.row_repairs import copy_whole, drop_entries, drop_rows, drop_values
+from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
 from tdserve.store.entry_tables import TABLES
 from tdserve.store.environment_scan import DamagedRecord
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
+from tdserve.store.record_copy import copy_records
 from tdserve.structure.tree import Spec
 
 WRITE_AGAIN = "write these values again, or restore a checkpoint"
@@ -33,7 +34,7 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         if changed:
             yield Finding(name, changed, record.name, remedy=WRITE_AGAIN)
         return
-    if name in checked.whole:
+    if name in checked.misleading:
         return
     found = checked.scanner.scan(folder / DATA_FILE)
     checked.add_bytes((folder / DATA_FILE).stat().st_size)
@@ -43,9 +44,10 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         yield from _list_entries(record, name, folder, [each for each in found.damaged if each.table in TABLES])
         of_rows = [each for each in found.damaged if each.table not in TABLES]
         yield from _list_rows(checked, record, stored, name, of_rows)
-    if changed and not (found.failure or found.damaged):
-        reason = f"{changed}, in a page without records or in one that leads to others; every record found is whole"
-        repair = partial(run_apart, partial(copy_whole, folder), path=name)
+    if (changed or found.broken_page) and not (found.failure or found.damaged):
+        what = found.broken_page or f"{changed}, in a page without records or in one that leads to others"
+        reason = f"{what}; every record found is whole"
+        repair = partial(run_apart, partial(copy_records, folder), path=name)
         yield Finding(name, reason, record.name, repair=repair)
 
 

@@ -195,12 +195,8 @@ def test_find_catalog_when_its_file_was_cut_then_refused_with_what_to_do(tmp_pat
         txn.put("stores", b"x", b"record")
     file = root.find_catalog() / "data.mdb"
     content = file.read_bytes()
-    (root.path / "stores" / "x").mkdir()
     os.truncate(file, nbytes)
-    with pytest.raises(CorruptDataError, match=r"the catalog of the stores x, found .*; put back a copy of it"):
-        root.find_catalog()
-    (root.path / "stores" / "x").rmdir()
-    with pytest.raises(CorruptDataError, match="move it away"):
+    with pytest.raises(CorruptDataError, match=r"expected a catalog, found .*; `tdserve check .* --repair` puts back"):
         root.find_catalog()
     file.write_bytes(content)
     assert root.find_catalog() == file.parent

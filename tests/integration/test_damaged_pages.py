@@ -1,0 +1,70 @@
+"""A page of LMDB at which it ends the process that writes: a worker ends once, and serves all else from then on."""
+
+from __future__ import annotations
+
+import struct
+from mmap import PAGESIZE
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.server.checking.root_check import check_root
+from tdserve.store.environments import DATA_FILE
+from tdserve.store.object_folders import get_folder
+from tests.processes import START_TIMEOUT_S
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+NUM_ROWS = 40
+TRANSACTION_AT, FREE_PAGES_ROOT_AT = 144, 80
+"""Places in each of the first two pages."""
+FIRST_RECORD_AT = 16
+"""Place in a page of records."""
+
+
+def make_rows(num_rows: int, *, length: int) -> TensorDict:
+    texts = NonTensorStack(*(NonTensorData("x" * (length + row % 7)) for row in range(num_rows)))
+    return TensorDict({"x": torch.arange(num_rows), "text": texts}, [num_rows])
+
+
+def damage_free_pages(path: Path) -> None:
+    """Has the newest list of free pages lead beyond the end of the file: a writer that looks there ends by SIGBUS."""
+    content = bytearray(path.read_bytes())
+    newest = max((0, PAGESIZE), key=lambda page: struct.unpack_from("<Q", content, page + TRANSACTION_AT))
+    (root,) = struct.unpack_from("<Q", content, newest + FREE_PAGES_ROOT_AT)
+    struct.pack_into("<H", content, root * PAGESIZE + FIRST_RECORD_AT, 0xFFF0)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "grpc"])
+def test_worker_when_a_damaged_page_ends_it_then_next_one_refuses_the_store_and_serves_others(
+    tmp_path: Path, transport: Any
+) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        with server.client(transport=transport) as client:
+            for name in ("damaged", "whole"):
+                client.create_replay(name, make_rows(1, length=20)[0], capacity=NUM_ROWS).extend(
+                    make_rows(NUM_ROWS, length=20)
+                )
+        server.shutdown()
+        damage_free_pages(get_folder(tmp_path / "stores" / "damaged", 0) / DATA_FILE)
+        server.start()
+        with server.client(transport=transport) as client:
+            damaged, whole = (client.replay(name) for name in ("damaged", "whole"))
+            for _ in range(2):
+                with pytest.raises(
+                    tdserve.CorruptDataError, match=r"page \d+ .*; stop the server, and see `tdserve check`"
+                ):
+                    damaged.extend(make_rows(8, length=700), timeout_s=START_TIMEOUT_S)
+            whole.extend(make_rows(8, length=700))
+            assert whole.sample(8).shape == (8,)
+            assert client.stats()["workers"][0]["num_restarts"] == 1
+        server.shutdown()
+        assert [each.store for each in check_root(tmp_path, repairs=True).findings if each.repaired] == ["damaged"]
+        server.start()
+        with server.client(transport=transport) as client:
+            client.replay("damaged").extend(make_rows(8, length=700), timeout_s=START_TIMEOUT_S)
