@@ -101,6 +101,21 @@ class ValueCopy:
                 sync_file(target)
         sync_file(self._store_folder)
 
+    def put_back(self, folder: Path) -> str:
+        """Replaces damaged values by the copy, which has the same; returns what was done.
+
+        Args:
+            folder: Folder of the values, which no process has open.
+        """
+        fresh = folder / (DATA_FILE + FRESH_SUFFIX)
+        with convert_os_errors(folder):
+            (self.folder / _SOURCE_FILE).unlink(missing_ok=True)  # the copy counts commits from another number
+            shutil.copyfile(self.folder / DATA_FILE, fresh)
+            sync_file(fresh)
+            os.replace(fresh, folder / DATA_FILE)
+        sync_file(folder)
+        return "as of the last sync, with which the server ended in order: nothing is lost"
+
     def _make_source(self) -> bytes:
         try:
             return (self.folder / _SOURCE_FILE).read_bytes()

@@ -76,7 +76,6 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         return
     sums_name = checked.get_name(folder / SYNCED_FILE)
     damaged_sums = checked.changed.pop(sums_name, "")
-    yield from _check_changed(checked, record, stored, folder)
     is_summed = True
     values = object_folders.get_folder(folder, generations.objects_epoch)
     bad_rows = set[int]()
@@ -84,6 +83,7 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         bad_rows.update(finding.rows)
         is_summed &= bool(finding.rows)
         yield finding
+    yield from _check_changed(checked, record, stored, folder)
     is_summed = is_summed and not record.adopted
     if is_summed and not any(_differs(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
         yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)

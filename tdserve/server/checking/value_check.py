@@ -17,6 +17,7 @@ from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
 from tdserve.store.record_copy import copy_records
+from tdserve.store.value_copy import ValueCopy
 from tdserve.structure.tree import Spec
 
 WRITE_AGAIN = "write these values again, or restore a checkpoint"
@@ -38,6 +39,11 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         return
     found = checked.scanner.scan(folder / DATA_FILE)
     checked.add_bytes((folder / DATA_FILE).stat().st_size)
+    if changed and (found.failure or found.damaged) and _has_whole_copy(checked, record):
+        reason = found.failure or f"{len(found.damaged)} damaged records"
+        copy = ValueCopy(checked.root.store_folder(record.name))
+        yield Finding(name, reason, record.name, repair=partial(copy.put_back, folder))
+        return
     if found.failure:
         yield Finding(name, found.failure, record.name, remedy="restore the store from a checkpoint, or delete it")
     else:
@@ -49,6 +55,16 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         reason = f"{what}; every record found is whole"
         repair = partial(run_apart, partial(copy_records, folder), path=name)
         yield Finding(name, reason, record.name, repair=repair)
+
+
+def _has_whole_copy(checked: CheckedRoot, record: StoreRecord) -> bool:
+    """Returns whether the last sync's copy of a store's values is as an orderly end has left it."""
+    copy = ValueCopy(checked.root.store_folder(record.name))
+    path = copy.folder / DATA_FILE
+    if not copy.exists or checked.get_name(path) in checked.changed:
+        return False
+    found = checked.scanner.scan(path)
+    return not (found.failure or found.damaged or found.broken_page)
 
 
 def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequence[DamagedRecord]) -> Iterator[Finding]:

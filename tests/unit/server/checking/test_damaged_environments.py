@@ -61,8 +61,9 @@ def test_root_when_an_earlier_tree_would_be_taken_for_the_last_then_the_byte_is_
     assert check_root(root).findings == ()
 
 
-def test_root_when_more_has_changed_than_that_byte_then_nothing_is_called_whole(root: Path) -> None:
+def test_root_when_more_has_changed_than_that_byte_and_no_copy_then_nothing_is_called_whole(root: Path) -> None:
     path = root / "stores/entries/objects/data.mdb"
+    (root / "stores/entries/synced-values/data.mdb").unlink()
     raise_number(path, bit=17)
     raise_number(path, bit=42)
     damaged = path.read_bytes()
@@ -71,6 +72,29 @@ def test_root_when_more_has_changed_than_that_byte_then_nothing_is_called_whole(
     assert "nothing tells which of them is damaged" in found.reason
     assert report.num_damaged == 1
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("name", ["replay", "entries", "tensordict"])
+def test_values_when_their_pages_are_damaged_and_the_copy_is_whole_then_nothing_is_lost(root: Path, name: str) -> None:
+    path = root / f"stores/{name}/objects/data.mdb"
+    path.write_bytes(path.read_bytes()[: 2 * PAGESIZE].ljust(path.stat().st_size, b"\7"))
+    report = check_root(root, repairs=True)
+    (found,) = (each for each in report.findings if each.path == f"stores/{name}/objects/data.mdb")
+    assert "nothing is lost" in found.repaired
+    assert report.num_damaged == 0
+    assert check_root(root).findings == ()
+    assert path.stat().st_size == (root / f"stores/{name}/synced-values/data.mdb").stat().st_size
+
+
+def test_values_when_their_copy_is_damaged_too_then_they_are_not_replaced_by_it(root: Path) -> None:
+    for folder in ("objects", "synced-values"):
+        path = root / f"stores/replay/{folder}/data.mdb"
+        content = path.read_bytes()
+        path.write_bytes(content[: 2 * PAGESIZE].ljust(len(content), b"\7"))
+    report = check_root(root, repairs=True)
+    (found,) = (each for each in report.findings if each.path == "stores/replay/objects/data.mdb")
+    assert not found.repaired
+    assert "restore the store from a checkpoint" in found.remedy
 
 
 def test_root_when_faults_hide_its_rows_then_the_check_names_that(root: Path) -> None:
