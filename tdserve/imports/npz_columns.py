@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import PurePath
 from typing import IO, Any
@@ -42,15 +43,17 @@ def open_npz(path: str, options: ImportOptions) -> ColumnSource:
         raise make_open_error(path, fault) from None
     except zipfile.BadZipFile:
         raise make_path_error(path, _describe_other(path)) from None
+    opened = ExitStack()  # also the arrays of which rows were read, which keep the file open
+    opened.callback(archive.close)
     try:
         names = [name for name in archive.namelist() if name.endswith(_SUFFIX)]
         keys = {name: split_key(name.removesuffix(_SUFFIX)) for name in names}
         wanted = [name for name in names if not options.keys or any(keys[name][: len(k)] == k for k in options.keys)]
-        columns = [_make_column(archive, path, name) for name in wanted or names]
+        columns = [_make_column(archive, path, name, opened) for name in wanted or names]
     except BaseException:
-        archive.close()
+        opened.close()
         raise
-    return ColumnSource(path, columns, options, archive.close)
+    return ColumnSource(path, columns, options, opened.close)
 
 
 def open_npy(path: str, options: ImportOptions) -> ColumnSource:
@@ -86,8 +89,8 @@ def _describe_other(path: str) -> str:
     return "it is no archive of np.savez"
 
 
-def _make_column(archive: zipfile.ZipFile, path: str, name: str) -> SourceColumn:
-    array = _StreamedArray(archive, path, name)
+def _make_column(archive: zipfile.ZipFile, path: str, name: str, opened: ExitStack) -> SourceColumn:
+    array = _StreamedArray(archive, path, name, opened)
     nbytes = math.prod(array.shape) * array.dtype.itemsize
     return SourceColumn(
         split_key(name.removesuffix(_SUFFIX)), array.shape, nbytes, array.read, partial(array.read, 0, -1)
@@ -112,14 +115,16 @@ class _StreamedArray:
         archive: The open archive.
         path: Its path, for errors.
         name: Name of the array in it.
+        opened: Closes what is opened here.
 
     Attributes:
         shape: Its shape.
         dtype: Its dtype.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, path: str, name: str) -> None:
+    def __init__(self, archive: zipfile.ZipFile, path: str, name: str, opened: ExitStack) -> None:
         self._archive = archive
+        self._opened = opened
         self._path = path
         self._name = name
         self._whole: NDArray[Any] | None = None
@@ -146,7 +151,7 @@ class _StreamedArray:
                     self._whole = npy.read_array(stream, allow_pickle=False)
             return self._whole if stop < 0 else np.ascontiguousarray(self._whole[start:stop])
         if self._stream is None:
-            self._stream = self._archive.open(self._name)
+            self._stream = self._opened.enter_context(self._archive.open(self._name))
             self._read_header(self._stream)
         shape = (stop - start, *self.shape[1:])
         content = bytearray(math.prod(shape) * self.dtype.itemsize)

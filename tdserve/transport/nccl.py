@@ -80,7 +80,7 @@ def explain_unavailable(device: str) -> str:
     if not dist.is_nccl_available():
         return "torch has no NCCL here"
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (wanted.index or 0) >= num_devices:
+    if not 0 <= (wanted.index or 0) < num_devices:  # torch keeps a number in one byte: of 999 it makes -25
         return f"there is no {device}: torch finds {num_devices} CUDA devices"
     return ""
 

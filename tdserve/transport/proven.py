@@ -220,6 +220,7 @@ def _form(
 ) -> tuple[Any, KVStore]:
     """Forms a group as ``form_proven`` does; appends the rendezvous of each attempt to ``attempts``."""
     pid, end_s = os.getpid(), time.monotonic() + timeout_s
+    unproven = ""
     proof_s, pause_s = FIRST_PROOF_S + PROOF_PER_RANK_S * world_size, FIRST_PAUSE_S
     for attempt in itertools.count():
         branch = _NotingStore(kv_store, attempt)
@@ -233,7 +234,8 @@ def _form(
             # A stranger's connection may have come before ours; a connection that does not come at all has another
             # cause.
             if not branch.num_addresses or attempt >= MAX_UNCONNECTED:
-                raise ConnectError(address=host, reason=reason) from fault
+                before = f"; before, the other end did not prove itself: {unproven}" if unproven else ""
+                raise ConnectError(address=host, reason=f"{reason}{before}") from fault
         else:
             try:
                 prove(
@@ -252,6 +254,7 @@ def _form(
             except RuntimeError as fault:
                 close_pairs(group, rank, world_size)
                 reason = str(fault) if isinstance(fault, UnprovenError) else f"no proof came: {get_reason(fault)}"
+                unproven = reason
             del group
         kv_store.set(_name_outcome(attempt, rank), _FAILED)
         _leave(device, host, pid)

@@ -18,7 +18,7 @@ from tests.unit.server.world import Loop
 
 pytestmark = pytest.mark.usefixtures("borrows_nothing")
 
-ARGUMENTS = ["7", "5.0", str(1 << 30)]
+ARGUMENTS = ["7", "0", "5.0", str(1 << 30)]
 
 
 async def first_word(process: WorkerProcess) -> bytes:
