@@ -30,10 +30,18 @@ from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVC
 from transfer_queue.storage.managers.base import KVStorageManager, StorageManagerFactory
 
 from tdserve.base.config import TransportName, has_address_variable, read_token
-from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, TooLargeError, VersionConflictError
+from tdserve.base.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    KeyNotFoundError,
+    TDServeError,
+    TooLargeError,
+    VersionConflictError,
+)
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.launcher import Server
+from tdserve.rules.kv.entry_changes import MAX_KEY_BYTES
 
 BACKEND = "tdserve"
 """Name of the backend, and of its section in the configuration."""
@@ -52,7 +60,13 @@ CHECKPOINT_FOLDER = "tdserve"
 """Where a checkpoint of TransferQueue has the entries."""
 
 FIELDS_KEY = "fields"
-"""The entry that lists all field names: a sample is cleared with all its fields, whichever its metadata names."""
+"""The entry that lists all field names: a sample is cleared with all its fields, whichever its metadata names. No name
+ever leaves it, since each process remembers which are there."""
+
+MAX_FIELD_BYTES = MAX_KEY_BYTES - 1 - len(str(2**63))
+"""Longest name of a field in UTF-8: with any number of a sample before it, it is a key of a keyed store."""
+
+_GONE = object()
 
 
 def register() -> None:
@@ -195,10 +209,16 @@ class TDServeStorageClient(StorageKVClient):
         self._client = settings.connect(place.address)
         self._store = self._client.kv(place.store)
         self._allow_pickle = settings.allow_pickle
+        self._expires = self._store.settings.ttl_s > 0
         self._fields: set[str] = set()
 
     def put(self, keys: list[str], values: list[Any]) -> None:
-        """Stores values. Raises TooLargeError for a value of more than 192 MiB."""
+        """Stores values.
+
+        Raises:
+            InvalidRequestError: The name of a field is longer than 480 bytes. Nothing was stored.
+            TooLargeError: A value has more than 192 MiB. Nothing of its call was stored.
+        """
         self._note_fields(keys)
         self._put(keys, values)
 
@@ -214,15 +234,15 @@ class TDServeStorageClient(StorageKVClient):
             raise StorageKeyNotFoundError(str(error)) from error
         return found
 
-    def _get_part(self, keys: list[str]) -> list[Any]:
+    def _get_part(self, keys: list[str], **options: Any) -> list[Any]:
         """Returns values by several calls if together they are larger than what a server reads at once."""
         try:
-            return list(self._store.get(keys))
+            return list(self._store.get(keys, **options))
         except TooLargeError:
             if len(keys) < 2:
                 raise
         half = len(keys) // 2
-        return self._get_part(keys[:half]) + self._get_part(keys[half:])
+        return self._get_part(keys[:half], **options) + self._get_part(keys[half:], **options)
 
     def clear(self, keys: list[str], custom_backend_meta: Any = None) -> None:
         """Deletes values; those that are missing are gone already."""
@@ -234,25 +254,45 @@ class TDServeStorageClient(StorageKVClient):
         return self._read_fields()[0]
 
     def save(self, folder: Path) -> None:
-        """Writes all entries to files in a new folder."""
+        """Writes to files in a new folder the entries that are there when it begins, but for those cleared meanwhile.
+        Each is as of the moment when it is read."""
         folder.mkdir()
-        for number, keys in enumerate(self._list_parts()):
-            torch.save({"keys": keys, "values": self._get_part(keys)}, folder / f"part-{number:06d}.pt")
+        parts = [*self._list_parts()]
+        for number, keys in enumerate(parts):
+            found = zip(keys, self._get_part(keys, default=_GONE), strict=True)
+            kept = {key: value for key, value in found if value is not _GONE}
+            content = {"keys": [*kept], "values": [*kept.values()], "num_parts": len(parts)}
+            torch.save(content, folder / f"part-{number:06d}.pt")
 
     def load(self, folder: Path) -> None:
         """Replaces all entries by those of a folder, which this process reads.
 
         Raises:
             InvalidRequestError: There is no such folder. Nothing was changed.
+            CorruptDataError: A file is missing or damaged. Nothing was changed.
         """
         if not folder.is_dir():
             raise InvalidRequestError(argument="checkpoint_dir", reason=f"there is no {folder}")
+        kept = {FIELDS_KEY, *(key for found in self._read_parts(folder) for key in found["keys"])}  # all can be read
         for keys in self._list_parts():
-            self._store.delete(keys, missing_ok=True)
-        for file in sorted(folder.iterdir()):
-            found = torch.load(file, weights_only=not self._allow_pickle)
-            self._put(found["keys"], found["values"])
-        self._fields.clear()
+            self._store.delete([key for key in keys if key not in kept], missing_ok=True)
+        for found in self._read_parts(folder):
+            values = dict(zip(found["keys"], found["values"], strict=True))
+            values.pop(FIELDS_KEY, None)
+            self.put([*values], [*values.values()])
+
+    def _read_parts(self, folder: Path) -> Iterator[dict[str, Any]]:
+        files = sorted(folder.glob("part-*.pt"))
+        for file in files:
+            try:
+                found = torch.load(file, weights_only=not self._allow_pickle)
+                is_whole = found["num_parts"] == len(files) and len(found["keys"]) == len(found["values"])
+            except Exception as fault:  # of whatever kind: it unpickles
+                raise CorruptDataError(path=str(file), expected="entries of a checkpoint", actual=str(fault)) from fault
+            if not is_whole:
+                expected = f"{found['num_parts']} files of a checkpoint"
+                raise CorruptDataError(path=str(folder), expected=expected, actual=f"{len(files)}, or other ones")
+            yield found
 
     def close(self) -> None:
         """Closes the connection. Idempotent."""
@@ -275,20 +315,22 @@ class TDServeStorageClient(StorageKVClient):
         return found, version
 
     def _note_fields(self, keys: Sequence[str]) -> None:
-        """Adds the fields of keys to the list of all, before anything is stored below them."""
-        missing = {key.partition("@")[2] for key in keys} - self._fields
-        while missing:
+        """Adds the fields of keys to the list of all, before anything is stored below them. Where entries expire, the
+        list is put again with each sample: it must not expire first."""
+        names = {key.partition("@")[2] for key in keys}
+        for name in names:
+            if len(name.encode()) > MAX_FIELD_BYTES:
+                reason = f"the name of the field {name[:40]!r}... has more than {MAX_FIELD_BYTES} bytes"
+                raise InvalidRequestError(argument="keys", reason=reason)
+        while self._expires or names - self._fields:
             found, version = self._read_fields()
             self._fields |= set(found)
-            missing -= self._fields
-            if not missing:
+            if not self._expires and names <= self._fields:
                 break
-            try:
-                self._store.put(FIELDS_KEY, sorted({*found, *missing}), if_version=version)
-            except VersionConflictError:  # another process has added some
-                continue
-            self._fields |= missing
-            break
+            with suppress(VersionConflictError):  # another process has added some
+                self._store.put(FIELDS_KEY, sorted({*found, *names}), if_version=version)
+                self._fields |= names
+                break
 
 
 @StorageManagerFactory.register(BACKEND)
@@ -302,6 +344,16 @@ class TDServeBackend(KVStorageManager):
 
     def __init__(self, controller_info: Any, config: Mapping[str, Any], zmq_context: Any = None) -> None:
         super().__init__(controller_info, {**config, "client_name": BACKEND}, zmq_context=zmq_context)
+
+    async def put_data(
+        self, data: TensorDict, metadata: BatchMeta, data_parser: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Stores samples. Raises InvalidRequestError for a field that is one text: its letters would be the values."""
+        for name in data.keys():  # noqa: SIM118 (a tensordict iterates over rows)
+            if isinstance(data[name], (str, bytes)):
+                reason = "it is one text for all samples; give one for each, as a NonTensorStack"
+                raise InvalidRequestError(argument=f"field {name!r}", reason=reason)
+        await super().put_data(data, metadata, data_parser)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
         """Returns the samples; meanwhile the event loop goes on."""

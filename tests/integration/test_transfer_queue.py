@@ -171,7 +171,7 @@ def test_checkpoint_when_loaded_then_replaces_what_is_there(
     other.load(tmp_path / "saved")
     assert torch.equal(torch.cat(other.get(keys)), torch.arange(2_000))
     assert other.get(["0@text"]) == ["x"]
-    assert other.list_fields() == ["n", "text"]
+    assert other.list_fields() == ["gone", "n", "text"]
     with pytest.raises(KeyError):
         other.get(["5@gone"])
     with pytest.raises(tdserve.InvalidRequestError, match="checkpoint_dir"):
