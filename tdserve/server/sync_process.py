@@ -18,8 +18,11 @@ from typing import IO, Any, cast
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.base.machine import die_with_parent
+from tdserve.store.environments import check_pages_when_opened
 from tdserve.store.sync_pass import Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
+
+_CHECKS_PAGES = "--checks-pages"
 
 NICENESS = 10
 """Niceness of the process: whatever serves requests goes first."""
@@ -31,12 +34,13 @@ class SyncProcess:
     Args:
         root_fd: Descriptor of the root's lock, which the process inherits: nobody else may use the root while it
             writes.
+        checks_pages: Whether it follows the pages of environments first: a damaged one may have ended the last process.
     """
 
-    def __init__(self, root_fd: int) -> None:
+    def __init__(self, root_fd: int, *, checks_pages: bool = False) -> None:
         # Blocks for a few milliseconds (vfork), like the start of data workers.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tdserve.server.sync_process"],
+            [sys.executable, "-m", "tdserve.server.sync_process", *([_CHECKS_PAGES] if checks_pages else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[root_fd],
@@ -76,14 +80,15 @@ class SyncProcess:
         failures: dict[str, str] = answer["failures"]
         return failures
 
-    def end(self) -> None:
-        """Kills the process, even in the middle of a pass: a pass may end anywhere."""
+    def end(self) -> int:
+        """Kills the process, even in the middle of a pass: a pass may end anywhere. Returns its exit code."""
         self._process.kill()
-        self._process.wait()
+        exit_code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
+        return exit_code
 
 
 class Syncer:
@@ -115,6 +120,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     os.nice(NICENESS)
+    if _CHECKS_PAGES in sys.argv:
+        check_pages_when_opened()
     syncer = Syncer()
     for line in sys.stdin.buffer:
         answer = syncer.perform(json.loads(line))

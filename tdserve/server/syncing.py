@@ -17,11 +17,13 @@ from functools import partial
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.exit_reasons import may_be_damage
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
 from tdserve.server.weights.version_files import release_version
+from tdserve.store.environments import check_pages_when_opened
 from tdserve.store.files import is_in_memory
 from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
@@ -60,6 +62,7 @@ class Syncing:
         self._task: asyncio.Task[None] | None = None
         self._has_seen_all = False
         self._is_closed = False
+        self._checks_pages = False  # of LMDB, from the first end of the process that a damaged one may have caused
 
     @property
     def pid(self) -> int:
@@ -116,7 +119,10 @@ class Syncing:
                 raise asyncio.TimeoutError
             if not self._is_worth_it:
                 return False
-            failures = await asyncio.wait_for(self._pass(is_all=True), deadline.remaining_s)
+            try:
+                failures = await asyncio.wait_for(self._pass(is_all=True), deadline.remaining_s)
+            except PeerLostError:  # the next process knows what may have ended this one
+                failures = await asyncio.wait_for(self._pass(is_all=True), deadline.remaining_s)
         except (asyncio.TimeoutError, TDServeError) as error:
             _log.warning(
                 "not everything could be synced at the end: %s", str(error) or f"it took more than {timeout_s} s"
@@ -191,9 +197,7 @@ class Syncing:
                 elif not record.adopted and (synced := await self._store(record)) is not None:
                     stores.append(synced)
             work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
-            if self._process is None and not self._is_closed:
-                self._process = SyncProcess(root.lock_fd)
-            failures = await asyncio.to_thread(work.run if self._process is None else partial(self._process.run, work))
+            failures = await asyncio.to_thread(self._choose_place(work))
         except BaseException as error:
             self._stores.opened.put_back_closed(closed)
             for store, number in held:
@@ -212,6 +216,15 @@ class Syncing:
         return {
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
         }  # unless deleted
+
+    def _choose_place(self, work: Pass) -> Callable[[], dict[str, str]]:
+        """Returns what carries out a pass: the process, or this one at the end of a server that had none so far."""
+        if self._process is None and (self._checks_pages or not self._is_closed):
+            self._process = SyncProcess(self._stores.root.lock_fd, checks_pages=self._checks_pages)
+        if self._process is not None:
+            return partial(self._process.run, work)
+        check_pages_when_opened()  # a damaged one would end this process
+        return work.run
 
     async def _iter_records(
         self, *, is_all: bool, wanted: AbstractSet[str], closed: AbstractSet[str]
@@ -257,7 +270,7 @@ class Syncing:
     def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.end()
+            self._checks_pages |= may_be_damage(process.end())
             self._stores.db.check_readers()  # it may have died in the middle of copying the catalog
 
 

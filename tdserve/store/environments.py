@@ -19,14 +19,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import lmdb
 
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
-from tdserve.store.page_walk import find_broken_page
+from tdserve.store.page_walk import find_broken_page, read_last_freed
 
 MAX_TABLES = 16
 """Most named tables per environment. LMDB searches them linearly when it opens one; we use at most five."""
@@ -51,8 +51,8 @@ _MAGIC = 0xBEEFC0DE
 _PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
 """Sizes of pages that there may be: LMDB takes the machine's."""
 
-_META = struct.Struct("<16xI20xI92xQQ")
-"""A meta page of LMDB 0.9: magic, page size, last used page, number of the transaction."""
+_META = struct.Struct("<16xI20xI2xH32xQ48xQQ")
+"""A meta page of LMDB 0.9: see ``_Meta``."""
 
 META_BYTES = _META.size
 """Bytes of such a page that are used."""
@@ -88,6 +88,9 @@ _kept: list[lmdb.Environment] = []
 """Inherited environments that could not be separated from the parent's: they must be neither closed nor opened
 again."""
 _checks_pages = False
+
+_MAX_LOOKS = 4
+"""Looks at a file that another process is writing."""
 
 
 def check_pages_when_opened(*, is_wanted: bool = True) -> None:
@@ -170,47 +173,100 @@ def _check_pages(env: lmdb.Environment, path: Path, *, writable: bool) -> None:
             reason = find_broken_page(path, page_nbytes=page_nbytes)
     else:
         before, reason = -1, "not looked at"
-        while reason and before != (before := int(env.info()["last_txnid"])):
+        for _ in range(_MAX_LOOKS):
+            if not reason or before == (before := int(env.info()["last_txnid"])):
+                break
             reason = find_broken_page(path, page_nbytes=page_nbytes)  # of a tree that may just have been replaced
+        else:
+            reason = ""  # its writer goes on: each look was at a tree that was being replaced
     if reason:
         actual = f"{reason}; stop the server, and see `tdserve check`"
         raise CorruptDataError(path=str(path), expected="a file without damaged pages", actual=actual)
+
+
+class _Meta(NamedTuple):
+    """What one of the first two pages tells: which tree of records a transaction has made.
+
+    Attributes:
+        magic: A number that all such pages have.
+        page_nbytes: Bytes of a page.
+        depth: Levels of the list of free pages.
+        root: Its first page.
+        last_page: The last page that is, or was, in use.
+        transaction: The number of the transaction.
+    """
+
+    magic: int
+    page_nbytes: int
+    depth: int
+    root: int
+    last_page: int
+    transaction: int
+
+    @classmethod
+    def read(cls, file: IO[bytes], at: int) -> _Meta:
+        """Reads the page that begins at an offset."""
+        file.seek(at)
+        return cls(*_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
 
 
 class _FirstPages(NamedTuple):
     """What the first two pages of a data file tell.
 
     Attributes:
-        page_nbytes: Bytes of a page.
-        transactions: Numbers of the last two, the lower one first.
-        needed_nbytes: What the file needs for all pages that are, or were, in use.
-        nbytes: What it has.
+        older, newer: By their transactions, which follow each other.
+        is_misleading: Whether their lists of free pages contradict these numbers, of which one has changed.
+        nbytes: What the file has.
     """
 
-    page_nbytes: int
-    transactions: tuple[int, int]
-    needed_nbytes: int
+    older: _Meta
+    newer: _Meta
+    is_misleading: bool
     nbytes: int
 
+    @property
+    def needed_nbytes(self) -> int:
+        """What the file needs for all pages that are, or were, in use."""
+        return max(self.newer.last_page + 1, 2) * self.newer.page_nbytes
+
     def describe_order(self) -> str:
-        """Returns what is wrong with the numbers; "" if they follow each other."""
-        lower, higher = self.transactions
-        reason = f"transactions {lower} and {higher} as the last two: nothing tells which of them is damaged"
-        return reason if higher - lower > 1 else ""
+        """Returns why nothing tells which records are the last; "" if that is known."""
+        lower, higher = self.older.transaction, self.newer.transaction
+        if higher - lower <= 1 and not self.is_misleading:
+            return ""
+        pages = ", which their lists of free pages contradict" if self.is_misleading else ""
+        return f"transactions {lower} and {higher} as the last two{pages}: nothing tells which of them is damaged"
 
 
 def _read_first_pages(path: Path) -> _FirstPages | None:
     """Returns what they tell; None if they are none of LMDB's."""
-    with open(path, "rb") as file:
-        metas = [_META.unpack(file.read(_META.size).ljust(_META.size, b"\0"))]
-        if metas[0][0] != _MAGIC or metas[0][1] not in _PAGE_SIZES:
-            return None
-        page_nbytes = int(metas[0][1])
-        file.seek(page_nbytes)
-        metas.append(_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
-        nbytes = os.fstat(file.fileno()).st_size  # afterwards: another process may be writing it, and it only grows
-    older, newer = sorted(metas, key=lambda meta: int(meta[3]))
-    return _FirstPages(page_nbytes, (older[3], newer[3]), max(newer[2] + 1, 2) * page_nbytes, nbytes)
+    with open(path, "rb", buffering=0) as file:
+        for _ in range(_MAX_LOOKS):
+            first = _Meta.read(file, 0)
+            if first.magic != _MAGIC or first.page_nbytes not in _PAGE_SIZES:
+                return None
+            metas = _read_metas(file, first.page_nbytes)
+            is_misleading = _is_misleading(file, *sorted(metas, key=lambda meta: meta.transaction))
+            if metas == _read_metas(file, first.page_nbytes):
+                break
+        else:  # another process is writing it, and so knows its last transaction
+            metas, is_misleading = [metas[0], metas[0]], False
+        nbytes = os.fstat(file.fileno()).st_size  # afterwards: it only grows
+    older, newer = sorted(metas, key=lambda meta: meta.transaction)
+    return _FirstPages(older, newer, is_misleading, nbytes)
+
+
+def _read_metas(file: IO[bytes], page_nbytes: int) -> list[_Meta]:
+    return [_Meta.read(file, at)._replace(page_nbytes=page_nbytes) for at in (0, page_nbytes)]
+
+
+def _is_misleading(file: IO[bytes], older: _Meta, newer: _Meta) -> bool:
+    """Returns whether the lists of free pages contradict the numbers of the transactions.
+
+    What a transaction frees is listed under its number, and stays listed in the next one.
+    """
+    freed = [read_last_freed(file, each.page_nbytes, each.root, each.depth) for each in (older, newer)]
+    return freed[0] > older.transaction or freed[1] > newer.transaction or 0 < freed[1] < freed[0]
 
 
 def find_damage(path: Path, *, follows_pages: bool = True) -> str:
@@ -230,7 +286,7 @@ def find_damage(path: Path, *, follows_pages: bool = True) -> str:
     if found is None:
         return f"{path.stat().st_size} bytes that are none of LMDB's"
     reason = found.describe_order()
-    return find_broken_page(path, page_nbytes=found.page_nbytes) if follows_pages and not reason else reason
+    return find_broken_page(path, page_nbytes=found.newer.page_nbytes) if follows_pages and not reason else reason
 
 
 def _prepare(path: Path, *, writable: bool) -> None:

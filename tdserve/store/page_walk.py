@@ -8,9 +8,10 @@ have. Here every number is compared with its limits before it is followed. The p
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,9 @@ _TABLE_RECORD = np.dtype(
         ("root", "<u8"),
     ]
 )
+
+_MAX_DEPTH, _MAX_PAGES = 32, 1 << 40
+"""More levels and pages than any file has."""
 
 _CHUNK_PAGES = 1 << 14
 """Pages that are looked at together: their nodes are arrays of some MiB."""
@@ -94,6 +98,40 @@ def find_broken_page(path: Path, *, page_nbytes: int) -> str:
     return ""
 
 
+def read_last_freed(file: IO[bytes], page_nbytes: int, root: int, depth: int) -> int:
+    """Returns the last transaction that a list of free pages names: the one that has made it, unless that freed none.
+
+    Args:
+        file: The data file, unbuffered.
+        page_nbytes: Bytes of a page.
+        root: First page of the list.
+        depth: Its levels.
+
+    Returns:
+        The number; 0 if there is none, or if a page is damaged.
+    """
+    page = root
+    for _ in range(min(depth, _MAX_DEPTH)):
+        if not 0 < page < _MAX_PAGES:
+            break
+        file.seek(page * page_nbytes)
+        content = file.read(page_nbytes)
+        if len(content) < page_nbytes:
+            break
+        flags, lower = struct.unpack_from("<HH", content, 10)
+        if not _PAGE_HEADER_BYTES < lower <= page_nbytes:
+            break
+        (at,) = struct.unpack_from("<H", content, lower - 2)
+        if at > page_nbytes - _NODE_HEADER_BYTES - _NUMBER_BYTES:
+            break
+        low, high, upper, key_nbytes = struct.unpack_from("<4H", content, at)
+        if flags == _LEAF:
+            key = content[at + _NODE_HEADER_BYTES :][:_NUMBER_BYTES]
+            return int.from_bytes(key, "little") if key_nbytes == _NUMBER_BYTES else 0
+        page = low | high << 16 | upper << 32
+    return 0
+
+
 class _Walk:
     """One walk over a file.
 
@@ -110,7 +148,7 @@ class _Walk:
         metas = [page * page_nbytes for page in range(_NUM_FIRST_PAGES)]
         self._meta_at = max(metas, key=lambda at: self._read_number(at + _TRANSACTION_AT))
         last = self._read_number(self._meta_at + _LAST_PAGE_AT)
-        self._num_pages = min(last, 2**40) + 1
+        self._num_pages = min(last, _MAX_PAGES) + 1
         # For each page, how many uses begin there less those that end before it.
         self._uses = np.zeros(min(self._num_pages, self._num_in_file) + 1, np.int32)
 

@@ -28,7 +28,8 @@ NAME = "synced-values"
 """Name of the folder in a store's."""
 
 _SOURCE_FILE = "source.json"
-"""File in it that names the copied commit and environment."""
+"""File in it that names the copied commit and the file that has it: a repair replaces that, and commits of the new one
+have smaller numbers."""
 
 _FIRST_SEED = 1 << 32
 """First seed of values; tensor leaves have smaller ones."""
@@ -69,7 +70,7 @@ class ValueCopy:
         if not Objects.exists(live):
             return
         with Objects(live) as objects:
-            source = json.dumps([epoch, objects.last_commit]).encode()
+            source = json.dumps([epoch, objects.last_commit, os.stat(live / DATA_FILE).st_ino]).encode()
             if self._make_source() == source:
                 return
             fresh = self.folder.with_name(NAME + FRESH_SUFFIX)

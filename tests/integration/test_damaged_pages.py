@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 from mmap import PAGESIZE
 from pathlib import Path
@@ -15,7 +17,7 @@ import tdserve
 from tdserve.server.checking.root_check import check_root
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_folders import get_folder
-from tests.processes import START_TIMEOUT_S
+from tests.processes import START_TIMEOUT_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -68,3 +70,30 @@ def test_worker_when_a_damaged_page_ends_it_then_next_one_refuses_the_store_and_
         server.start()
         with server.client(transport=transport) as client:
             client.replay("damaged").extend(make_rows(8, length=700), timeout_s=START_TIMEOUT_S)
+
+
+def test_syncs_when_a_page_of_one_store_is_damaged_then_others_reach_the_disk_and_the_end_is_no_crash(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = make_rows(8, length=20)
+    with tdserve.Server(tmp_path, num_workers=1, sync_interval_s=600) as server:  # no pass comes by itself
+        with server.client(transport="gloo") as client:
+            client.create_replay("damaged", rows[0], capacity=NUM_ROWS).extend(rows)
+            client.create_replay("whole", rows[0], capacity=NUM_ROWS, durability="disk").extend(rows)
+        server.shutdown()
+        server.start()
+        with server.client(transport="gloo") as client:
+            for _ in range(4):
+                client.replay("damaged").extend(rows)
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: not server.is_alive, "the end of the control process")
+        server.shutdown()
+        damage_free_pages(get_folder(tmp_path / "stores" / "damaged", 0) / DATA_FILE)
+        server.start()
+        with server.client(transport="gloo") as client:
+            client.replay("whole").extend(rows, timeout_s=START_TIMEOUT_S)
+        server.shutdown()
+    shown = capfd.readouterr().err
+    assert "a store could not be synced at the end" in shown
+    assert "damaged/objects/data.mdb" in shown
+    assert "not everything could be synced" not in shown

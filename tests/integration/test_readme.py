@@ -30,13 +30,14 @@ ELSEWHERE = ("transfer-queue",)
 """Pages whose examples are run by the test of their module, beside which Ray runs already."""
 
 RUN_PAGES = """
-import os, sys
+import os, runpy, sys
 for script in sys.argv[1:]:
     os.chdir(os.path.dirname(script))
     print("page", script)
-    exec(compile(open(script).read(), script, "exec"), {"__name__": "__main__"})
+    runpy.run_path(script, run_name="__main__")
 """
-"""All pages in one process, which imports torch once; each in a folder and with names of its own."""
+"""All pages in one process, which imports torch once; each in a folder and with names of its own. Each is the main file
+while it runs: processes that it starts import it."""
 
 
 @pytest.mark.timeout(240)

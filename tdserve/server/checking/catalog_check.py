@@ -49,7 +49,7 @@ def check_catalog(
     findings = []
     for table, keys in by_table.items():
         shown = ", ".join(repr(key[:40].decode("utf-8", "backslashreplace")) for key in keys[:8])
-        repair = partial(put_back_records, root, cast(Table, table), keys)
+        repair = partial(run_apart, partial(put_back_records, root, cast(Table, table), keys), path=name)
         findings.append(Finding(name, f"{len(keys)} damaged records of table {table!r}: {shown}", repair=repair))
     if (reason or scanned.broken_page) and not scanned.damaged:
         what = scanned.broken_page or f"{reason}, in a page without records or in one that leads to others"

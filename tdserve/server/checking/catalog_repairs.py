@@ -24,6 +24,7 @@ from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
+from tdserve.store.record_copy import copy_records
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 from tdserve.store.watermark import SyncedStore, sync_store
@@ -97,12 +98,13 @@ def _has_whole_entries(folder: Path, record: StoreRecord, scanner: EnvironmentSc
     if not Objects.exists(values):
         return False
     scanned = scanner.scan(values / DATA_FILE)
-    return not (scanned.failure or scanned.damaged)
+    return not (scanned.failure or scanned.damaged or scanned.broken_page)
 
 
 def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> str:
     """Takes damaged records from the copy; deletes those that it does not have."""
     num_found = 0
+    copy_records(root.catalog_folder)  # LMDB refuses to change some damaged pages, or ends the process
     with _CatalogCopy(root) as copy, CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
         for key in filter(None, keys):
             content = None

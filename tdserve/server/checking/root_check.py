@@ -78,14 +78,17 @@ def check_root(
         with EnvironmentScanner() as scanner:
             done += [_repair(each) for each in _list_changed_bytes(root)] if repairs else []
             report = _check(root, scanner, on_progress)
+            failed = dict[tuple[str, str], str]()
             for _ in range(MAX_ROUNDS if repairs else 0):
                 repaired = [_repair(each) for each in report.findings if each.repair is not None]
+                failed |= {(each.path, each.reason): each.remedy for each in repaired if not each.repaired}
                 if not any(each.repaired for each in repaired):
                     break
                 done += [each for each in repaired if each.repaired]
                 _record_sums(root, report, repaired)
                 report = _check(root, scanner, on_progress)
-        return replace(report, findings=(*done, *report.findings))
+        left = [replace(each, remedy=failed.get((each.path, each.reason), each.remedy)) for each in report.findings]
+        return replace(report, findings=(*done, *left))
     finally:
         root.release()
 

@@ -88,8 +88,8 @@ def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_
 ) -> None:
     store, made = _make(world, run), list[SyncProcess]()
 
-    def make_process(lock_fd: int) -> SyncProcess:
-        made.append(SyncProcess(lock_fd))
+    def make_process(lock_fd: int, **options: bool) -> SyncProcess:
+        made.append(SyncProcess(lock_fd, **options))
         return made[-1]
 
     monkeypatch.setattr(syncing, "SyncProcess", make_process)

@@ -8,17 +8,21 @@ from collections.abc import Iterator
 from mmap import PAGESIZE
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.environments import META_BYTES
+from tdserve.store.environments import META_BYTES, find_damage
 from tests.roots import make_quick_root
 from tests.stored_root.unpacking import unpack_root
 
 TRANSACTION_AT = META_BYTES - 8
 """Place of the number of the last transaction in each of the first two pages."""
+
+FREE_PAGES_ROOT_AT, FIRST_RECORD_AT = 80, 16
+"""Places in these, and in a page of records."""
 
 ENVIRONMENTS = ("catalog/data.mdb", "stores/entries/objects/data.mdb", "stores/replay/objects/data.mdb")
 
@@ -30,7 +34,7 @@ def root() -> Iterator[Path]:
         yield unpack_root(folder / "root")
 
 
-def find_older(content: bytes) -> int:
+def find_older(content: bytes | bytearray) -> int:
     """Returns where the page begins that leads to the records before the last transaction."""
     numbers = [
         int.from_bytes(content[page + TRANSACTION_AT : page + TRANSACTION_AT + 8], "little") for page in (0, PAGESIZE)
@@ -95,6 +99,44 @@ def test_values_when_their_copy_is_damaged_too_then_they_are_not_replaced_by_it(
     (found,) = (each for each in report.findings if each.path == "stores/replay/objects/data.mdb")
     assert not found.repaired
     assert "restore the store from a checkpoint" in found.remedy
+
+
+def break_free_pages(path: Path) -> None:
+    """Has the newest list of free pages lead beyond its page."""
+    content = bytearray(path.read_bytes())
+    newest = PAGESIZE - find_older(content)
+    root = int.from_bytes(content[newest + FREE_PAGES_ROOT_AT :][:8], "little")
+    content[root * PAGESIZE + FIRST_RECORD_AT : root * PAGESIZE + FIRST_RECORD_AT + 2] = b"\xf0\xff"
+    path.write_bytes(content)
+
+
+def test_catalog_when_a_record_and_the_list_of_free_pages_are_damaged_then_both_are_repaired(root: Path) -> None:
+    path = root / "catalog/data.mdb"
+    with lmdb.open(str(path), subdir=False, lock=False, max_dbs=16) as env:
+        states = env.open_db(b"states", create=False)
+        with env.begin(write=True, db=states) as txn:
+            key, record = next(iter(txn.cursor()))
+            txn.put(bytes(key), bytes([record[0] ^ 1]) + bytes(record[1:]))
+    break_free_pages(path)
+    report = check_root(root, repairs=True)
+    assert report.num_damaged == 0
+    assert check_root(root).findings == ()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("lowered", [2, 4])
+def test_environment_when_its_newest_number_is_lowered_then_refused_also_without_checksums_of_files(
+    root: Path, name: str, lowered: int
+) -> None:
+    path = root / name
+    content = bytearray(path.read_bytes())
+    at = PAGESIZE - find_older(content) + TRANSACTION_AT
+    number = int.from_bytes(content[at : at + 8], "little")
+    content[at : at + 8] = (number - lowered).to_bytes(8, "little")
+    path.write_bytes(content)
+    assert "nothing tells which of them is damaged" in find_damage(path)
+    (root / "synced/sums.json").unlink()
+    assert any(each.path == name for each in check_root(root).findings)
 
 
 def test_root_when_faults_hide_its_rows_then_the_check_names_that(root: Path) -> None:
