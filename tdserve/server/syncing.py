@@ -23,7 +23,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
 from tdserve.server.weights.version_files import release_version
-from tdserve.store.environments import check_pages_when_opened
+from tdserve.store.environments import hold_page_checks
 from tdserve.store.files import is_in_memory
 from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
@@ -223,8 +223,7 @@ class Syncing:
             self._process = SyncProcess(self._stores.root.lock_fd, checks_pages=self._checks_pages)
         if self._process is not None:
             return partial(self._process.run, work)
-        check_pages_when_opened()  # a damaged one would end this process
-        return work.run
+        return partial(_run_here, work)
 
     async def _iter_records(
         self, *, is_all: bool, wanted: AbstractSet[str], closed: AbstractSet[str]
@@ -272,6 +271,11 @@ class Syncing:
         if process is not None:
             self._checks_pages |= may_be_damage(process.end())
             self._stores.db.check_readers()  # it may have died in the middle of copying the catalog
+
+
+def _run_here(work: Pass) -> dict[str, str]:
+    with hold_page_checks():  # a damaged one would end this process
+        return work.run()
 
 
 def _resolve_futures(waiting: Iterable[asyncio.Future[None]]) -> None:

@@ -16,7 +16,8 @@ import os
 import struct
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -93,14 +94,25 @@ _MAX_LOOKS = 4
 """Looks at a file that another process is writing."""
 
 
-def check_pages_when_opened(*, is_wanted: bool = True) -> None:
+def check_pages_when_opened() -> None:
     """Has this process follow the pages of each environment when it opens it, from now on.
 
     For a process that stands in for one that a damaged page may have ended: it refuses the environment, and serves the
     others. It costs about a second for each GiB.
     """
     global _checks_pages  # noqa: PLW0603 (of the process, as the registry is)
-    _checks_pages = is_wanted
+    _checks_pages = True
+
+
+@contextmanager
+def hold_page_checks() -> Iterator[None]:
+    """The same within a block, in all threads of this process."""
+    global _checks_pages  # noqa: PLW0603 (as above)
+    before, _checks_pages = _checks_pages, True
+    try:
+        yield
+    finally:
+        _checks_pages = before
 
 
 def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:

@@ -148,9 +148,8 @@ def test_pages_when_a_branch_leads_to_the_same_page_twice_then_said(tmp_path: Pa
 @pytest.fixture
 def checks() -> Iterator[None]:
     """Has this process check the pages of environments, until the test ends."""
-    environments.check_pages_when_opened()
-    yield
-    environments.check_pages_when_opened(is_wanted=False)
+    with environments.hold_page_checks():
+        yield
 
 
 @pytest.mark.usefixtures("checks")
