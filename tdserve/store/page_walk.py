@@ -27,7 +27,7 @@ _PAGE_HEADER_BYTES, _NODE_HEADER_BYTES, _NUMBER_BYTES = 16, 8, 8
 _NO_PAGE = 2**64 - 1
 _NUM_FIRST_PAGES = 2
 
-_META_AT, _TABLES_AT, _LAST_PAGE_AT, _TRANSACTION_AT = 16, 40, 136, 144
+_TABLES_AT, _LAST_PAGE_AT, _TRANSACTION_AT = 40, 136, 144
 """Places in a meta page."""
 
 _TABLE_RECORD = np.dtype(
@@ -161,9 +161,9 @@ class _Walk:
                     self._add_free_pages(nodes)
                 else:
                     self._follow_named(nodes)
-        if np.any(np.cumsum(self._uses[:-1]) > 1):
-            page = int(np.argmax(np.cumsum(self._uses[:-1]) > 1))
-            raise _BrokenPageError(f"page {page} is used twice, or used and free")
+        is_used_twice = np.cumsum(self._uses[:-1]) > 1
+        if np.any(is_used_twice):
+            raise _BrokenPageError(f"page {int(np.argmax(is_used_twice))} is used twice, or used and free")
 
     def _follow_named(self, nodes: _Nodes) -> None:
         for at, key_nbytes, flags, nbytes in zip(*(each.tolist() for each in nodes[:4]), strict=True):
