@@ -32,7 +32,7 @@ TransportName = Literal["auto", "shm", "nccl", "gloo", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 """Names of the transports; ``tdserve.rules.channel_transports`` describes those that use a channel."""
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Raised when an old peer could misread a new one; a mismatch ends the session at Hello."""
 
 DEFAULT_PORT = 7707

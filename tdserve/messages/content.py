@@ -155,6 +155,15 @@ def decode_paths(keys: Iterable[content_pb2.Path]) -> list[Path]:
     return [tuple(key.parts) for key in keys]
 
 
+def select_keys(spec: Spec, keys: Sequence[Path], *, store: str = "") -> Spec:
+    """Returns the part of a structure that a request names; all of it if it names no keys.
+
+    Raises:
+        KeyNotFoundError: A key does not exist.
+    """
+    return spec.select(keys, store=store) if keys else spec
+
+
 def select_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store: str = "") -> Spec:
     """Returns the structure of ``td[selection].select(*keys)`` for a tensordict of this spec; names of dimensions are
     lost.
@@ -163,8 +172,7 @@ def select_spec(spec: Spec, selection: Selection, keys: Sequence[Path], *, store
         KeyNotFoundError: A key does not exist.
         SelectionError: The index does not fit.
     """
-    if keys:
-        spec = spec.select(keys, store=store)
+    spec = select_keys(spec, keys, store=store)
     if not selection.items:
         return spec
     chosen = selection.canonicalise(spec.batch_size, store=store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
 from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
+from tdserve.torchrl.narrow_storage import NarrowStorage
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
 from tdserve.torchrl.table_edits import TableEdits
@@ -32,7 +34,7 @@ from tdserve.torchrl.table_samplers import to_table_sampler
 from tdserve.torchrl.table_writer import to_table_writer
 from tdserve.torchrl.torchrl_private import (
     allow_missing_trees,
-    fall_back_to_ends,
+    divide_by_columns,
     get_pending_parts,
     route_key_writes,
     set_pending_parts,
@@ -95,6 +97,7 @@ class TDServeStorage(Storage):
         self._fills = missing == "zeros"
         self._table = SharedTable(address, name, self.max_size, like=like, fills=self._fills, options=table)
         self._held = threading.local()
+        self._narrowed: dict[tuple[Path, ...], NarrowStorage] = {}
         self._num_written = 0
 
     def __repr__(self) -> str:
@@ -157,6 +160,12 @@ class TDServeStorage(Storage):
     def has_key(self, key: Any) -> bool:
         """Returns whether the table's rows have this key of a leaf; False before the first row."""
         return self.initialized and to_path(to_stored_key(key)) in self.list_keys()
+
+    def narrow(self, keys: Iterable[Any]) -> Any:
+        """Returns this storage, as it is read for some of TorchRL's keys; itself if the rows have none of them. The
+        same keys give the same object: TorchRL keeps what it has found by the storage."""
+        found = tuple(to_path(to_stored_key(key)) for key in keys if key is not None and self.has_key(key))
+        return self._narrowed.setdefault(found, NarrowStorage(self, found)) if found else self
 
     def list_buffers(self) -> list[Any]:
         """Lists the buffers of this process that were made with this storage."""
@@ -374,12 +383,12 @@ class TDServeStorage(Storage):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        del state["_held"]
+        del state["_held"], state["_narrowed"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_held": threading.local()})
+        super().__setstate__({**state, "_held": threading.local(), "_narrowed": {}})
 
 
 route_key_writes(TDServeStorage)
-fall_back_to_ends(TDServeStorage)
+divide_by_columns(TDServeStorage)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchrl.data.replay_buffers.replay_buffers.base import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import prioritized
+from torchrl.data.replay_buffers.samplers._trajectory import _FragmentedTrajectoryIndex
 from torchrl.data.replay_buffers.samplers.base import Sampler
 from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 
@@ -66,24 +67,37 @@ def route_key_writes(kind: type[Any]) -> None:
     ReplayBuffer.__setitem__ = set_item_or_key
 
 
-def fall_back_to_ends(kind: type[Any]) -> None:
-    """Lets samplers of slices divide rows of such a storage where ``end_key`` is set, if the rows lack ``traj_key``.
+def divide_by_columns(kind: type[Any]) -> None:
+    """Lets samplers of slices read of such a storage only the keys by which they divide its rows.
 
-    ``SliceSampler._get_stop_and_length`` does so over TorchRL's own storages; over others it raises. ``_fetch_traj`` is
-    whether it looks for ``traj_key``.
+    ``SliceSampler._get_stop_and_length`` and ``_FragmentedTrajectoryIndex._read_records`` read ``storage[:]``, all that
+    is there. If the rows lack ``traj_key``, the first one divides them where ``end_key`` is set over TorchRL's own
+    storages, and raises over others. ``_fetch_traj`` is whether it looks for ``traj_key``; ``_traj_key_auto`` whether
+    ``_resolve_traj_key`` has still to find out which key that is, by all keys of a row.
 
     Args:
-        kind: A class of storages with ``has_key``.
+        kind: A class of storages with ``has_key`` and ``narrow``.
     """
-    find_ends = SliceSampler._get_stop_and_length
+    find_slices, read_records = SliceSampler._get_stop_and_length, _FragmentedTrajectoryIndex._read_records
 
-    @wraps(find_ends)
-    def find_trajectories_or_ends(sampler: Any, storage: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(storage, kind) and sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
-            sampler._fetch_traj = False
-        return find_ends(sampler, storage, *args, **options)
+    @wraps(find_slices)
+    def find_slices_by_columns(sampler: Any, storage: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(storage, kind):
+            if sampler._traj_key_auto:
+                sampler._resolve_traj_key(storage)
+            if sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
+                sampler._fetch_traj = False
+            storage = storage.narrow([sampler.traj_key, sampler.end_key, *(sampler.end_keys or ())])
+        return find_slices(sampler, storage, *args, **options)
 
-    SliceSampler._get_stop_and_length = find_trajectories_or_ends
+    @wraps(read_records)
+    def read_records_of_columns(index: Any, storage: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(storage, kind):
+            storage = storage.narrow([index.trajectory_key, index.step_key])
+        return read_records(index, storage, *args, **options)
+
+    SliceSampler._get_stop_and_length = find_slices_by_columns
+    _FragmentedTrajectoryIndex._read_records = read_records_of_columns
 
 
 def return_unchanged(rows: Any) -> Any:

@@ -281,20 +281,22 @@ class ForgetSpecs(_message.Message):
     def __init__(self) -> None: ...
 
 class SendRows(_message.Message):
-    __slots__ = ("store", "rows", "generations", "inline", "columns", "sends_values")
+    __slots__ = ("store", "rows", "generations", "inline", "columns", "sends_values", "keys")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     SENDS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     generations: bytes
     inline: bool
     columns: _containers.RepeatedCompositeFieldContainer[SentColumn]
     sends_values: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ..., columns: _Optional[_Iterable[_Union[SentColumn, _Mapping]]] = ..., sends_values: bool = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., inline: bool = ..., columns: _Optional[_Iterable[_Union[SentColumn, _Mapping]]] = ..., sends_values: bool = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ...) -> None: ...
 
 class SentColumn(_message.Message):
     __slots__ = ("name", "content")

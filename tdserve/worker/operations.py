@@ -25,6 +25,7 @@ from tdserve.messages.content import (
     make_rows_layout,
     make_status_column,
     read_layout,
+    select_keys,
     select_spec,
     write_layout,
     write_messages,
@@ -131,11 +132,13 @@ def send_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     rows = decode_rows(wanted.rows)
     expected = decode_repeats(wanted.generations, len(rows))
     added = {column.name: column.content for column in wanted.columns}
-    layout = make_rows_layout(store.spec, len(rows), tuple(added))
+    spec = select_keys(store.spec, decode_paths(wanted.keys))
+    layout = make_rows_layout(spec, len(rows), tuple(added))
     elements = spread(rows, math.prod(store.spec.batch_size[1:]))
     with lane.context.values_budget.begin_read() as count:
-        values = stored_values.read_values(store, [path for path, _ in store.spec.values], elements, count=count)
-        store.row_values_nbytes = len(values) // max(len(rows), 1)
+        values = stored_values.read_values(store, [path for path, _ in spec.values], elements, count=count)
+        if spec is store.spec:
+            store.row_values_nbytes = len(values) // max(len(rows), 1)
         source, inline = make_rows_source(store, layout, FoundRows(rows, expected), added), wanted.inline
         return send_read(lane, order, layout, source, values=values, inline=inline, sends_values=wanted.sends_values)
 
@@ -146,8 +149,7 @@ def receive_rows(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
     keys = decode_paths(wanted.keys)
-    spec = store.spec.with_rows(len(rows))
-    layout = write_layout(spec.select(keys) if keys else spec)
+    layout = write_layout(select_keys(store.spec.with_rows(len(rows)), keys))
     sink = RowBuffers(layout, store.get_tables(layout), rows)
     if wanted.HasField("put_values"):
         worked = _take_and_store(lane, order, store, layout, sink)
@@ -365,7 +367,8 @@ def is_quick(lane: Lane, order: worker_pb2.Order) -> bool:
     if num_rows * store.row_nbytes > MAX_QUICK_BYTES:
         return False
     # The reading thread also tells the client that its rows come: it must not wait until they are taken.
-    layout = make_rows_layout(store.spec, num_rows, tuple(column.name for column in order.send_rows.columns))
+    spec = select_keys(store.spec, decode_paths(order.send_rows.keys))
+    layout = make_rows_layout(spec, num_rows, tuple(column.name for column in order.send_rows.columns))
     return is_sent_at_once(layout.messages)
 
 

@@ -19,7 +19,7 @@ from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
 from tdserve.data.stored_entries import encode_entries, find_entries
 from tdserve.data.values import read_values
-from tdserve.messages.content import cut_values, make_rows_layout
+from tdserve.messages.content import cut_values, decode_paths, make_rows_layout, select_keys
 from tdserve.messages.layout import Message
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
@@ -161,15 +161,19 @@ class SmallReads:
         found = self._find_rows(asked, store)
         if found is None:
             return None
-        num_rows, paths = len(found.rows), [path for path, _ in store.spec.values]
-        layout = make_rows_layout(store.spec, num_rows)
+        spec = store.spec
+        if isinstance(asked, control_pb2.ReadRequest):
+            spec = select_keys(spec, decode_paths(asked.keys))
+        num_rows, paths = len(found.rows), [path for path, _ in spec.values]
+        layout = make_rows_layout(spec, num_rows)
         nbytes, expected = sum(layout.message_nbytes), tuple(asked.message_nbytes)
         if nbytes > MAX_SENT_BYTES or (expected and (paths or expected != layout.message_nbytes)):
             return None
-        if num_rows * store.row_values_nbytes > MAX_SENT_VALUES_BYTES:  # they would be read in vain
+        if paths and num_rows * store.row_values_nbytes > MAX_SENT_VALUES_BYTES:  # they would be read in vain
             return None
         values = read_values(store, paths, spread(found.rows, math.prod(store.spec.batch_size[1:]))) if paths else b""
-        store.row_values_nbytes = len(values) // num_rows
+        if spec is store.spec:
+            store.row_values_nbytes = len(values) // num_rows
         source = make_rows_source(store, layout, found, {})
         if not store.is_current:
             return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.errors import (
@@ -23,7 +23,8 @@ from tdserve.base.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from tests.conformance.suite import Connect, Suite
+from tests.conformance.row_reads_suite import RowReadsSuite
+from tests.conformance.suite import Connect
 from tests.processes import wait_for
 
 TIMEOUT_S = 30.0
@@ -70,7 +71,7 @@ def assert_equal(found: TensorDict, expected: TensorDict) -> None:
 
 
 @pytest.mark.integration
-class ServiceSuite(Suite):
+class ServiceSuite(RowReadsSuite):
     """The requirements of the service over every transport.
 
     A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and
@@ -155,18 +156,6 @@ class ServiceSuite(Suite):
         assert table[anyhow[:200_000].view(2, -1)]["x"].equal(numbers[:200_000].view(2, -1))
         assert table.delete(anyhow[:200_000]) == 200_000
         assert table[:]["x"].sort().values.equal(numbers[200_000:])
-
-    def test_rows_when_more_than_a_message_names_then_as_read_together(
-        self, client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        rows = LazyStackedTensorDict(
-            *[TensorDict({"x": torch.rand(number + 1), "s": NonTensorData(f"row {number}")}) for number in range(9)]
-        )
-        table = client.create_replay(name, like=rows[0], capacity=9)
-        table.extend(rows)
-        together = table[[8, 3, 3, 0, 5]]
-        monkeypatch.setattr("tdserve.client.tables.rows_by_number.MAX_MESSAGE_ROWS", 2)
-        assert_equal(table[[8, 3, 3, 0, 5]], together)
 
     def test_from_remote_init_when_keys_are_named_then_only_those(self, client: tdserve.Client, name: str) -> None:
         client.init_remote(rows(LARGE), name)

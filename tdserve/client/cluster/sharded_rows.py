@@ -17,11 +17,13 @@ from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.handles.key_paths import check_path, list_paths
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
+from tdserve.structure.entries import get_entry
 from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
@@ -163,6 +165,12 @@ class ShardedRows(ShardedStore):
         found = self._read_live(index)
         return to_arrays(found) if self._cluster.numpy else found
 
+    def get_at(self, key: str | Path | list[Any], index: Any) -> Any:
+        """Reads some keys of live rows; see ``TableHandle.get_at``."""
+        found = self._read_live(index, list_paths(key, argument="key"))
+        found = found if isinstance(key, list) else get_entry(found, check_path(key))
+        return to_arrays(found) if self._cluster.numpy else found
+
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
         numbers = to_row_numbers(index)
@@ -187,9 +195,9 @@ class ShardedRows(ShardedStore):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         return self._read_live(list(indices))
 
-    def _read_live(self, index: Any) -> Any:
+    def _read_live(self, index: Any, keys: Sequence[Path] = ()) -> Any:
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
-            return self._read_selected(slice(None) if index is Ellipsis else index)
+            return self._read_selected(slice(None) if index is Ellipsis else index, keys)
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
@@ -202,7 +210,7 @@ class ShardedRows(ShardedStore):
             asked = numbers[where[shard]]
             local = asked - shard * self.part_capacity
             try:
-                return part.read_rows(local)
+                return part.read_rows(local, keys)
             except SelectionError:
                 gone = asked[torch.as_tensor(part.find_generations(local)) < 0].tolist()
                 if not gone:  # written since
@@ -212,16 +220,16 @@ class ShardedRows(ShardedStore):
                 raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
-            return self.get_any_part().read_rows(slice(0, 0)).reshape(*shape)
+            return self.get_any_part().read_rows(slice(0, 0), keys).reshape(*shape)
         found = self.ask_each(where, read)
         positions = torch.cat([where[shard] for shard in found])
         joined = _join_alike(list(found.values()))[torch.argsort(positions)]
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 
-    def _read_selected(self, index: Any) -> Any:
+    def _read_selected(self, index: Any, keys: Sequence[Path]) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
-            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None)))
+            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None), keys))
             return _join_alike([found[shard] for shard in sorted(found)])
         lengths = self._ask_lengths()
         every = np.arange(sum(lengths.values()))
@@ -242,11 +250,11 @@ class ShardedRows(ShardedStore):
                 else:
                     selected = np.zeros(lengths[shard], np.bool_)
                     selected[local] = True
-                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected)))
+                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected, keys)))
                 order.append(where)
             begin += lengths[shard]
         if not parts:
-            return self.ask_part(shards[0], lambda part: part.read_rows(slice(0, 0)))
+            return self.ask_part(shards[0], lambda part: part.read_rows(slice(0, 0), keys))
         return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:
@@ -255,12 +263,12 @@ class ShardedRows(ShardedStore):
             yield from self.get_part(shard)
 
 
-def _read_places(num_rows: int, selected: Any, part: Any) -> Any:
+def _read_places(num_rows: int, selected: Any, keys: Sequence[Path], part: Any) -> Any:
     """Reads rows of a part by their places among its live rows, which are their numbers if no row has left it."""
     last = part.read_numbered(slice(-1, None))[1]
     if last.tolist() == [num_rows - 1]:
-        return part.read_rows(selected)
-    every, places = part.read_rows(slice(None)), np.arange(num_rows)[selected]
+        return part.read_rows(selected, keys)
+    every, places = part.read_rows(slice(None), keys), np.arange(num_rows)[selected]
     return every[torch.from_numpy(places[places < len(every)])]
 
 

@@ -56,7 +56,7 @@ class Copied:
 
 def copy_rows(
     store: MappedStore,
-    stored: Spec,
+    chosen: Spec,
     found: FoundRows,
     *,
     added: Mapping[str, bytes],
@@ -67,7 +67,7 @@ def copy_rows(
 
     Args:
         store: The table.
-        stored: Its structure, as the caller knows it.
+        chosen: Its structure, as the caller knows it, or the part of it to copy.
         found: The rows.
         added: Columns that the table adds to them.
         values: Their values, as a serialised ValueBlock; by default they are read too.
@@ -77,12 +77,12 @@ def copy_rows(
         TransferAbortedError: The store was deleted meanwhile.
         CorruptDataError: Its files are damaged.
     """
-    layout = make_rows_layout(stored, len(found.rows), tuple(added))
+    layout = make_rows_layout(chosen, len(found.rows), tuple(added))
     block: bytes | ReadBlock = values
-    if stored.values and not values:
-        elements = spread(found.rows, math.prod(stored.batch_size[1:]))
+    if chosen.values and not values:
+        elements = spread(found.rows, math.prod(chosen.batch_size[1:]))
         try:
-            block = read_block(store, [path for path, _ in stored.values], elements)
+            block = read_block(store, [path for path, _ in chosen.values], elements)
         except StoreNotFoundError as error:
             raise _make_deleted_error(store) from error
     source = make_rows_source(store, layout, found, added)

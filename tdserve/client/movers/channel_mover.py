@@ -73,20 +73,20 @@ class ChannelMover(ClientMover):
 
         def begin(pending: Pending, accepted: control_pb2.Accepted) -> Announced | None:
             wanted = make_wanted()
-            layout = make_rows_layout(wanted.stored, accepted.num_rows, wanted.added)
+            layout = make_rows_layout(wanted.chosen, accepted.num_rows, wanted.added)
             return post_announced(layout, session, pending, accepted, tag=tag, pool=pool, device=wanted.device)
 
         return begin
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
         """Receives the rows."""
-        stored, num_rows = wanted.stored, reply.accepted.num_rows
+        chosen, num_rows = wanted.chosen, reply.accepted.num_rows
         return finish_read(
             self._client,
             self._session,
             reply,
-            spec=on_cpu(stored.with_rows(num_rows)),
-            layout=make_rows_layout(stored, num_rows, wanted.added),
+            spec=on_cpu(chosen.with_rows(num_rows)),
+            layout=make_rows_layout(chosen, num_rows, wanted.added),
             keeps_fault=wanted.keeps_fault,
             device=wanted.device,
         )

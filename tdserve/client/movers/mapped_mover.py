@@ -127,8 +127,9 @@ class MappedMover(ClientMover):
         added: Mapping[str, bytes] = NOTHING_ADDED,
         accepted: control_pb2.Accepted = NOTHING_ACCEPTED,
     ) -> Content:
-        copied = copy_rows(store, wanted.stored, found, added=added, values=accepted.values, pool=self._client.pool)
-        spec = on_cpu(wanted.stored.with_rows(len(found.rows)))
+        chosen = wanted.chosen
+        copied = copy_rows(store, chosen, found, added=added, values=accepted.values, pool=self._client.pool)
+        spec = on_cpu(chosen.with_rows(len(found.rows)))
         self._session.observed_calls.count_content(bytes_out=spec.nbytes)
         spec, decoded, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
         return Content(spec, copied.received.get_leaves(), decoded, 0, accepted, copied.received, fault)

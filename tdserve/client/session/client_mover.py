@@ -17,6 +17,7 @@ from tdserve.client.session.known_stores import KnownStore
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnAnnounced, Reply
 from tdserve.data.mapped_stores import MappedStore
+from tdserve.messages.content import select_keys
 from tdserve.messages.selection.selection import Selection
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.capture import Captured
@@ -31,6 +32,7 @@ class WantedRows:
     Attributes:
         name: Name of the table.
         stored: Its structure.
+        keys: The leaves or nodes of each row to read; () for all.
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
         device: Where the content will be moved, as of ``receive_content``.
@@ -38,9 +40,19 @@ class WantedRows:
 
     name: str
     stored: Spec
+    keys: tuple[Path, ...] = ()
     added: tuple[str, ...] = ()
     keeps_fault: bool = False
     device: Any = None
+
+    @property
+    def chosen(self) -> Spec:
+        """The part of the structure that is read.
+
+        Raises:
+            KeyNotFoundError: A key does not exist.
+        """
+        return select_keys(self.stored, self.keys, store=self.name)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tdserve.base.errors import InvalidRequestError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
+from tdserve.client.handles.key_paths import check_path, list_paths
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Reply
@@ -24,18 +25,19 @@ from tdserve.client.tables.table_counts import ask_counts
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import parse
-from tdserve.structure.tree import Spec
-from tdserve.v1 import control_pb2
+from tdserve.structure.entries import get_entry
+from tdserve.structure.tree import Path, Spec
+from tdserve.v1 import content_pb2, control_pb2
 
 T = TypeVar("T")
 
 
 class _FoundRows(NamedTuple):
     contents: list[Content]
-    stored: Spec
+    chosen: Spec
 
     def build(self) -> Any:
-        parts = [build_rows(content, self.stored) for content in self.contents]
+        parts = [build_rows(content, self.chosen) for content in self.contents]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -59,6 +61,21 @@ class RowsByNumber(ByAddress):
         """
         return self._client.hand_over(self.read_rows(index))
 
+    def get_at(self, key: str | Path | list[Any], index: Any) -> Any:
+        """Reads some keys of live rows; only these are sent.
+
+        Args:
+            key: Key of a leaf or of a nested tensordict, or a list of keys: then a tensordict of these, all as of one
+                moment.
+            index: As of ``table[index]``.
+
+        Raises:
+            KeyNotFoundError: The rows have no such key.
+            SelectionError: A row is not live, or out of range.
+        """
+        found = self.read_rows(index, list_paths(key, argument="key"))
+        return self._client.hand_over(found if isinstance(key, list) else get_entry(found, check_path(key)))
+
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows by number, as ``table[index]`` does, and the generation of each: to write them later if they
         are still the same (:meth:`update_if_present`). A sample has them in any case.
@@ -77,19 +94,19 @@ class RowsByNumber(ByAddress):
         """Returns what ``get_with_generations`` does, always as a tensordict and a tensor."""
         check_real("reading rows", ROWS)
         begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
-        found = self._read_pieces([numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins])
+        found = self._read_pieces([numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins], ())
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
         return found.build(), generations
 
     def read_numbered(self, among: slice = slice(None)) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Returns live rows as ``table[among]`` does, always as a tensordict, their numbers and their generations."""
         check_real("reading rows", ROWS)
-        found = self._read_pieces([among])
+        found = self._read_pieces([among], ())
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
-    def read_rows(self, index: Any) -> Any:
-        """Returns live rows as ``table[index]`` does, always as a tensordict."""
+    def read_rows(self, index: Any, keys: Sequence[Path] = ()) -> Any:
+        """Returns live rows, or these keys of them, as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
         if isinstance(index, tuple):
             raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
@@ -103,7 +120,7 @@ class RowsByNumber(ByAddress):
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces).build()
+        found = self._read_pieces(pieces, keys).build()
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -122,18 +139,18 @@ class RowsByNumber(ByAddress):
         rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)
 
-    def _read_pieces(self, indices: Sequence[Any]) -> _FoundRows:
+    def _read_pieces(self, indices: Sequence[Any], keys: Sequence[Path]) -> _FoundRows:
         """Reads rows by several indices, all under one structure of the table."""
         deadline = self._client.deadline(None)
 
         def read() -> _FoundRows:
-            stored = self._stored
-            return _FoundRows([self._read(index, stored, deadline) for index in indices], stored)
+            wanted = WantedRows(self.name, self._stored, tuple(keys))
+            return _FoundRows([self._read(index, wanted, deadline) for index in indices], wanted.chosen)
 
         return self.follow_and_retry(read)
 
-    def _read(self, index: Any, stored: Spec, deadline: Deadline) -> Content:
-        selection, wanted = parse(index, store=self.name), WantedRows(self.name, stored)
+    def _read(self, index: Any, wanted: WantedRows, deadline: Deadline) -> Content:
+        selection = parse(index, store=self.name)
 
         def attempt(session: Session, request: int, deadline: Deadline) -> Content:
             content = session.mover.read_listed(wanted, selection)
@@ -141,7 +158,8 @@ class RowsByNumber(ByAddress):
                 asked = control_pb2.ReadRequest(
                     store=self.name,
                     selection=selection.to_message(),
-                    fingerprint=stored.fingerprint,
+                    keys=[content_pb2.Path(parts=path) for path in wanted.keys],
+                    fingerprint=wanted.stored.fingerprint,
                     timeout_s=deadline.remaining_s,
                 )
                 on_announced = session.mover.make_early_receiver(request, lambda: wanted)

@@ -131,7 +131,7 @@ class Query:
 
     def make_wanted(self) -> WantedRows:
         """Returns how the mover reads its rows."""
-        return WantedRows(self.name, self.stored, self.added, keeps_fault=self.is_lease, device=self.device)
+        return WantedRows(self.name, self.stored, added=self.added, keeps_fault=self.is_lease, device=self.device)
 
     def hand_over(self, rows: Any) -> Any:
         """Returns rows in the form that the caller wants."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.messages.content import decode_paths
+from tdserve.messages.content import decode_paths, select_keys
 from tdserve.messages.row_numbers import PIECE_ROWS, encode_rows, spread
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
@@ -114,7 +114,13 @@ class PermitMover(SessionMover):
             self._stores.db.delete("pending", self._record(rows).key)
 
     async def get_rows(
-        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self,
+        request: int,
+        store: OpenedStore,
+        plan: RowsPlan,
+        accepted: control_pb2.Accepted | None,
+        *,
+        keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
         """Sends the client the rows to copy.
 
@@ -126,7 +132,7 @@ class PermitMover(SessionMover):
         is_kept = not len(plan.spent)
         values = b""
         if self._client.lacks_values and store.spec.values:
-            paths = [path for path, _ in store.spec.values]
+            paths = [path for path, _ in select_keys(store.spec, decode_paths(keys), store=store.name).values]
             values = await self._read_values(store, paths, await _spread(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
@@ -165,9 +171,7 @@ class PermitMover(SessionMover):
         """Sends the client the store and the structure to read."""
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
         if self._client.lacks_values and store.spec.values:
-            keys = decode_paths(asked.keys)
-            chosen = store.spec.select(keys, store=store.name) if keys else store.spec
-            paths = [path for path, _ in chosen.values]
+            paths = [path for path, _ in select_keys(store.spec, decode_paths(asked.keys), store=store.name).values]
             accepted.generation_sum, elements = await _look_up(store, from_message(asked.selection))
             accepted.values = await self._read_values(store, paths, elements)
         self._traffic.count_sent(self.transport, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import RowsPlan
@@ -18,7 +18,7 @@ from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, Spec
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 
 def make_local_mover(context: MoverContext, session: ClientSession, client: LocalClient) -> Mover:
@@ -94,10 +94,16 @@ class SplitMover(SessionMover):
         await self._writes.put_version(request, store, publishing, spec, content)
 
     async def get_rows(
-        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self,
+        request: int,
+        store: OpenedStore,
+        plan: RowsPlan,
+        accepted: control_pb2.Accepted | None,
+        *,
+        keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
         """As of PermitMover."""
-        return await self._reads.get_rows(request, store, plan, accepted)
+        return await self._reads.get_rows(request, store, plan, accepted, keys=keys)
 
     async def get_selection(
         self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted

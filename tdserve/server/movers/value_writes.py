@@ -6,7 +6,7 @@ import asyncio
 import math
 from typing import Any
 
-from tdserve.messages.content import decode_paths
+from tdserve.messages.content import decode_paths, select_keys
 from tdserve.messages.row_numbers import encode_rows, spread
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.mover import RowsToFill
@@ -56,7 +56,7 @@ def make_put_values(rows: RowsToFill) -> worker_pb2.PutValues:
     store, asked = rows.store, rows.asked
     if not (store.spec.values or asked.content.values or asked.content.values_nbytes):
         return worker_pb2.PutValues()
-    spec = store.spec.select(decode_paths(asked.keys)) if asked.keys else store.spec
+    spec = select_keys(store.spec, decode_paths(asked.keys), store=store.name)
     keys = spec.memo.get("value_keys")
     if keys is None:
         keys = spec.memo["value_keys"] = [content_pb2.Path(parts=path) for path, _ in spec.values]

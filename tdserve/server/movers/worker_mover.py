@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tdserve.messages.content import make_rows_layout
+from tdserve.messages.content import decode_paths, make_rows_layout, select_keys
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.claim_holder import ClaimHolder
@@ -108,7 +108,13 @@ class WorkerMover(SessionMover):
         return order
 
     async def get_rows(
-        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self,
+        request: int,
+        store: OpenedStore,
+        plan: RowsPlan,
+        accepted: control_pb2.Accepted | None,
+        *,
+        keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
         session = self._session
@@ -119,6 +125,7 @@ class WorkerMover(SessionMover):
             body.store.CopyFrom(store.make_ref(session.worker.known_specs))
             if not rest[0]:
                 _name_rows(body, plan)
+            body.keys.extend(keys)
             body.sends_values = session.hello.takes_values
             if accepted is None:
                 order.is_accepted = True
@@ -126,9 +133,10 @@ class WorkerMover(SessionMover):
                 worked = await session.worker.submit(order, rest=rest[0])
                 self._traffic.count_sent(self.transport, worked.nbytes_moved)
                 return None
-            layout = make_rows_layout(store.spec, len(plan.rows), tuple(plan.columns))
+            spec = select_keys(store.spec, decode_paths(keys), store=store.name)
+            layout = make_rows_layout(spec, len(plan.rows), tuple(plan.columns))
             body.inline = sum(layout.message_nbytes) <= session.compute_inline_limit(request)
-            order.is_accepted = not body.inline and not store.spec.values
+            order.is_accepted = not body.inline and not spec.values
             return await self._traffic.read(
                 session, request, order, accepted, announces=order.is_accepted, rest=rest[0]
             )

@@ -16,7 +16,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.store.catalog_db import Transaction
 from tdserve.structure.tree import Path, Spec
-from tdserve.v1 import control_pb2, worker_pb2
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 MAX_REPORTED_BYTES = 1 << 18
 """Most bytes of rows that are reported with the end of a write: control's event loop reads a report at once."""
@@ -135,13 +135,20 @@ class Mover(ABC):
 
     @abstractmethod
     async def get_rows(
-        self, request: int, store: OpenedStore, plan: RowsPlan, accepted: control_pb2.Accepted | None
+        self,
+        request: int,
+        store: OpenedStore,
+        plan: RowsPlan,
+        accepted: control_pb2.Accepted | None,
+        *,
+        keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
         """Sends rows of a table to the client.
 
         Args:
             accepted: The answer, complete but for what is determined when the rows are sent; None if the client waits
                 for the content and no answer.
+            keys: The leaves or nodes to send; by default all.
 
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.deadline import Deadline
+from tdserve.messages.content import decode_paths, select_keys
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.server.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
@@ -28,10 +29,11 @@ class RowReads:
     async def read(
         self, session: ClientSession, request: int, asked: control_pb2.ReadRequest
     ) -> control_pb2.Done | None:
-        """Sends live rows by number, without counting them as sampled. If some are being written, waits for the end of
-        that.
+        """Sends live rows by number, or some keys of them, without counting them as sampled. If some are being written,
+        waits for the end of that.
 
         Raises:
+            KeyNotFoundError: The rows have no such key.
             WrongStateError: The client expects a tensordict store, with another layout.
         """
         if not asked.fingerprint:
@@ -42,6 +44,7 @@ class RowReads:
             table = store.get_table()
             if asked.fingerprint != store.spec.fingerprint:
                 raise store.make_older_store_error()
+            select_keys(store.spec, decode_paths(asked.keys), store=store.name)  # before anything is sent
             numbers = await compute_row_numbers(from_message(asked.selection), table, lost=store.lost.row_set)
             if not (store.lost or store.writes):
                 break
@@ -53,6 +56,6 @@ class RowReads:
         plans = [await plan_read(table, numbers)]
         del numbers
         try:
-            return await self._samples.send(session, request, store, plans[0], includes_spec=False)
+            return await self._samples.send(session, request, store, plans[0], includes_spec=False, keys=asked.keys)
         finally:
             drop_references(plans, num_rows=len(plans[0].rows))

@@ -33,7 +33,7 @@ from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
-from tdserve.v1 import control_pb2
+from tdserve.v1 import content_pb2, control_pb2
 
 MAX_ASKED_PRIORITIES = 1 << 17
 """Most rows whose priorities are in one answer, of a megabyte."""
@@ -235,14 +235,21 @@ class Samples:
         return [store for store in map(self._stores.find_used, names) if store is not None]
 
     async def send(
-        self, session: ClientSession, request: int, store: OpenedStore, plan: RowsPlan, *, includes_spec: bool
+        self,
+        session: ClientSession,
+        request: int,
+        store: OpenedStore,
+        plan: RowsPlan,
+        *,
+        includes_spec: bool,
+        keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
-        """Sends rows, inline or after an Accepted."""
+        """Sends rows, inline or after an Accepted; of each only some keys, if they are given."""
         row_spec = store.get_row_spec()
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if includes_spec:
             accepted.spec.CopyFrom(get_message(row_spec))
-        return await session.mover.get_rows(request, store, plan, accepted)
+        return await session.mover.get_rows(request, store, plan, accepted, keys=keys)
 
     async def _parse_conditions(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.SampleRequest

@@ -26,6 +26,7 @@ from tdserve.messages.content import (
     check_inline,
     decode_paths,
     may_be_packed,
+    select_keys,
     select_spec,
     write_layout,
     write_messages,
@@ -342,8 +343,7 @@ class Writes:
         body.values = asked.content.values
         if spool:
             body.spool, body.spool_nbytes = spool, asked.content.values_nbytes
-        keys = decode_paths(asked.keys)
-        spec = store.spec.select(keys, store=store.name) if keys else store.spec
+        spec = select_keys(store.spec, decode_paths(asked.keys), store=store.name)
         body.keys.extend(content_pb2.Path(parts=path) for path, _ in spec.values)
         body.selection.CopyFrom(asked.selection)
         return order

@@ -16,7 +16,7 @@ import tdserve
 pytest.importorskip("torchrl")
 
 from torchrl.data import ReplayBuffer, TensorDictPrioritizedReplayBuffer
-from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from tdserve.torchrl import TDServeStorage
 
@@ -89,6 +89,25 @@ def test_slices_when_several_writers_take_turns_then_no_slice_mixes_them(client:
         first.extend(make_rows(step, step + 1, episode=torch.tensor([0, 0])))
     slices = first.sample()["obs"].view(20, 2)
     assert (slices.diff() == 1).all()
+
+
+@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement])
+def test_slices_when_drawn_in_this_process_then_only_the_keys_that_divide_the_rows_are_read(
+    server: tdserve.Server, name: str, kind: type[Any]
+) -> None:
+    with tdserve.connect(server.address, transport="gloo") as client:
+        storage = TDServeStorage(2000, address=client, name=name)
+        sampler = kind(slice_len=4, traj_key="episode", strict_length=False)
+        buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
+        number = torch.arange(2000)
+        rows = make_rows(*range(2000), wide=number[:, None].expand(-1, 500).float(), episode=number // 10)
+        buffer.extend(rows)
+        buffer.sample()
+        before = client.stats()["transports"]["gloo"]["bytes_out"]
+        sample = buffer.sample()
+        read = client.stats()["transports"]["gloo"]["bytes_out"] - before
+    assert (sample["obs"].view(2, 4).diff() == 1).all()
+    assert read < rows["wide"].nbytes / 10
 
 
 def test_limiter_when_chosen_then_samples_wait_and_time_out(client: tdserve.Client, name: str) -> None:

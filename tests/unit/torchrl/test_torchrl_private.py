@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,17 @@ from tests.house import parse
 from tests.private_names import all_private_names
 
 EXAMINED = {
+    "_FragmentedTrajectoryIndex",
     "_fetch_traj",
     "_get_stop_and_length",
     "_init_collate_fn",
     "_init_sampler",
     "_init_writer",
     "_initialize_prioritized_sampler",
+    "_read_records",
+    "_resolve_traj_key",
+    "_traj_key_auto",
+    "_trajectory",
 }
 OWN = {"_refuse"}
 
@@ -155,19 +161,53 @@ class KeyedRows(NotedStorage):
     def __len__(self) -> int:
         return 6
 
+    def get(self, index: Any) -> Any:
+        return self.rows[index]
+
     def has_key(self, key: Any) -> bool:
         return key in self.rows.keys(True)
+
+    def narrow(self, keys: list[Any]) -> KeyedRows:
+        """Returns the same rows with some keys, and notes these."""
+        narrow = copy(self)
+        self.found.append([key for key in keys if key is not None and self.has_key(key)])
+        narrow.rows = self.rows.select(*self.found[-1])
+        return narrow
+
+
+def make_divided() -> Any:
+    """A storage of a class of its own: others are left as they are."""
+
+    class Divided(KeyedRows):
+        """Read by some of its keys."""
+
+    torchrl_private.divide_by_columns(Divided)
+    return Divided()
 
 
 @pytest.mark.parametrize("key", ["episode", "other"])
 def test_get_stop_and_length_when_rows_lack_the_key_then_slices_are_those_between_ends(key: str) -> None:
-    class Accepted(KeyedRows):
-        """A class of storages of its own: others are left as they are."""
-
-    torchrl_private.fall_back_to_ends(Accepted)
-    (index,), _ = SliceSampler(num_slices=9, traj_key=key).sample(Accepted(), 18)
+    (index,), _ = SliceSampler(num_slices=9, traj_key=key).sample(make_divided(), 18)
     assert (index.view(9, 2)[:, 0] % 2 == 0).all()
     assert (index.view(9, 2).diff() == 1).all()
+
+
+def test_get_stop_and_length_when_no_key_is_given_then_it_is_found_and_only_keys_of_slices_are_read() -> None:
+    storage = make_divided()
+    sampler = SliceSampler(num_slices=9)
+    for _ in range(2):
+        sampler.sample(storage, 18)
+    assert sampler.traj_key == "episode"
+    assert storage.found == [["episode", ("next", "done")]] * 2
+
+
+def test_read_records_when_slices_are_fragmented_then_only_their_keys_are_read() -> None:
+    storage = make_divided()
+    storage.rows["step"] = torch.tensor([0, 1, 0, 1, 1, 0])
+    sampler = SliceSampler(num_slices=9, traj_key="episode", step_key="step", fragmented=True)
+    (index,), _ = sampler.sample(storage, 18)
+    assert set(map(tuple, index.view(9, 2).tolist())) <= {(0, 1), (2, 3), (5, 4)}
+    assert storage.found == [["episode", "step"]]
 
 
 def test_get_stop_and_length_when_the_storage_is_another_then_is_as_torchrl_has_it() -> None:

@@ -1,0 +1,78 @@
+"""The tests of reading a table's rows by number that the service must pass over every transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+
+import tdserve
+from tdserve.base.errors import KeyNotFoundError, SelectionError
+from tests.conformance.suite import Suite
+
+FEW, MANY = 8, 20_000
+"""Numbers of rows: some hundred bytes of a column ride in an answer, those of many are sent in messages."""
+
+
+def make_rows(num_rows: int) -> TensorDict:
+    """Returns rows that show their number in every leaf."""
+    number = torch.arange(num_rows)
+    nested = TensorDict({"flag": number % 2 == 0, "wide": number[:, None].expand(-1, 40).float()}, [num_rows])
+    return TensorDict({"number": number, "nested": nested, "text": list(map(str, number.tolist()))}, [num_rows])
+
+
+def assert_same(found: TensorDict, expected: TensorDict) -> None:
+    """Checks that keys, batch size and content are equal."""
+    assert found.batch_size == expected.batch_size
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    assert bool((found == expected).all())
+
+
+class RowReadsSuite(Suite):
+    """The requirements of reads by number. A subclass gives ``connect``."""
+
+    def test_rows_when_more_than_a_message_names_then_as_read_together(
+        self, client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = LazyStackedTensorDict(
+            *[TensorDict({"x": torch.rand(number + 1), "s": NonTensorData(f"row {number}")}) for number in range(9)]
+        )
+        table = client.create_replay(name, like=rows[0], capacity=9)
+        table.extend(rows)
+        together = table[[8, 3, 3, 0, 5]]
+        monkeypatch.setattr("tdserve.client.tables.rows_by_number.MAX_MESSAGE_ROWS", 2)
+        assert_same(table[[8, 3, 3, 0, 5]], together)
+        assert table.get_at("s", [8, 3, 3]).tolist() == ["row 8", "row 3", "row 3"]
+
+    @pytest.mark.parametrize("num_rows", [FEW, MANY])
+    def test_get_at_when_a_key_is_named_then_as_of_the_whole_rows(
+        self, client: tdserve.Client, name: str, num_rows: int
+    ) -> None:
+        rows = make_rows(num_rows)
+        table = client.create_replay(name, like=rows[0], capacity=num_rows + 2)
+        table.extend(rows)
+        picked = [5, 1, 1, 7]
+        for _ in range(2):  # the second time without a request, where that is possible
+            assert table.get_at("number", slice(None)).equal(rows["number"])
+            assert table.get_at(("nested", "flag"), picked).tolist() == [False, False, False, False]
+            assert table.get_at("number", 3).shape == ()
+            assert list(table.get_at("text", [4, 2]).tolist()) == ["4", "2"]
+            assert_same(table.get_at("nested", slice(2, 6)), rows["nested"][2:6])
+            some: Any = table.get_at(["text", ("nested", "wide")], picked)
+            assert_same(some, rows[picked].select("text", ("nested", "wide")))
+        table.delete([0])
+        assert table.get_at("number", slice(None)).equal(rows["number"][1:])
+        with pytest.raises(SelectionError):
+            table.get_at("number", [0])
+        with pytest.raises(KeyNotFoundError, match="'nested', 'nope'"):
+            table.get_at(("nested", "nope"), picked)
+
+    def test_get_at_when_the_key_came_later_then_found(self, client: tdserve.Client, name: str) -> None:
+        table = client.create_replay(name, like=make_rows(1)[0], capacity=FEW)
+        table.extend(make_rows(FEW))
+        other = client.replay(name)
+        assert other.get_at("number", [1]).tolist() == [1]
+        table.add_leaves(make_rows(1)[0].set("late", torch.zeros(3)))
+        assert other.get_at("late", [1, 2]).equal(torch.zeros(2, 3))
