@@ -18,13 +18,14 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Condition, get_ident
 from typing import Any, TypeVar
 
 import grpc
 
 from tdserve.base.errors import DeadlineExceededError
+from tdserve.base.timed_queue import TimedQueue
 
 SENT_TIMEOUT_S = 1.0
 """Time for messages to leave; they take microseconds unless the other end stalls."""
@@ -174,20 +175,18 @@ def wait_for_answer(method: Any, request: Any, *, timeout: float, **options: Any
         DeadlineExceededError: gRPC did not report the end of the time either.
     """
     # Not an Event: gRPC ends the call in a forked child too, where no thread releases the lock that the waiter held.
-    answered: SimpleQueue[Any] = SimpleQueue()
+    answered: TimedQueue[Any] = TimedQueue()
     with exclude_forks():
         call = method.future(request, timeout=timeout, **options)
         call.add_done_callback(answered.put)
     try:
-        answered.get(timeout=timeout + LATE_S)
-    except Empty as error:
-        raise DeadlineExceededError(
-            what="an answer from gRPC, which hangs in this process,", timeout_s=timeout
-        ) from error
+        has_ended = answered.get(timeout + LATE_S) is not None
     except BaseException:
         with exclude_forks():  # after Ctrl-C it is still under way
             call.cancel()
         raise
+    if not has_ended:
+        raise DeadlineExceededError(what="an answer from gRPC, which hangs in this process,", timeout_s=timeout)
     with exclude_forks():
         return call.result()
 

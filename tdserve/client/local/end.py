@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
-from queue import Empty, SimpleQueue
 from threading import Condition, Lock
 from typing import Protocol
 from weakref import WeakSet
@@ -24,6 +23,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
+from tdserve.base.timed_queue import TimedQueue
 from tdserve.client.local.root_files import FileAccess, RootFiles, StoreFolder, find_files
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.data.mapped_stores import MappedStore, OpenStores
@@ -159,7 +159,7 @@ class LocalEnd:
         self._claims_lock = Lock()
         self._is_over = False
         self._overwrites = Overwrites(str(files.root))
-        self._welcomed: SimpleQueue[bool] = SimpleQueue()
+        self._welcomed: TimedQueue[bool] = TimedQueue()
         _ends.add(self)
 
     @classmethod
@@ -403,8 +403,8 @@ class LocalEnd:
         self._socket.start()
         try:
             self.send(control_pb2.ClientMessage(attach=attach))
-            was_let_in = self._welcomed.get(timeout=ATTACH_TIMEOUT_S)
-        except (Empty, ConnectError):
+            was_let_in = self._welcomed.get(ATTACH_TIMEOUT_S)
+        except ConnectError:
             was_let_in = False
         if not was_let_in:
             self._socket.close()

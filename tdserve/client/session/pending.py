@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from threading import Lock, current_thread, main_thread
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError, TDServeError, TransferAbortedError
+from tdserve.base.timed_queue import TimedQueue
 from tdserve.client.session.call_traces import TracedCall
 from tdserve.client.session.content_channel import ContentChannel
 from tdserve.client.session.request_numbers import SIGNAL_POLL_S
@@ -112,7 +112,7 @@ class Pending:
         self._on_permit = on_permit
         self._writing = Lock()
         self._answering = Lock()
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: TimedQueue[Answer] = TimedQueue()
         self._on_silence = on_silence
         self._on_answer = on_answer
         self.has_failed = False
@@ -156,10 +156,7 @@ class Pending:
 
     def take_late(self) -> Answer | None:
         """Returns what arrived after ``wait`` had given up."""
-        try:
-            return self._answers.get_nowait()
-        except Empty:
-            return None
+        return self._answers.get_now()
 
     @property
     def takes_permit(self) -> bool:
@@ -208,18 +205,17 @@ class Pending:
         while True:
             now_s = time.monotonic()
             remaining_s, until_slow_s = max(end_s - now_s, 0.0), max(slow_s - now_s, 0.0)
-            try:
-                answer = self._answers.get(timeout=min(remaining_s, poll_s, until_slow_s))
+            answer = self._answers.get(min(remaining_s, poll_s, until_slow_s))
+            if answer is not None:
                 break
-            except Empty:
-                if on_slow is not None and until_slow_s <= min(remaining_s, poll_s):
-                    slow_s = math.inf
-                    on_slow(end_s - time.monotonic())
-                elif remaining_s <= poll_s:
-                    if is_owed:
-                        self.is_given_up, self.code = True, DeadlineExceededError.code
-                        self._on_silence()
-                    raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s) from None
+            if on_slow is not None and until_slow_s <= min(remaining_s, poll_s):
+                slow_s = math.inf
+                on_slow(end_s - time.monotonic())
+            elif remaining_s <= poll_s:
+                if is_owed:
+                    self.is_given_up, self.code = True, DeadlineExceededError.code
+                    self._on_silence()
+                raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s)
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return check_answer(answer)
 

@@ -82,6 +82,6 @@ def test_attach_when_groups_come_and_go_then_few_are_remembered_and_late_events_
         inbox.on_event(event(1, "late", name="g1"))
         if epoch % (MAX_NAMES // 4) == 0:
             sizes.append(count_bytes(inbox))
-    assert max(sizes) <= 1.5 * sizes[4]
+    assert max(sizes[8:]) <= 1.1 * max(sizes[:8])  # a dict grows by half now and then, and not again
     inbox.on_event(event(4 * MAX_NAMES + 1, "early"))
     assert Listener(inbox, 4 * MAX_NAMES + 1).keys == ["early"]
