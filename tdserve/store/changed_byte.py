@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from tdserve.store.environments import META_BYTES
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.page_walk import META_BYTES
 
 _NUM_BITS = 32
 """Of a checksum."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -27,7 +26,8 @@ import lmdb
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.store.faults import lmdb_faults
 from tdserve.store.mapped import make_private
-from tdserve.store.page_walk import find_broken_page, read_last_freed
+from tdserve.store.page_walk import Meta, find_broken_page, read_last_freed, read_metas
+from tdserve.store.pinned_tree import PinnedTree
 
 MAX_TABLES = 16
 """Most named tables per environment. LMDB searches them linearly when it opens one; we use at most five."""
@@ -52,12 +52,6 @@ _MAGIC = 0xBEEFC0DE
 _PAGE_SIZES = frozenset(1 << bits for bits in range(9, 17))
 """Sizes of pages that there may be: LMDB takes the machine's."""
 
-_META = struct.Struct("<16xI20xI2xH32xQ48xQQ")
-"""A meta page of LMDB 0.9: see ``_Meta``."""
-
-META_BYTES = _META.size
-"""Bytes of such a page that are used."""
-
 
 @dataclass
 class Environment:
@@ -72,11 +66,15 @@ class Environment:
     num_users: int = 1
     tables: dict[str, object] = field(default_factory=dict)
 
-    def write_copy(self, target: Path) -> None:
-        """Writes all records to a new file, without free pages, and syncs it. Raises OSError, lmdb.Error."""
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    def write_copy(self, target: Path, pinned: lmdb.Transaction | None = None) -> None:
+        """Writes all records to a new file, without free pages, and syncs it. Raises OSError, lmdb.Error.
+
+        Args:
+            pinned: Has begun to read the records; None: as they are now.
+        """
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            self.env.copyfd(fd, compact=True)
+            self.env.copyfd(fd, compact=True, txn=pinned)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -161,7 +159,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         )
         try:
             if _checks_pages:
-                _check_pages(env, folder / DATA_FILE, writable=writable)
+                with PinnedTree(env, folder / DATA_FILE) as tree:
+                    tree.check_pages()
         except BaseException:
             env.close()
             raise
@@ -177,69 +176,26 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         return opened
 
 
-def _check_pages(env: lmdb.Environment, path: Path, *, writable: bool) -> None:
-    """Raises CorruptDataError if the newest tree of an environment has a damaged page."""
-    page_nbytes = int(env.stat()["psize"])
-    if writable:
-        with env.begin(write=True):  # so that no other process commits meanwhile
-            reason = find_broken_page(path, page_nbytes=page_nbytes)
-    else:
-        before, reason = -1, "not looked at"
-        for _ in range(_MAX_LOOKS):
-            if not reason or before == (before := int(env.info()["last_txnid"])):
-                break
-            reason = find_broken_page(path, page_nbytes=page_nbytes)  # of a tree that may just have been replaced
-        else:
-            reason = ""  # its writer goes on: each look was at a tree that was being replaced
-    if reason:
-        actual = f"{reason}; stop the server, and see `tdserve check`"
-        raise CorruptDataError(path=str(path), expected="a file without damaged pages", actual=actual)
-
-
-class _Meta(NamedTuple):
-    """What one of the first two pages tells: which tree of records a transaction has made.
-
-    Attributes:
-        magic: A number that all such pages have.
-        page_nbytes: Bytes of a page.
-        depth: Levels of the list of free pages.
-        root: Its first page.
-        last_page: The last page that is, or was, in use.
-        transaction: The number of the transaction.
-    """
-
-    magic: int
-    page_nbytes: int
-    depth: int
-    root: int
-    last_page: int
-    transaction: int
-
-    @classmethod
-    def read(cls, file: IO[bytes], at: int) -> _Meta:
-        """Reads the page that begins at an offset."""
-        file.seek(at)
-        return cls(*_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
-
-
 class _FirstPages(NamedTuple):
     """What the first two pages of a data file tell.
 
     Attributes:
         older, newer: By their transactions, which follow each other.
+        page_nbytes: Bytes of a page.
         is_misleading: Whether their lists of free pages contradict these numbers, of which one has changed.
         nbytes: What the file has.
     """
 
-    older: _Meta
-    newer: _Meta
+    older: Meta
+    newer: Meta
+    page_nbytes: int
     is_misleading: bool
     nbytes: int
 
     @property
     def needed_nbytes(self) -> int:
         """What the file needs for all pages that are, or were, in use."""
-        return max(self.newer.last_page + 1, 2) * self.newer.page_nbytes
+        return max(self.newer.last_page + 1, 2) * self.page_nbytes
 
     def describe_order(self) -> str:
         """Returns why nothing tells which records are the last; "" if that is known."""
@@ -254,30 +210,27 @@ def _read_first_pages(path: Path) -> _FirstPages | None:
     """Returns what they tell; None if they are none of LMDB's."""
     with open(path, "rb", buffering=0) as file:
         for _ in range(_MAX_LOOKS):
-            first = _Meta.read(file, 0)
+            first = Meta.read(file, 0)
             if first.magic != _MAGIC or first.page_nbytes not in _PAGE_SIZES:
                 return None
-            metas = _read_metas(file, first.page_nbytes)
-            is_misleading = _is_misleading(file, *sorted(metas, key=lambda meta: meta.transaction))
-            if metas == _read_metas(file, first.page_nbytes):
+            metas = read_metas(file, first.page_nbytes)
+            is_misleading = _is_misleading(file, metas, first.page_nbytes)
+            if metas == read_metas(file, first.page_nbytes):
                 break
         else:  # another process is writing it, and so knows its last transaction
             metas, is_misleading = [metas[0], metas[0]], False
         nbytes = os.fstat(file.fileno()).st_size  # afterwards: it only grows
     older, newer = sorted(metas, key=lambda meta: meta.transaction)
-    return _FirstPages(older, newer, is_misleading, nbytes)
+    return _FirstPages(older, newer, first.page_nbytes, is_misleading, nbytes)
 
 
-def _read_metas(file: IO[bytes], page_nbytes: int) -> list[_Meta]:
-    return [_Meta.read(file, at)._replace(page_nbytes=page_nbytes) for at in (0, page_nbytes)]
-
-
-def _is_misleading(file: IO[bytes], older: _Meta, newer: _Meta) -> bool:
+def _is_misleading(file: IO[bytes], metas: list[Meta], page_nbytes: int) -> bool:
     """Returns whether the lists of free pages contradict the numbers of the transactions.
 
     What a transaction frees is listed under its number, and stays listed in the next one.
     """
-    freed = [read_last_freed(file, each.page_nbytes, each.root, each.depth) for each in (older, newer)]
+    older, newer = sorted(metas, key=lambda meta: meta.transaction)
+    freed = [read_last_freed(file, each, page_nbytes) for each in (older, newer)]
     return freed[0] > older.transaction or freed[1] > newer.transaction or 0 < freed[1] < freed[0]
 
 
@@ -298,7 +251,7 @@ def find_damage(path: Path, *, follows_pages: bool = True) -> str:
     if found is None:
         return f"{path.stat().st_size} bytes that are none of LMDB's"
     reason = found.describe_order()
-    return find_broken_page(path, page_nbytes=found.newer.page_nbytes) if follows_pages and not reason else reason
+    return find_broken_page(path, found.newer, found.page_nbytes) if follows_pages and not reason else reason
 
 
 def _prepare(path: Path, *, writable: bool) -> None:

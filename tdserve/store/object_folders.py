@@ -16,7 +16,7 @@ from tdserve.store import environments
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.objects import Objects
+from tdserve.store.pinned_values import PinnedValues
 
 NAME = "objects"
 
@@ -80,11 +80,13 @@ def compact(store_folder: Path, uid: str) -> int:
             for path in folders:
                 if path != old:
                     shutil.rmtree(path)
-        if not _is_worth_it(old):
+        if _count_file_bytes(old) < MIN_UNUSED_BYTES:
             return 0
         try:
-            with Objects(old) as objects:
-                objects.copy(new)
+            with PinnedValues(old) as values:
+                if values.count_unused_bytes() < max(MIN_UNUSED_BYTES, MIN_UNUSED_SHARE * _count_file_bytes(old)):
+                    return 0
+                values.copy(new)
             sync_file(new)
             sync_file(store_folder)
         except BaseException:
@@ -97,14 +99,6 @@ def compact(store_folder: Path, uid: str) -> int:
         return num_bytes
     finally:
         generations.close()
-
-
-def _is_worth_it(folder: Path) -> bool:
-    file_bytes = _count_file_bytes(folder)
-    if file_bytes < MIN_UNUSED_BYTES:
-        return False
-    with Objects(folder) as objects:
-        return objects.count_unused_bytes() >= max(MIN_UNUSED_BYTES, MIN_UNUSED_SHARE * file_bytes)
 
 
 def _count_file_bytes(folder: Path) -> int:

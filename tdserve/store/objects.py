@@ -250,24 +250,11 @@ class Objects:
         pages."""
         return max(self._max_bytes - self._compute_used_bytes(), 0)
 
-    def count_unused_bytes(self) -> int:
-        """Returns the bytes of the file that no value takes; later values use them."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            env = self._open_env()
-            file_bytes = (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"])
-        return max(file_bytes - self._compute_used_bytes(), 0)
-
-    def pin(self) -> lmdb.Transaction:
-        """Keeps the values as they are now for ``copy``, until the transaction is aborted. The file grows meanwhile."""
-        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
-            return self._open_env().begin()
-
-    def copy(self, folder: str | os.PathLike[str], *, pinned: lmdb.Transaction | None = None) -> None:
+    def copy(self, folder: str | os.PathLike[str]) -> None:
         """Writes an environment with only these values into a folder; it survives a loss of power.
 
         Args:
             folder: Created here.
-            pinned: The result of ``pin``; None: as they are now.
 
         Raises:
             CapacityError: The disk is full.
@@ -276,12 +263,7 @@ class Objects:
         target = Path(folder)
         with lmdb_faults(target, max_bytes=self._max_bytes, asked=self._compute_used_bytes()):
             target.mkdir()
-            fd = os.open(target / environments.DATA_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                self._open_env().copyfd(fd, compact=True, txn=pinned)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            self._require_environment().write_copy(target / environments.DATA_FILE)
 
     def open_table(self, name: str) -> Any | None:
         """Returns another table of this environment, created by the writer; None if no writer has created it yet."""
@@ -415,9 +397,12 @@ class Objects:
         return all(value == held for value in values)
 
     def _open_env(self) -> lmdb.Environment:
+        return self._require_environment().env
+
+    def _require_environment(self) -> environments.Environment:
         if self._environment is None:
             raise ClosedError(what=f"objects {self._folder}")
-        return self._environment.env
+        return self._environment
 
 
 def _count_bytes(columns: Sequence[ObjectColumn]) -> int:

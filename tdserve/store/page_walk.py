@@ -1,4 +1,4 @@
-"""Follows the newest tree of an LMDB file from page to page, and says where it is broken, without LMDB.
+"""Follows a tree of an LMDB file from page to page, and says where it is broken, without LMDB.
 
 LMDB trusts its pages: at one that is damaged it ends the process by an assertion, or reads memory that it does not
 have. Here every number is compared with its limits before it is followed. The pages are those of LMDB 0.9, as
@@ -27,8 +27,11 @@ _PAGE_HEADER_BYTES, _NODE_HEADER_BYTES, _NUMBER_BYTES = 16, 8, 8
 _NO_PAGE = 2**64 - 1
 _NUM_FIRST_PAGES = 2
 
-_TABLES_AT, _LAST_PAGE_AT, _TRANSACTION_AT = 40, 136, 144
-"""Places in a meta page."""
+_META = struct.Struct("<16xI20x48s48sQQ")
+"""A meta page: see ``Meta``."""
+
+META_BYTES = _META.size
+"""Bytes of such a page that are used."""
 
 _TABLE_RECORD = np.dtype(
     [
@@ -50,6 +53,40 @@ _CHUNK_PAGES = 1 << 14
 """Pages that are looked at together: their nodes are arrays of some MiB."""
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Meta(NamedTuple):
+    """What one of the first two pages tells: which tree of records a transaction has made.
+
+    Attributes:
+        magic: A number that all such pages have.
+        free_pages: The record of the list of free pages, a table.
+        tables: That of the table of tables.
+        last_page: The last page that is, or was, in use.
+        transaction: The number of the transaction.
+    """
+
+    magic: int
+    free_pages: bytes
+    tables: bytes
+    last_page: int
+    transaction: int
+
+    @classmethod
+    def read(cls, file: IO[bytes], at: int) -> Meta:
+        """Reads the page that begins at an offset."""
+        file.seek(at)
+        return cls(*_META.unpack(file.read(_META.size).ljust(_META.size, b"\0")))
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of a page, as the first one tells."""
+        return int(_read_table(self.free_pages)["page_nbytes"])
+
+
+def read_metas(file: IO[bytes], page_nbytes: int) -> list[Meta]:
+    """Returns what the first two pages tell; the file is unbuffered."""
+    return [Meta.read(file, page * page_nbytes) for page in range(_NUM_FIRST_PAGES)]
 
 
 class _BrokenPageError(Exception):
@@ -74,44 +111,49 @@ class _Nodes(NamedTuple):
     children: _Ints
 
 
-def find_broken_page(path: Path, *, page_nbytes: int) -> str:
-    """Returns where the newest tree of a data file is broken, or "". Keys and values are not looked at.
+def find_broken_page(path: Path, meta: Meta, page_nbytes: int) -> str:
+    """Returns where a tree of a data file is broken, or "". Keys and values are not looked at.
 
-    No transaction may end meanwhile: it may reuse pages of the tree before.
+    No transaction may end meanwhile that may reuse pages of the tree: a reader of it keeps them.
 
     Args:
-        path: The data file, whose first pages are LMDB's.
+        path: The data file.
+        meta: The tree.
         page_nbytes: Bytes of a page.
 
     Raises:
         TDServeError: The file cannot be read; see ``convert_os_errors``.
     """
-    with convert_os_errors(path):
-        num_pages = os.stat(path).st_size // page_nbytes
-        if num_pages < _NUM_FIRST_PAGES:
-            return "it has no pages"
-        content = np.memmap(path, np.uint8, "r", shape=(num_pages * page_nbytes,))
     try:
-        _Walk(content, page_nbytes).follow()
+        _Walk(path, meta, page_nbytes).follow()
     except _BrokenPageError as broken:
         return str(broken)
     return ""
 
 
-def read_last_freed(file: IO[bytes], page_nbytes: int, root: int, depth: int) -> int:
+def count_used_pages(path: Path, meta: Meta, page_nbytes: int) -> int:
+    """Returns how many pages the records of a tree take; 0 if a page that leads to them is broken. Arguments and errors
+    as of ``find_broken_page``."""
+    try:
+        return _Walk(path, meta, page_nbytes).count_used_pages()
+    except _BrokenPageError:
+        return 0
+
+
+def read_last_freed(file: IO[bytes], meta: Meta, page_nbytes: int) -> int:
     """Returns the last transaction that a list of free pages names: the one that has made it, unless that freed none.
 
     Args:
         file: The data file, unbuffered.
+        meta: Names the list.
         page_nbytes: Bytes of a page.
-        root: First page of the list.
-        depth: Its levels.
 
     Returns:
         The number; 0 if there is none, or if a page is damaged.
     """
-    page = root
-    for _ in range(min(depth, _MAX_DEPTH)):
+    table = _read_table(meta.free_pages)
+    page = int(table["root"])
+    for _ in range(min(int(table["depth"]), _MAX_DEPTH)):
         if not 0 < page < _MAX_PAGES:
             break
         file.seek(page * page_nbytes)
@@ -132,49 +174,54 @@ def read_last_freed(file: IO[bytes], page_nbytes: int, root: int, depth: int) ->
     return 0
 
 
+def _read_table(record: bytes) -> np.void:
+    found: np.void = np.frombuffer(record, _TABLE_RECORD)[0]
+    return found
+
+
 class _Walk:
-    """One walk over a file.
+    """One walk over a file. Arguments and errors as of ``find_broken_page``; raises _BrokenPageError."""
 
-    Args:
-        content: Its bytes, whole pages.
-        page_nbytes: Bytes of a page.
-    """
-
-    def __init__(self, content: np.ndarray[Any, np.dtype[np.uint8]], page_nbytes: int) -> None:
-        self._content = content
-        self._halves = content.view("<u2")
+    def __init__(self, path: Path, meta: Meta, page_nbytes: int) -> None:
+        with convert_os_errors(path):
+            self._num_in_file = os.stat(path).st_size // page_nbytes
+            if self._num_in_file < _NUM_FIRST_PAGES:
+                raise _BrokenPageError("it has no pages")
+            self._content = np.memmap(path, np.uint8, "r", shape=(self._num_in_file * page_nbytes,))
+        self._halves = self._content.view("<u2")
+        self._meta = meta
         self._page_nbytes = page_nbytes
-        self._num_in_file = len(content) // page_nbytes
-        metas = [page * page_nbytes for page in range(_NUM_FIRST_PAGES)]
-        self._meta_at = max(metas, key=lambda at: self._read_number(at + _TRANSACTION_AT))
-        last = self._read_number(self._meta_at + _LAST_PAGE_AT)
-        self._num_pages = min(last, _MAX_PAGES) + 1
+        self._num_pages = min(meta.last_page, _MAX_PAGES) + 1
         # For each page, how many uses begin there less those that end before it.
         self._uses = np.zeros(min(self._num_pages, self._num_in_file) + 1, np.int32)
 
     def follow(self) -> None:
-        """Follows all tables, and the list of free pages. Raises _BrokenPageError."""
-        at = self._meta_at + _TABLES_AT
-        for name, offset in (("of free pages", at), ("of tables", at + _TABLE_RECORD.itemsize)):
-            for nodes in self._follow_table(self._read_table(offset), f"the table {name}"):
-                if name == "of free pages":
-                    self._add_free_pages(nodes)
-                else:
-                    self._follow_named(nodes)
+        """Follows all tables, and the list of free pages."""
+        for nodes in self._follow_table(_read_table(self._meta.free_pages), "the table of free pages"):
+            self._add_free_pages(nodes)
+        for name, table in self._iter_tables():
+            for _ in self._follow_table(table, f"the table {name!r}"):
+                pass
         is_used_twice = np.cumsum(self._uses[:-1]) > 1
         if np.any(is_used_twice):
             raise _BrokenPageError(f"page {int(np.argmax(is_used_twice))} is used twice, or used and free")
 
-    def _follow_named(self, nodes: _Nodes) -> None:
-        for at, key_nbytes, flags, nbytes in zip(*(each.tolist() for each in nodes[:4]), strict=True):
-            if not flags & _IS_TABLE:  # a record beside the tables, which LMDB allows
-                continue
-            key_at = at + _NODE_HEADER_BYTES
-            name = bytes(self._content[key_at : key_at + key_nbytes]).decode("utf-8", "replace")
-            if nbytes != _TABLE_RECORD.itemsize or flags & _IN_OVERFLOW:
-                raise _BrokenPageError(f"the record of the table {name!r} is none")
-            for _ in self._follow_table(self._read_table(key_at + key_nbytes), f"the table {name!r}"):
-                pass
+    def count_used_pages(self) -> int:
+        """Returns how many pages the tables say that they have."""
+        tables = [_read_table(self._meta.tables), *(table for _, table in self._iter_tables())]
+        return sum(int(table[key]) for table in tables for key in ("num_branches", "num_leaves", "num_overflow"))
+
+    def _iter_tables(self) -> Iterator[tuple[str, np.void]]:
+        """Yields the names and records of all tables but the first two."""
+        for nodes in self._follow_table(_read_table(self._meta.tables), "the table of tables"):
+            for at, key_nbytes, flags, nbytes in zip(*(each.tolist() for each in nodes[:4]), strict=True):
+                if not flags & _IS_TABLE:  # a record beside the tables, which LMDB allows
+                    continue
+                key_at = at + _NODE_HEADER_BYTES
+                name = bytes(self._content[key_at : key_at + key_nbytes]).decode("utf-8", "replace")
+                if nbytes != _TABLE_RECORD.itemsize or flags & _IN_OVERFLOW:
+                    raise _BrokenPageError(f"the record of the table {name!r} is none")
+                yield name, _read_table(bytes(self._content[key_at + key_nbytes :][:nbytes]))
 
     def _follow_table(self, table: np.void, name: str) -> Iterator[_Nodes]:
         """Yields the nodes of a table's leaves."""
@@ -287,10 +334,6 @@ class _Walk:
     def _check(is_sound: np.ndarray[Any, np.dtype[np.bool_]], pages: _Ints, wrong: str) -> None:
         if not np.all(is_sound):
             raise _BrokenPageError(f"page {int(pages[np.argmin(is_sound)])} {wrong}")
-
-    def _read_table(self, at: int) -> np.void:
-        found: np.void = np.frombuffer(bytes(self._content[at : at + _TABLE_RECORD.itemsize]), _TABLE_RECORD)[0]
-        return found
 
     def _read_number(self, at: int) -> int:
         return int.from_bytes(bytes(self._content[at : at + _NUMBER_BYTES]), "little")

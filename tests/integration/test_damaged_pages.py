@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
-from mmap import PAGESIZE
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,17 @@ import tdserve
 from tdserve.server.checking.root_check import check_root
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_folders import get_folder
+from tests.damaged_pages import damage_free_pages, damage_tables
 from tests.processes import START_TIMEOUT_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NUM_ROWS = 40
-TRANSACTION_AT, FREE_PAGES_ROOT_AT = 144, 80
-"""Places in each of the first two pages."""
-FIRST_RECORD_AT = 16
-"""Place in a page of records."""
 
 
 def make_rows(num_rows: int, *, length: int) -> TensorDict:
     texts = NonTensorStack(*(NonTensorData("x" * (length + row % 7)) for row in range(num_rows)))
     return TensorDict({"x": torch.arange(num_rows), "text": texts}, [num_rows])
-
-
-def damage_free_pages(path: Path) -> None:
-    """Has the newest list of free pages lead beyond the end of the file: a writer that looks there ends by SIGBUS."""
-    content = bytearray(path.read_bytes())
-    newest = max((0, PAGESIZE), key=lambda page: struct.unpack_from("<Q", content, page + TRANSACTION_AT))
-    (root,) = struct.unpack_from("<Q", content, newest + FREE_PAGES_ROOT_AT)
-    struct.pack_into("<H", content, root * PAGESIZE + FIRST_RECORD_AT, 0xFFF0)
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "grpc"])
@@ -97,3 +84,25 @@ def test_syncs_when_a_page_of_one_store_is_damaged_then_others_reach_the_disk_an
     assert "a store could not be synced at the end" in shown
     assert "damaged/objects/data.mdb" in shown
     assert "not everything could be synced" not in shown
+
+
+@pytest.mark.parametrize("damage", [damage_free_pages, damage_tables])
+def test_checkpoint_when_a_page_is_damaged_then_names_the_store_and_the_server_goes_on(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    root, place = tmp_path / "root", str(tmp_path / "checkpoint")
+    with tdserve.Server(root, num_workers=1) as server:
+        with server.client(transport="gloo") as client:
+            for name in ("damaged", "whole"):
+                client.create_replay(name, make_rows(1, length=20)[0], capacity=NUM_ROWS).extend(
+                    make_rows(NUM_ROWS, length=20)
+                )
+        server.shutdown()
+        damage(get_folder(root / "stores" / "damaged", 0) / DATA_FILE)
+        server.start()
+        with server.client(transport="gloo") as client:
+            for _ in range(2):
+                with pytest.raises(tdserve.CorruptDataError, match=r"damaged/objects.* page \d+ .*`tdserve check`"):
+                    client.checkpoint(place)
+            client.delete("damaged")
+            client.checkpoint(place)

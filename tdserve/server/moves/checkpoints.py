@@ -10,10 +10,9 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -40,6 +39,7 @@ from tdserve.store import moved_files, object_folders
 from tdserve.store.catalog_db import PinnedCatalog
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.objects import Objects
+from tdserve.store.pinned_values import PinnedValues
 from tdserve.v1 import control_pb2
 
 MAX_ANSWER_BYTES = 1 << 18
@@ -94,41 +94,34 @@ class ReportedCheckpoint(NamedTuple):
         return max(time.monotonic() - self.created_s, 0.0)
 
 
-@dataclass(frozen=True)
-class _PinnedValues:
+class _ValuesToCopy(NamedTuple):
     """The values of a store at the moment of a checkpoint.
 
     Attributes:
-        path: Of their file, below the store's folder.
-        transaction: Keeps them.
+        folder: Where they are, below the store's folder.
+        pinned: Keeps them.
     """
 
-    path: Path
-    objects: Objects
-    transaction: Any
+    folder: Path
+    pinned: PinnedValues
 
     @classmethod
-    def of(cls, store: OpenedStore) -> _PinnedValues | None:
+    def of(cls, store: OpenedStore) -> _ValuesToCopy | None:
         """Keeps the values of a store; None if it has none."""
         if store.generations is None:
             return None
         folder = object_folders.get_folder(store.folder, store.generations.objects_epoch)
         if not Objects.exists(folder):
             return None
-        objects = Objects(folder)
-        return cls(folder.relative_to(store.folder) / DATA_FILE, objects, objects.pin())
+        return cls(folder.relative_to(store.folder), PinnedValues(folder))
 
-    def copy(self, target: Path) -> int:
-        """Copies them to a folder of the store's copy; returns the size of the file."""
-        file = target / self.path
-        file.parent.parent.mkdir(parents=True, exist_ok=True)
-        self.objects.copy(file.parent, pinned=self.transaction)
-        return file.stat().st_size
-
-    def close(self) -> None:
-        """Lets them go."""
-        self.transaction.abort()
-        self.objects.close()
+    def add_to(self, files: control_pb2.FileSizes, target: Path) -> None:
+        """Copies them to the store's copy, a folder, and lists them with its files."""
+        folder = target / self.folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        files.nbytes.append(self.pinned.copy(folder))
+        files.paths.append(str(self.folder / DATA_FILE).encode())
+        files.changed.append(b"")
 
 
 class _Idle(NamedTuple):
@@ -263,7 +256,7 @@ class Checkpoints:
             await self._open(record.name)  # so that nobody waits for that
         begun_s = time.monotonic()
         sealed: dict[str, OpenedStore] = {}
-        pinned: list[_PinnedValues | None] = []
+        pinned: list[_ValuesToCopy | None] = []
         kept: list[control_pb2.FrozenStore] = []
         catalog: PinnedCatalog | None = None
         folder = self._stores.root.checkpoint_folder(by.operation)
@@ -284,7 +277,7 @@ class Checkpoints:
                     frozen = self._frozen[by] = []  # what is kept goes with the session from here on
                     for store, listed in zip(sealed.values(), files, strict=True):
                         kept.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
-                        pinned.append(_PinnedValues.of(store))
+                        pinned.append(_ValuesToCopy.of(store))
                 finally:
                     for name in sealed:
                         self._sealing.end(name, by)
@@ -293,10 +286,7 @@ class Checkpoints:
             for each, values in zip(kept, pinned, strict=True):
                 if values is not None:
                     uid = StoreRecord.from_bytes(each.store.record).uid
-                    nbytes = await asyncio.to_thread(values.copy, folder / uid)
-                    each.files.paths.append(str(values.path).encode())
-                    each.files.nbytes.append(nbytes)
-                    each.files.changed.append(b"")
+                    await asyncio.to_thread(values.add_to, each.files, folder / uid)
             frozen += [*kept, *filter(None, idle)]
             frozen += await asyncio.to_thread(_read_packed, catalog, packed)
         except BaseException:
@@ -308,7 +298,7 @@ class Checkpoints:
                 catalog.close()
             for values in pinned:
                 if values is not None:
-                    values.close()
+                    values.pinned.close()
         return control_pb2.CheckpointAnswer(num_bytes=num_bytes, num_stores=len(frozen), paused_s=paused_s)
 
     def _list_records(self) -> list[StoreRecord]:

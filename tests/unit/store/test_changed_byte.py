@@ -10,8 +10,9 @@ import pytest
 import tdserve
 from tdserve.store import environments
 from tdserve.store.changed_byte import find_changed_byte
-from tdserve.store.environments import META_BYTES, find_damage
+from tdserve.store.environments import find_damage
 from tdserve.store.file_sums import compute_file_checksum
+from tdserve.store.page_walk import META_BYTES
 
 TRANSACTION_AT = META_BYTES - 8
 """Place of the number of the last transaction in a page that leads to the records."""

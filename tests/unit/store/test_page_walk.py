@@ -13,7 +13,7 @@ import pytest
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.store import environments
-from tdserve.store.page_walk import find_broken_page
+from tdserve.store.page_walk import find_broken_page, read_metas
 
 LENGTHS = (1, 10, 100, 1000, 5000, 40_000)
 FLAGS_AT, LIMITS_AT, FIRST_RECORD_AT = 10, 12, 16
@@ -57,7 +57,9 @@ def write_values(folder: Path) -> Path:
 
 
 def find(path: Path) -> str:
-    return find_broken_page(path, page_nbytes=PAGESIZE)
+    with open(path, "rb", buffering=0) as file:
+        newest = max(read_metas(file, PAGESIZE), key=lambda meta: meta.transaction)
+    return find_broken_page(path, newest, PAGESIZE)
 
 
 def find_page(content: bytes, kind: int) -> int:

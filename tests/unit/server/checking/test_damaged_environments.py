@@ -14,14 +14,15 @@ import pytest
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.environments import META_BYTES, find_damage
+from tdserve.store.environments import find_damage
+from tdserve.store.page_walk import META_BYTES
+from tests.damaged_pages import damage_free_pages
 from tests.roots import make_quick_root
 from tests.stored_root.unpacking import unpack_root
 
 TRANSACTION_AT = META_BYTES - 8
 """Place of the number of the last transaction in each of the first two pages."""
 
-FREE_PAGES_ROOT_AT, FIRST_RECORD_AT = 80, 16
 """Places in these, and in a page of records."""
 
 ENVIRONMENTS = ("catalog/data.mdb", "stores/entries/objects/data.mdb", "stores/replay/objects/data.mdb")
@@ -101,15 +102,6 @@ def test_values_when_their_copy_is_damaged_too_then_they_are_not_replaced_by_it(
     assert "restore the store from a checkpoint" in found.remedy
 
 
-def break_free_pages(path: Path) -> None:
-    """Has the newest list of free pages lead beyond its page."""
-    content = bytearray(path.read_bytes())
-    newest = PAGESIZE - find_older(content)
-    root = int.from_bytes(content[newest + FREE_PAGES_ROOT_AT :][:8], "little")
-    content[root * PAGESIZE + FIRST_RECORD_AT : root * PAGESIZE + FIRST_RECORD_AT + 2] = b"\xf0\xff"
-    path.write_bytes(content)
-
-
 def test_catalog_when_a_record_and_the_list_of_free_pages_are_damaged_then_both_are_repaired(root: Path) -> None:
     path = root / "catalog/data.mdb"
     with lmdb.open(str(path), subdir=False, lock=False, max_dbs=16) as env:
@@ -117,7 +109,7 @@ def test_catalog_when_a_record_and_the_list_of_free_pages_are_damaged_then_both_
         with env.begin(write=True, db=states) as txn:
             key, record = next(iter(txn.cursor()))
             txn.put(bytes(key), bytes([record[0] ^ 1]) + bytes(record[1:]))
-    break_free_pages(path)
+    damage_free_pages(path)
     report = check_root(root, repairs=True)
     assert report.num_damaged == 0
     assert check_root(root).findings == ()
