@@ -95,6 +95,9 @@ def _list_processes(figures: control_pb2.ObserveResponse) -> Iterator[tuple[str,
         yield "tdserve_process_max_fds", (each.process,), each.max_descriptors
     yield "tdserve_disk_free_bytes", (), figures.root_free_bytes
     yield "tdserve_disk_size_bytes", (), figures.root_size_bytes
+    yield "tdserve_unsynced_stores", (), figures.num_unsynced_stores
+    if figures.HasField("sync_age_s"):
+        yield "tdserve_sync_age_seconds", (), figures.sync_age_s
     if figures.checkpoint_interval_s:
         yield "tdserve_checkpoint_interval_seconds", (), figures.checkpoint_interval_s
     if figures.checkpoint or figures.checkpoint_interval_s:

@@ -75,6 +75,8 @@ METRICS = (
     Metric("tdserve_process_max_fds", "gauge", "Limit of file descriptors", ("process",)),
     Metric("tdserve_disk_free_bytes", "gauge", "Free space of the root's file system"),
     Metric("tdserve_disk_size_bytes", "gauge", "Size of the root's file system"),
+    Metric("tdserve_unsynced_stores", "gauge", "Stores that the last pass over them could not bring to the disk"),
+    Metric("tdserve_sync_age_seconds", "gauge", "Time since the last regular pass that has brought all of them there"),
     Metric(
         "tdserve_checkpoint_age_seconds",
         "gauge",

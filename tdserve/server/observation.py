@@ -153,6 +153,9 @@ class Observation:
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0
         response.checkpoint_interval_s = self._checkpoint_interval_s
+        response.num_unsynced_stores = len(services.syncing.unsynced)
+        if (age_s := services.syncing.age_s) is not None:
+            response.sync_age_s = age_s
 
     def _list_sessions(self, grant: Grant) -> list[ClientSession]:
         if grant.is_server_wide:

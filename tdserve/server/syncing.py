@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set as AbstractSet
 from functools import partial
 
 from tdserve.base.deadline import Deadline
@@ -47,6 +47,9 @@ class Syncing:
         stores: The server's stores.
         interval_s: Time between passes; 0: only when a request waits for one. Taken as 0 if the root is in memory.
         before: Called before each pass; records what is done but not on record yet.
+
+    Attributes:
+        unsynced: Uids of the stores that the last pass over each of them could not sync.
     """
 
     def __init__(self, stores: Stores, *, interval_s: float, before: Callable[[], object]) -> None:
@@ -56,11 +59,13 @@ class Syncing:
         self._before = before
         self._process: SyncProcess | None = None
         self._known: dict[str, SyncedStore] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._wanted: set[str] = set()
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_seen_all = False
+        self.unsynced: set[str] = set()
+        self._whole_s = time.monotonic()
         self._is_closed = False
         self._checks_pages = False  # of LMDB, from the first end of the process that a damaged one may have caused
 
@@ -68,6 +73,12 @@ class Syncing:
     def pid(self) -> int:
         """Id of the process that syncs; 0 while there is none."""
         return 0 if (process := self._process) is None else process.pid
+
+    @property
+    def age_s(self) -> float | None:
+        """Time since the beginning of the last regular pass that has brought all to the disk, or since the start; None
+        if there are no regular passes."""
+        return time.monotonic() - self._whole_s if self._interval_s else None
 
     async def start(self) -> None:
         """Starts the passes; afterwards a copy of the catalog exists in any case."""
@@ -89,7 +100,7 @@ class Syncing:
             raise ClosedError(what="the server's syncing")
         self._wanted.add(uid)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        self._waiting.append((uid, waiter))
         self._wakeup.set()
         await waiter
 
@@ -111,7 +122,7 @@ class Syncing:
         deadline = Deadline.after(timeout_s)
         self._wakeup.set()
         await asyncio.wait({self._task}, timeout=timeout_s)  # it may be in the middle of a pass
-        for waiter in self._waiting:
+        for _, waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(ClosedError(what="the server's syncing"))
         try:
@@ -144,23 +155,34 @@ class Syncing:
             started_s = time.monotonic()
             waiting, self._waiting = self._waiting, []
             wanted, self._wanted = self._wanted, set()
+            failed, reason = wanted, ""
             try:
                 failures = await self._pass(is_all=is_due, wanted=wanted)
-                failed = [uid for uid in wanted if uid in failures]
-                reason = "; ".join(failures[uid] for uid in failed)
+                failed = wanted.intersection(failures)
+                reason = "; ".join(failures[uid] for uid in sorted(failed))
                 has_failed &= any(not self._has_changed(uid) for uid in failed)
             except Exception as error:  # noqa: BLE001 (the outermost frame: waiters go on waiting)
                 reason = repr(error)
+            else:
+                self._note_pass(failures, started_s, over=None if is_due else wanted)
+                _resolve_futures(waiter for uid, waiter in waiting if uid not in failed)
+                waiting = [(uid, waiter) for uid, waiter in waiting if uid in failed]
             if reason:
                 if has_failed:  # else a version may have been retired meanwhile, which does not happen again
                     _log.warning("stores could not be synced, and will be later: %s", reason)
                 has_failed = True
-                self._waiting, self._wanted = waiting + self._waiting, wanted | self._wanted
+                self._waiting, self._wanted = waiting + self._waiting, failed | self._wanted
                 await asyncio.sleep(RETRY_S)
             else:
                 has_failed = False
-                _resolve_futures(waiting)
             rest_s = MIN_REST * (time.monotonic() - started_s)
+
+    def _note_pass(self, failures: Mapping[str, str], started_s: float, *, over: AbstractSet[str] | None) -> None:
+        """Notes a pass over some stores, by uid, or over all."""
+        left = set() if over is None else set(filter(self._stores.catalog.find_name, self.unsynced - over))
+        self.unsynced = left | failures.keys()
+        if over is None and not failures:
+            self._whole_s = started_s
 
     def _has_changed(self, uid: str) -> bool:
         """Returns whether keys of a store came, went or were renamed during the pass, and their files with them."""

@@ -1508,7 +1508,7 @@ class ObserveRequest(_message.Message):
     def __init__(self, max_stores: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_sessions: _Optional[int] = ...) -> None: ...
 
 class ObserveResponse(_message.Message):
-    __slots__ = ("time_s", "uptime_s", "server_id", "version", "root_free_bytes", "root_size_bytes", "num_sessions", "sessions_by_transport", "held_bytes", "held_limit_bytes", "kinds", "workers", "transports", "processes", "calls", "stores", "other_stores", "num_other_stores", "sessions", "num_observer_restarts", "checkpoint", "checkpoint_age_s", "start_time_s", "checkpoint_interval_s")
+    __slots__ = ("time_s", "uptime_s", "server_id", "version", "root_free_bytes", "root_size_bytes", "num_sessions", "sessions_by_transport", "held_bytes", "held_limit_bytes", "kinds", "workers", "transports", "processes", "calls", "stores", "other_stores", "num_other_stores", "sessions", "num_observer_restarts", "checkpoint", "checkpoint_age_s", "start_time_s", "sync_age_s", "num_unsynced_stores", "checkpoint_interval_s")
     class SessionsByTransportEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1539,6 +1539,8 @@ class ObserveResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     START_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    SYNC_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSYNCED_STORES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     time_s: float
     uptime_s: float
@@ -1563,8 +1565,10 @@ class ObserveResponse(_message.Message):
     checkpoint: str
     checkpoint_age_s: float
     start_time_s: float
+    sync_age_s: float
+    num_unsynced_stores: int
     checkpoint_interval_s: float
-    def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_age_s: _Optional[float] = ..., start_time_s: _Optional[float] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, time_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., server_id: _Optional[str] = ..., version: _Optional[str] = ..., root_free_bytes: _Optional[int] = ..., root_size_bytes: _Optional[int] = ..., num_sessions: _Optional[int] = ..., sessions_by_transport: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., held_limit_bytes: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindCount, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[TransportStats, _Mapping]]] = ..., processes: _Optional[_Iterable[_Union[ProcessFigures, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[CallFigures, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreFigures, _Mapping]]] = ..., other_stores: _Optional[_Union[StoreFigures, _Mapping]] = ..., num_other_stores: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionFigures, _Mapping]]] = ..., num_observer_restarts: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_age_s: _Optional[float] = ..., start_time_s: _Optional[float] = ..., sync_age_s: _Optional[float] = ..., num_unsynced_stores: _Optional[int] = ..., checkpoint_interval_s: _Optional[float] = ...) -> None: ...
 
 class KindCount(_message.Message):
     __slots__ = ("kind", "num_stores", "is_queue")

@@ -101,6 +101,7 @@ def make_figures(num_stores: int = 0) -> control_pb2.ObserveResponse:
     figures = control_pb2.ObserveResponse(time_s=1_000.0, uptime_s=60.0, server_id="a" * 32, version="1.2.3")
     figures.start_time_s = 940.0
     figures.root_free_bytes, figures.root_size_bytes = 10, 100
+    figures.num_unsynced_stores, figures.sync_age_s = 1, 3.0
     figures.checkpoint, figures.checkpoint_age_s, figures.checkpoint_interval_s = "a-checkpoint", 5.0, 600.0
     figures.sessions_by_transport["shm"] = 2
     figures.kinds.add(kind=control_pb2.STORE_KIND_REPLAY, num_stores=num_stores)

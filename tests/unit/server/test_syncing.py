@@ -30,9 +30,9 @@ def _nothing() -> None:
     pass
 
 
-def _make(world: World, run: Loop) -> OpenedStore:
-    spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store="rows").spec
-    record = StoreRecord("rows", "tensordict", "", fingerprint=spec.fingerprint, num_rows=3)
+def _make(world: World, run: Loop, name: str = "rows") -> OpenedStore:
+    spec = capture(TensorDict({"x": torch.zeros(3)}, [3]), store=name).spec
+    record = StoreRecord(name, "tensordict", "", fingerprint=spec.fingerprint, num_rows=3)
     return run(world.stores.create(record, spec))
 
 
@@ -101,6 +101,31 @@ def test_wait_when_several_wait_and_the_process_is_killed_then_all_return_after_
         made[0].end()
         await asyncio.gather(*(syncing.wait_synced(store.record.uid) for _ in range(3)))
         assert await syncing.stop(60.0)
+
+    run(sync())
+
+
+@pytest.mark.slow
+def test_wait_when_another_store_cannot_be_synced_then_returns_and_that_one_is_counted(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syncing, "RETRY_S", 0.01)
+    whole, damaged = _make(world, run), _make(world, run, "damaged")
+    content = damaged.folder / "rows/x.memmap"
+    hidden = content.rename(content.with_name("hidden"))
+
+    async def sync() -> None:
+        made = Syncing(world.stores, interval_s=0.0, before=_nothing)
+        await made.start()
+        waiting = asyncio.create_task(made.wait_synced(damaged.record.uid))
+        for _ in range(3):
+            await asyncio.wait_for(made.wait_synced(whole.record.uid), 20.0)
+        assert not waiting.done()
+        assert made.unsynced == {damaged.record.uid}
+        hidden.rename(content)
+        await asyncio.wait_for(waiting, 20.0)
+        assert (made.unsynced, made.age_s) == (set(), None)
+        assert await made.stop(60.0)
 
     run(sync())
 
