@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from mmap import PAGESIZE
 from pathlib import Path
+
+import lmdb
 
 TRANSACTION_AT = 144
 FREE_PAGES_ROOT_AT, TABLES_ROOT_AT = 80, 128
 """Places in each of the first two pages."""
 
-FIRST_RECORD_AT = 16
-"""Place in a page of records."""
+FLAGS_IN_RECORD_AT, ROOT_IN_RECORD_AT = 4, 40
+"""Places in the record of a table."""
+
+PAGE_FLAGS_AT, LOWER_AT, FIRST_RECORD_AT = 10, 12, 16
+"""Places in a page of records."""
 
 
 def damage_free_pages(path: Path) -> None:
@@ -25,9 +31,63 @@ def damage_tables(path: Path) -> None:
     _damage(path, TABLES_ROOT_AT)
 
 
+def damage_table(path: Path, name: str) -> None:
+    """The same of a named table."""
+    record = read_table_record(path, name)
+    _damage_page(path, bytearray(path.read_bytes()), struct.unpack_from("<Q", record, ROOT_IN_RECORD_AT)[0])
+
+
+def cut_to_first_pages(path: Path) -> None:
+    """Leaves the two pages that lead to all others: whoever follows them ends by SIGBUS."""
+    os.truncate(path, 2 * PAGESIZE)
+
+
+def make_branch_of_one(path: Path) -> None:
+    """Makes the root of the table of tables a branch that leads to one page: whoever comes there ends by SIGABRT."""
+    content = bytearray(path.read_bytes())
+    page = _read_root(content, TABLES_ROOT_AT)
+    struct.pack_into("<HH", content, page * PAGESIZE + PAGE_FLAGS_AT, 1, FIRST_RECORD_AT + 2)
+    path.write_bytes(content)
+
+
+def shorten_root(path: Path, name: str) -> None:
+    """Has the root of a table lead to one page less: what is below that cannot be found any more."""
+    content = bytearray(path.read_bytes())
+    (page,) = struct.unpack_from("<Q", read_table_record(path, name), ROOT_IN_RECORD_AT)
+    (lower,) = struct.unpack_from("<H", content, page * PAGESIZE + LOWER_AT)
+    struct.pack_into("<H", content, page * PAGESIZE + LOWER_AT, lower - 2)
+    path.write_bytes(content)
+
+
+def change_order(path: Path, name: str) -> None:
+    """Has the record of a table say that its keys are compared from behind: most of them are not found any more."""
+    content, record = bytearray(path.read_bytes()), read_table_record(path, name)
+    place = content.find(record)
+    while place >= 0:
+        content[place + FLAGS_IN_RECORD_AT] ^= 2
+        place = content.find(record, place)
+    path.write_bytes(content)
+
+
+def read_table_record(path: Path, name: str) -> bytes:
+    """Returns the record of a table."""
+    with lmdb.open(str(path), subdir=False, lock=False, readonly=True, max_dbs=1) as env, env.begin() as txn:
+        record = txn.get(name.encode())
+    assert record is not None
+    return record
+
+
 def _damage(path: Path, root_at: int) -> None:
     content = bytearray(path.read_bytes())
+    _damage_page(path, content, _read_root(content, root_at))
+
+
+def _read_root(content: bytearray, root_at: int) -> int:
     newest = max((0, PAGESIZE), key=lambda page: struct.unpack_from("<Q", content, page + TRANSACTION_AT))
-    (root,) = struct.unpack_from("<Q", content, newest + root_at)
-    struct.pack_into("<H", content, root * PAGESIZE + FIRST_RECORD_AT, 0xFFF0)
+    root: int = struct.unpack_from("<Q", content, newest + root_at)[0]
+    return root
+
+
+def _damage_page(path: Path, content: bytearray, page: int) -> None:
+    struct.pack_into("<H", content, page * PAGESIZE + FIRST_RECORD_AT, 0xFFF0)
     path.write_bytes(content)

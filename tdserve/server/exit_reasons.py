@@ -11,7 +11,7 @@ _CAUSES: dict[int, str] = {
     "or LMDB met a damaged page of values, which `tdserve check` names",
     signal.SIGBUS: "a page of a mapped file is missing: another process truncated it, or its disk is full; or LMDB met "
     "a damaged page of values, which `tdserve check` names",
-    signal.SIGSEGV: "a fault in native code",
+    signal.SIGSEGV: "a fault in native code; LMDB may have met a damaged page of values, which `tdserve check` names",
 }
 """The likely cause, by signal; all of them were observed."""
 

@@ -21,7 +21,7 @@ from tdserve.server.recovery.departure_records import DEPARTURE
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.environments import DATA_FILE
+from tdserve.store.environments import DATA_FILE, hold_page_checks
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass, put_back
 from tdserve.store.watermark import SyncedStore
@@ -52,6 +52,11 @@ def return_to_last_sync(root: Root) -> list[str]:
     Raises:
         TDServeError: It cannot be done now. The next call starts anew.
     """
+    with hold_page_checks():  # what the last sync has left may be damaged
+        return _return_to_last_sync(root)
+
+
+def _return_to_last_sync(root: Root) -> list[str]:
     if not put_back(root.synced_folder, root.catalog_folder):
         damaged = root.catalog_folder / DATA_FILE
         if damaged.exists():

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.base.failpoints import reach
 from tdserve.rules.kv.entry_changes import ABSENT, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
@@ -217,10 +218,10 @@ def skip_versions(folder: Path, *, max_bytes: int) -> None:
     if not Objects.exists(folder):
         return
     with Objects(folder, writable=True, max_bytes=max_bytes) as objects:
-        table = objects.open_table("counters")
+        table, entries = objects.open_table("counters"), objects.open_table("entries")
 
         def skip(txn: Any) -> None:
-            before = _read_counters(txn, table, objects.path)
+            before = _read_counters(txn, table, entries, objects.path)
             write_counters(txn, table, replace(before, last_version=before.last_version + STEP_AFTER_LOSS))
 
         objects.commit(skip, asked_bytes=0)
@@ -245,7 +246,7 @@ class EntryChanges:
         self._entries, self._ages, self._expiries, self._counters = tables
         self._marks = marks
         self._counts_bytes = bool(settings.max_bytes)
-        self.counters = _read_counters(txn, self._counters, path)
+        self.counters = _read_counters(txn, self._counters, self._entries, path)
 
     def save_counters(self) -> None:
         """Writes the counters; the last step of a change."""
@@ -336,9 +337,15 @@ class EntryChanges:
         self._txn.cursor(db=table).putmulti(items)
 
 
-def _read_counters(txn: Any, table: Any, path: str) -> Counters:
+def _read_counters(txn: Any, table: Any, entries: Any, path: str) -> Counters:
     record = txn.get(_COUNTERS, db=table)
-    return Counters() if record is None else Counters(*_HEADER.unpack(unseal(_COUNTERS, record, path)))
+    if record is not None:
+        return Counters(*_HEADER.unpack(unseal(_COUNTERS, record, path)))
+    num_entries = txn.stat(entries)["entries"]
+    if num_entries:  # their versions must not be used again
+        actual = "none; stop the server, and see `tdserve check`"
+        raise CorruptDataError(path=path, expected=f"the counters of its {num_entries} entries", actual=actual)
+    return Counters()
 
 
 def read_header(content: Any) -> tuple[int, int, int]:

@@ -28,19 +28,25 @@ MAX_DAMAGED = 100_000
 """Most damaged records that are listed."""
 
 
+OUT_OF_ORDER = "its key is out of order"
+"""Reason of a record that is whole, where it cannot be found by its key."""
+
+
 @dataclass(frozen=True)
 class DamagedRecord:
     """A record that is not what was written.
 
     Attributes:
         table: Its table.
-        key: Its key, as it is now.
+        key: Its key, as it is now; b"" stands for records that cannot be found.
         reason: What is wrong.
+        num_records: How many it stands for.
     """
 
     table: str
     key: bytes
     reason: str
+    num_records: int = 1
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class _ScanProcess:
 def _answer_paths(paths: int, answers: int) -> None:
     with os.fdopen(paths, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as pipe:
         for line in asked:
-            pipe.write(_encode(_scan(Path(json.loads(line)))) + b"\n")
+            pipe.write(_encode(scan_here(Path(json.loads(line)))) + b"\n")
 
 
 def count_used_bytes(folder: Path) -> int:
@@ -151,17 +157,18 @@ def count_used_bytes(folder: Path) -> int:
 
 
 def _encode(found: ScannedEnvironment) -> bytes:
-    damaged = [(each.table, each.key.hex(), each.reason) for each in found.damaged]
+    damaged = [(each.table, each.key.hex(), each.reason, each.num_records) for each in found.damaged]
     return json.dumps([found.num_records, damaged, found.failure]).encode()
 
 
 def _decode(content: bytes) -> ScannedEnvironment:
     num_records, damaged, failure = json.loads(content)
-    records = (DamagedRecord(table, bytes.fromhex(key), reason) for table, key, reason in damaged)
+    records = (DamagedRecord(table, bytes.fromhex(key), *others) for table, key, *others in damaged)
     return ScannedEnvironment(num_records, tuple(records), failure)
 
 
-def _scan(path: Path) -> ScannedEnvironment:
+def scan_here(path: Path) -> ScannedEnvironment:
+    """Compares the records as ``EnvironmentScanner`` does, in this process, which a damaged page may end."""
     num_records, damaged = 0, list[DamagedRecord]()
     try:
         with (
@@ -186,14 +193,16 @@ def _scan_table(txn: Any, name: str, tables: dict[str, Any]) -> list[DamagedReco
     for view, value in txn.cursor(db=tables[name]):
         key = bytes(view)
         num_found += 1
-        if key <= before or txn.get(key, db=tables[name]) is None:
-            damaged.append(DamagedRecord(name, key, "its key is out of order"))
-        elif reason := _explain_damage(txn, name, key, value, tables):
+        reason = _explain_damage(txn, name, key, value, tables)
+        if not reason and (key <= before or txn.get(key, db=tables[name]) is None):
+            reason = OUT_OF_ORDER
+        if reason:
             damaged.append(DamagedRecord(name, key, reason))
         before = key
     num_listed = txn.stat(tables[name])["entries"]
     if num_found != num_listed:
-        damaged.append(DamagedRecord(name, b"", f"{num_found} records can be read of {num_listed}"))
+        reason = f"{num_found} records can be read of {num_listed}"
+        damaged.append(DamagedRecord(name, b"", reason, max(num_listed - num_found, 1)))
     return damaged
 
 

@@ -12,6 +12,7 @@ closing and finalizing in the child then changes only these.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections import deque
@@ -86,34 +87,39 @@ _given_back: deque[Environment] = deque()
 _kept: list[lmdb.Environment] = []
 """Inherited environments that could not be separated from the parent's: they must be neither closed nor opened
 again."""
-_checks_pages = False
+_max_checked_nbytes = 0.0
+_checked: set[tuple[str, int]] = set()
+"""Folders of files whose pages were looked at, and the files' inodes."""
 
 _MAX_LOOKS = 4
 """Looks at a file that another process is writing."""
 
 
-def check_pages_when_opened() -> None:
-    """Has this process follow the pages of each environment when it opens it, from now on.
+def check_pages_when_opened(max_nbytes: float = math.inf) -> None:
+    """Has this process follow the pages of each environment when it opens it for the first time, from now on.
 
-    For a process that stands in for one that a damaged page may have ended: it refuses the environment, and serves the
-    others. It costs about a second for each GiB.
+    For a process that stands in for one that a damaged page may have ended, or that must not end: it refuses the
+    environment, and serves the others. It costs about a second for each GiB.
+
+    Args:
+        max_nbytes: Files that are larger are not looked at.
     """
-    global _checks_pages  # noqa: PLW0603 (of the process, as the registry is)
-    _checks_pages = True
+    global _max_checked_nbytes  # noqa: PLW0603 (of the process, as the registry is)
+    _max_checked_nbytes = max_nbytes
 
 
 @contextmanager
-def hold_page_checks() -> Iterator[None]:
+def hold_page_checks(max_nbytes: float = math.inf) -> Iterator[None]:
     """The same within a block, in all threads of this process."""
-    global _checks_pages  # noqa: PLW0603 (as above)
-    before, _checks_pages = _checks_pages, True
+    before = _max_checked_nbytes
+    check_pages_when_opened(max_nbytes)
     try:
         yield
     finally:
-        _checks_pages = before
+        check_pages_when_opened(before)
 
 
-def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
+def acquire(folder: Path, *, writable: bool, max_bytes: int, is_checked_later: bool = False) -> Environment:
     """Opens the environment in ``folder``, or shares the one that this process has open.
 
     Commits are not synced: they survive ``kill -9`` of the process (the pages are the kernel's), but not a loss of
@@ -124,6 +130,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         folder: Created if it is missing and ``writable``.
         writable: Processes that only read pass False; ``lock.mdb`` must still be writable for them.
         max_bytes: Size of the map, for a writer. The file grows with use up to it. Readers pass 0 and get the writer's.
+        is_checked_later: Whether the caller looks at the pages himself, if this process does.
 
     Raises:
         WrongStateError: This process has it open for reading only and asks for writing.
@@ -140,6 +147,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
                 raise WrongStateError(
                     state=f"{folder} is open for reading in this process", event="opening it for writing"
                 )
+            if not is_checked_later:
+                _check_pages(shared.env, folder)
             shared.num_users += 1
             return shared
         _prepare(folder / DATA_FILE, writable=writable)
@@ -158,9 +167,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
             mode=0o666,  # as far as the umask allows: readers write into the lock file
         )
         try:
-            if _checks_pages:
-                with PinnedTree(env, folder / DATA_FILE) as tree:
-                    tree.check_pages()
+            if not is_checked_later:
+                _check_pages(env, folder)
         except BaseException:
             env.close()
             raise
@@ -174,6 +182,15 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int) -> Environment:
         )
         _environments[_get_inode(folder)] = opened
         return opened
+
+
+def _check_pages(env: lmdb.Environment, folder: Path) -> None:
+    found = os.stat(folder / DATA_FILE)
+    key = os.fspath(folder), found.st_ino
+    if found.st_size <= _max_checked_nbytes and key not in _checked:
+        with PinnedTree(env, folder / DATA_FILE) as tree:
+            tree.check_pages()
+        _checked.add(key)
 
 
 class _FirstPages(NamedTuple):

@@ -28,7 +28,7 @@ _NEARLY_FULL_BYTES = 1 << 20
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 _LMDB_FULL = (lmdb.MapFullError, lmdb.DiskError, lmdb.TxnFullError, lmdb.ReadersFullError, lmdb.MemoryError)
-_LMDB_MISUSED = (lmdb.BadValsizeError, lmdb.BadTxnError, lmdb.InvalidParameterError, lmdb.DbsFullError)
+_LMDB_MISUSED = (lmdb.BadValsizeError, lmdb.InvalidParameterError, lmdb.DbsFullError)
 
 
 def free_bytes(path: Path) -> int:

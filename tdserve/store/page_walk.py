@@ -23,6 +23,9 @@ _BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
 _IN_OVERFLOW, _IS_TABLE = 1, 2
 """Flags of nodes of leaves: the value is in pages of its own; it is a table's record."""
 
+_BY_NUMBER, _KINDS = 8, 0x7E
+"""Flags of tables: the keys are numbers; all that say how records are compared."""
+
 _PAGE_HEADER_BYTES, _NODE_HEADER_BYTES, _NUMBER_BYTES = 16, 8, 8
 _NO_PAGE = 2**64 - 1
 _NUM_FIRST_PAGES = 2
@@ -197,7 +200,7 @@ class _Walk:
 
     def follow(self) -> None:
         """Follows all tables, and the list of free pages."""
-        for nodes in self._follow_table(_read_table(self._meta.free_pages), "the table of free pages"):
+        for nodes in self._follow_table(_read_table(self._meta.free_pages), "the table of free pages", kind=_BY_NUMBER):
             self._add_free_pages(nodes)
         for name, table in self._iter_tables():
             for _ in self._follow_table(table, f"the table {name!r}"):
@@ -223,23 +226,29 @@ class _Walk:
                     raise _BrokenPageError(f"the record of the table {name!r} is none")
                 yield name, _read_table(bytes(self._content[key_at + key_nbytes :][:nbytes]))
 
-    def _follow_table(self, table: np.void, name: str) -> Iterator[_Nodes]:
-        """Yields the nodes of a table's leaves."""
+    def _follow_table(self, table: np.void, name: str, *, kind: int = 0) -> Iterator[_Nodes]:
+        """Yields the nodes of a table's leaves.
+
+        Args:
+            kind: Flags of the table; all of ours have keys in the order of their bytes.
+        """
+        if int(table["flags"]) & _KINDS != kind:
+            raise _BrokenPageError(f"the record of {name} says that its keys have another order")
         root, depth = int(table["root"]), int(table["depth"])
         found = {_BRANCH: 0, _LEAF: 0, _OVERFLOW: 0}
         num_entries = 0
         pages = np.array([] if root == _NO_PAGE else [min(root, self._num_pages)], np.int64)
         for level in range(depth):
-            kind = _LEAF if level == depth - 1 else _BRANCH
-            found[kind] += len(pages)
+            page_kind = _LEAF if level == depth - 1 else _BRANCH
+            found[page_kind] += len(pages)
             children = []
             if len(pages) > self._num_pages:
                 raise _BrokenPageError(f"{name} has more pages than there are")
             for first in range(0, len(pages), _CHUNK_PAGES):
                 chunk = pages[first : first + _CHUNK_PAGES]
                 self._use(chunk, name)
-                nodes = self._read_nodes(chunk, kind, name)
-                if kind == _BRANCH:
+                nodes = self._read_nodes(chunk, page_kind, name)
+                if page_kind == _BRANCH:
                     children.append(nodes.children)
                     continue
                 num_entries += len(nodes.at)

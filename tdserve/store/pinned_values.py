@@ -22,7 +22,7 @@ class PinnedValues:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._environment = environments.acquire(folder, writable=False, max_bytes=0)
+        self._environment = environments.acquire(folder, writable=False, max_bytes=0, is_checked_later=True)
         try:
             with convert_os_errors(folder), lmdb_faults(folder, max_bytes=0):
                 self._tree = PinnedTree(self._environment.env, folder / DATA_FILE)

@@ -16,7 +16,16 @@ import tdserve
 from tdserve.server.checking.root_check import check_root
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_folders import get_folder
-from tests.damaged_pages import damage_free_pages, damage_tables
+from tdserve.store.run_record import RunRecord
+from tests.damaged_pages import (
+    change_order,
+    cut_to_first_pages,
+    damage_free_pages,
+    damage_table,
+    damage_tables,
+    make_branch_of_one,
+    shorten_root,
+)
 from tests.processes import START_TIMEOUT_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -57,6 +66,94 @@ def test_worker_when_a_damaged_page_ends_it_then_next_one_refuses_the_store_and_
         server.start()
         with server.client(transport=transport) as client:
             client.replay("damaged").extend(make_rows(8, length=700), timeout_s=START_TIMEOUT_S)
+
+
+def make_entries(server: tdserve.Server, num: int) -> None:
+    """Puts entries, kills the server, and ends it: no copy of a last sync can be put back."""
+    with server.client(transport="gloo") as client:
+        client.create_kv("entries").update({str(number): {"x": torch.tensor(number)} for number in range(num)})
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not server.is_alive, "the end of the control process")
+    server.shutdown()
+
+
+def test_put_when_the_counters_of_a_keyed_store_cannot_be_found_then_refused_and_no_version_is_used_again(
+    tmp_path: Path,
+) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        make_entries(server, 40)
+        damage_table(get_folder(tmp_path / "stores" / "entries", 0) / DATA_FILE, "counters")
+        server.start()
+        with server.client(transport="gloo") as client:
+            for _ in range(2):
+                with pytest.raises(tdserve.CorruptDataError, match="`tdserve check`"):
+                    client.kv("entries").put("new", {"x": torch.tensor(1)})
+
+
+@pytest.mark.parametrize("damage", [cut_to_first_pages, make_branch_of_one], ids=["SIGBUS", "SIGABRT"])
+def test_keyed_store_when_its_tables_are_damaged_then_the_control_process_goes_on(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        make_entries(server, 40)
+        damage(get_folder(tmp_path / "stores" / "entries", 0) / DATA_FILE)
+        server.start()
+        pid = server.pid
+        with server.client(transport="gloo") as client:
+            entries = client.kv("entries")
+            for _ in range(2):
+                with pytest.raises(tdserve.CorruptDataError):
+                    entries.get("7", timeout_s=START_TIMEOUT_S)
+            client.create_kv("others").put("a", {"x": torch.tensor(1)})
+            assert [each.name for each in map(client.describe, client.stores())] == ["entries", "others"]
+        assert server.pid == pid
+
+
+def test_start_when_the_copy_of_the_last_sync_is_damaged_then_others_are_served_after_a_loss_of_power(
+    tmp_path: Path,
+) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        with server.client(transport="gloo") as client:
+            for name in ("damaged", "whole"):
+                client.create_kv(name).put("a", {"x": torch.tensor(7)})
+        server.shutdown()
+        make_branch_of_one(tmp_path / "stores/damaged/synced-values" / DATA_FILE)
+        RunRecord(tmp_path).note_lost_power()
+        server.start()
+        with server.client(transport="gloo") as client:
+            assert client.kv("whole").get("a")["x"] == 7
+            with pytest.raises(tdserve.CorruptDataError):
+                client.kv("damaged").put("b", {"x": torch.tensor(1)})
+
+
+def test_repair_when_a_branch_leads_to_fewer_entries_then_their_number_is_reported(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        make_entries(server, 2000)
+        shorten_root(get_folder(tmp_path / "stores" / "entries", 0) / DATA_FILE, "entries")
+        (found,) = check_root(tmp_path).findings
+        assert "records can be read of 2000" in found.reason
+        (repaired, *_) = check_root(tmp_path, repairs=True).findings
+        server.start()
+        with server.client(transport="gloo") as client:
+            num_gone = 2000 - len(client.kv("entries"))
+        assert num_gone > 0
+        assert f"{num_gone} others could not be found and are gone" in repaired.repaired
+
+
+def test_store_when_its_record_has_another_order_of_keys_then_refused_and_a_repair_keeps_all(tmp_path: Path) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        make_entries(server, 400)
+        change_order(get_folder(tmp_path / "stores" / "entries", 0) / DATA_FILE, "entries")
+        server.start()
+        with server.client(transport="gloo") as client, pytest.raises(tdserve.CorruptDataError, match="order"):
+            client.checkpoint(str(tmp_path.with_suffix(".copy")))
+        server.shutdown()
+        assert check_root(tmp_path, repairs=True).num_damaged == 0
+        server.start()
+        with server.client(transport="gloo") as client:
+            entries = client.kv("entries")
+            assert len(entries) == 400
+            assert [int(entries.get(str(number))["x"]) for number in range(400)] == [*range(400)]
 
 
 def test_syncs_when_a_page_of_one_store_is_damaged_then_others_reach_the_disk_and_the_end_is_no_crash(

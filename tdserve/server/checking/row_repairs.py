@@ -17,7 +17,8 @@ from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.entry_tables import STEP_AFTER_LOSS, read_header, write_counters
-from tdserve.store.environment_scan import DamagedRecord
+from tdserve.store.environment_scan import DamagedRecord, scan_here
+from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.objects import Objects
@@ -48,13 +49,15 @@ def drop_values(folder: Path, record: StoreRecord, damaged: Collection[DamagedRe
         _delete(objects, [each for each in damaged if each.table == "values"])
 
 
-def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> str:
+def drop_entries(folder: Path, record: StoreRecord, num_missing: int) -> str:
     """Deletes damaged entries of a keyed store, and what other tables have of them; counts the others again.
 
     Args:
         folder: Folder of its values.
+        num_missing: How many entries cannot be found.
     """
     copy_records(folder)  # LMDB ends a process that changes some damaged pages
+    damaged = scan_here(folder / DATA_FILE).damaged  # without those that only could not be found in the old pages
     with Objects(folder, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, damaged)
         tables = {name: objects.open_table(name) for name in ("entries", "ages", "expiries", "counters")}
@@ -75,7 +78,8 @@ def drop_entries(folder: Path, record: StoreRecord, damaged: Collection[DamagedR
         objects.commit(settle, asked_bytes=0)
         objects.sync()
     num_entries = sum(each.table == "entries" for each in damaged)
-    return f"{num_entries} entries were dropped"
+    missing = f"; {num_missing} others could not be found and are gone" if num_missing else ""
+    return f"{num_entries} entries were dropped{missing}"
 
 
 def _delete(objects: Objects, damaged: Collection[DamagedRecord]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,7 +13,7 @@ from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
 from tdserve.store.entry_tables import TABLES
-from tdserve.store.environment_scan import DamagedRecord
+from tdserve.store.environment_scan import OUT_OF_ORDER, DamagedRecord
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
 from tdserve.store.objects import Objects
@@ -38,6 +39,8 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
     if name in checked.misleading:
         return
     found = checked.scanner.scan(folder / DATA_FILE)
+    if found.broken_page and all(each.reason == OUT_OF_ORDER for each in found.damaged):
+        found = replace(found, damaged=())  # they are only not found in these pages
     checked.add_bytes((folder / DATA_FILE).stat().st_size)
     if changed and (found.failure or found.damaged) and _has_whole_copy(checked, record):
         reason = found.failure or f"{len(found.damaged)} damaged records"
@@ -69,11 +72,15 @@ def _has_whole_copy(checked: CheckedRoot, record: StoreRecord) -> bool:
 
 def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequence[DamagedRecord]) -> Iterator[Finding]:
     if damaged:
-        shown = ", ".join(f"{each.key[:40].decode('utf-8', 'replace')!r} of {each.table}" for each in damaged[:8])
-        more = ", ..." if len(damaged) > 8 else ""
-        reason = f"{len(damaged)} damaged records: {shown}{more}"
-        repair = partial(run_apart, partial(drop_entries, folder, record, damaged), path=name)
-        yield Finding(name, reason, record.name, repair=repair)
+        found = [each for each in damaged if each.key]
+        shown = ", ".join(f"{each.key[:40].decode('utf-8', 'replace')!r} of {each.table}" for each in found[:8])
+        more = ", ..." if len(found) > 8 else ""
+        missing = [each for each in damaged if not each.key]
+        reasons = [f"of the table {each.table!r} {each.reason}" for each in missing]
+        reasons += [f"{len(found)} damaged records: {shown}{more}"] if found else []
+        num_missing = sum(each.num_records for each in missing if each.table == "entries")
+        repair = partial(run_apart, partial(drop_entries, folder, record, num_missing), path=name)
+        yield Finding(name, "; ".join(reasons), record.name, repair=repair)
 
 
 def _list_rows(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.base.errors import CapacityError, VersionConflictError
+from tdserve.base.errors import CapacityError, CorruptDataError, VersionConflictError
 from tdserve.rules.kv.entry_changes import Entries, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import STEP_AFTER_LOSS, EntryTables, skip_versions
@@ -143,6 +143,19 @@ def test_counts_of_bytes_when_entries_are_there_then_they_count(tables: EntryTab
     free = objects.free_bytes()
     put(tables, [b"a"], records=[bytes(1 << 20)])
     assert free - objects.free_bytes() >= 1 << 20
+
+
+def test_put_when_the_counters_are_missing_then_refused_unless_there_are_no_entries(
+    tables: EntryTables, objects: Objects
+) -> None:
+    assert put(tables, [b"a"]) == 1
+    counters = objects.open_table("counters")
+    objects.commit(lambda txn: txn.drop(counters, delete=False), asked_bytes=0)
+    with pytest.raises(CorruptDataError, match=r"counters of its 1 entries.*`tdserve check`"):
+        put(tables, [b"a"])
+    entries = objects.open_table("entries")
+    objects.commit(lambda txn: txn.drop(entries, delete=False), asked_bytes=0)
+    assert put(tables, [b"a"]) == 1
 
 
 def test_skip_versions_when_after_a_loss_then_none_is_used_again(tmp_path: Path) -> None:
