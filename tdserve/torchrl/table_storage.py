@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tdserve.client.tables.replay import ReplayHandle
 from tdserve.rules.replay.sampler import Sampler as TableRule
 from tdserve.structure.tree import Path
 from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
-from tdserve.torchrl.narrow_storage import NarrowStorage
+from tdserve.torchrl.local_slices import Division, DrawnSlices, NarrowStorage
 from tdserve.torchrl.shared_table import SharedTable
 from tdserve.torchrl.table_checkpointer import TableCheckpointer
 from tdserve.torchrl.table_edits import TableEdits
@@ -46,7 +46,7 @@ PRIORITY_KEY = "_priority"
 """Where the state of a storage has priorities."""
 
 MAX_TRIES = 10
-"""Reads of all rows and their priorities while others write."""
+"""Reads of all rows and their priorities, or draws of slices, while others write."""
 
 
 class TDServeStorage(Storage):
@@ -166,6 +166,35 @@ class TDServeStorage(Storage):
         same keys give the same object: TorchRL keeps what it has found by the storage."""
         found = tuple(to_path(to_stored_key(key)) for key in keys if key is not None and self.has_key(key))
         return self._narrowed.setdefault(found, NarrowStorage(self, found)) if found else self
+
+    def note_division(self, division: Division) -> None:
+        """Notes by which rows a sampler is going to draw slices in this thread."""
+        self._held.division = division
+
+    def read_drawn(self, division: Division | None) -> DrawnSlices:
+        """Returns this storage, as the rows of slices that were drawn in this thread are read.
+
+        Args:
+            division: By which they were drawn, if that is older than the draw.
+        """
+        return DrawnSlices(self, self._held.__dict__.get("division") or division)
+
+    def draw_whole(self, draw: Callable[[], Any]) -> Any:
+        """Returns what ``draw`` returns: slices of rows that are still those that were divided when they are read.
+
+        While others write rows, it draws again, up to ``MAX_TRIES`` times.
+        """
+        for number in range(MAX_TRIES):
+            self._held.division, before = None, self.count_inserts()
+            try:
+                return draw()
+            except Exception as error:
+                has_changed = isinstance(error, SelectionError) or self.count_inserts() != before
+                if not has_changed or number + 1 == MAX_TRIES:
+                    raise
+            finally:
+                self._held.division = None
+        return None
 
     def list_buffers(self) -> list[Any]:
         """Lists the buffers of this process that were made with this storage."""
@@ -308,8 +337,9 @@ class TDServeStorage(Storage):
 
     @property
     def shape(self) -> torch.Size:
-        """The length, as of the tensors of TorchRL's storages."""
-        return torch.Size([len(self)])
+        """The length, as of TorchRL's storages of tensors; while slices are drawn, how many numbers were divided."""
+        division = self._held.__dict__.get("division")
+        return torch.Size([len(self) if division is None else len(division.generations)])
 
     @property
     def _total_shape(self) -> torch.Size:

@@ -6,14 +6,17 @@ abstract.
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
+import torch
 from torchrl.data.replay_buffers.replay_buffers.base import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.data.replay_buffers.samplers._trajectory import _FragmentedTrajectoryIndex
 from torchrl.data.replay_buffers.samplers.base import Sampler
+from torchrl.data.replay_buffers.samplers.prioritized_slice import PrioritizedSliceSampler
 from torchrl.data.replay_buffers.samplers.slice import SliceSampler
+from torchrl.data.replay_buffers.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
 
 from tdserve.base.errors import InvalidRequestError
 
@@ -68,36 +71,101 @@ def route_key_writes(kind: type[Any]) -> None:
 
 
 def divide_by_columns(kind: type[Any]) -> None:
-    """Lets samplers of slices read of such a storage only the keys by which they divide its rows.
-
-    ``SliceSampler._get_stop_and_length`` and ``_FragmentedTrajectoryIndex._read_records`` read ``storage[:]``, all that
-    is there. If the rows lack ``traj_key``, the first one divides them where ``end_key`` is set over TorchRL's own
-    storages, and raises over others. ``_fetch_traj`` is whether it looks for ``traj_key``; ``_traj_key_auto`` whether
-    ``_resolve_traj_key`` has still to find out which key that is, by all keys of a row.
+    """Lets samplers of slices read of such a storage only the keys by which they divide its rows, and draw again if the
+    rows were overwritten before they are read.
 
     Args:
-        kind: A class of storages with ``has_key`` and ``narrow``.
+        kind: A class of storages with ``has_key``, ``narrow``, ``note_division``, ``read_drawn`` and ``draw_whole``.
     """
-    find_slices, read_records = SliceSampler._get_stop_and_length, _FragmentedTrajectoryIndex._read_records
+    SliceSampler._get_stop_and_length = _divide_by_columns(SliceSampler._get_stop_and_length, kind)
+    SliceSampler._finalize_index = _read_drawn_once(SliceSampler._finalize_index, kind)
+    _FragmentedTrajectoryIndex._read_records = _read_records_of_columns(_FragmentedTrajectoryIndex._read_records, kind)
+    _FragmentedTrajectoryIndex._apply_pending = _rebuild_instead(_FragmentedTrajectoryIndex._apply_pending, kind)
+    for sampler in (SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler):
+        sampler.sample = _draw_whole(sampler.sample, kind)
+
+
+def _divide_by_columns(find_slices: Any, kind: type[Any]) -> Any:
+    """``SliceSampler._get_stop_and_length`` reads ``storage[:]``, all that is there. If the rows lack ``traj_key``, it
+    divides them where ``end_key`` is set over TorchRL's own storages, and raises over others.
+
+    ``_fetch_traj`` is whether it looks for ``traj_key``; ``_traj_key_auto`` whether ``_resolve_traj_key`` has still to
+    find out which key that is, by all keys of a row; ``_cache`` has the slices that a user has given.
+    """
 
     @wraps(find_slices)
     def find_slices_by_columns(sampler: Any, storage: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(storage, kind):
-            if sampler._traj_key_auto:
-                sampler._resolve_traj_key(storage)
-            if sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
-                sampler._fetch_traj = False
-            storage = storage.narrow([sampler.traj_key, sampler.end_key, *(sampler.end_keys or ())])
-        return find_slices(sampler, storage, *args, **options)
+        if not isinstance(storage, kind):
+            return find_slices(sampler, storage, *args, **options)
+        if sampler._traj_key_auto:
+            sampler._resolve_traj_key(storage)
+        if sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
+            sampler._fetch_traj = False
+        narrow = storage.narrow([sampler.traj_key, sampler.end_key, *(sampler.end_keys or ())])
+        slices = find_slices(sampler, narrow, *args, **options)
+        if narrow is storage or "static-stop-and-length" in sampler._cache:
+            return slices
+        storage.note_division(narrow.division)
+        return narrow.keep_live(slices)
+
+    return find_slices_by_columns
+
+
+def _read_records_of_columns(read_records: Any, kind: type[Any]) -> Any:
+    """``_FragmentedTrajectoryIndex._read_records`` reads ``storage[:]`` as well, and takes places for row numbers;
+    ``_validate_metadata`` makes its result of what was read."""
 
     @wraps(read_records)
     def read_records_of_columns(index: Any, storage: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(storage, kind):
-            storage = storage.narrow([index.trajectory_key, index.step_key])
-        return read_records(index, storage, *args, **options)
+        keys = [index.trajectory_key, index.step_key]
+        if not isinstance(storage, kind) or not all(map(storage.has_key, keys)):
+            return read_records(index, storage, *args, **options)
+        narrow = storage.narrow(keys)
+        rows = narrow[:]
+        index.division = narrow.division
+        trajectories, steps = map(rows.get, keys)
+        return index._validate_metadata(trajectories, steps, torch.arange(len(rows)))
 
-    SliceSampler._get_stop_and_length = find_slices_by_columns
-    _FragmentedTrajectoryIndex._read_records = read_records_of_columns
+    return read_records_of_columns
+
+
+def _rebuild_instead(apply_pending: Any, kind: type[Any]) -> Any:
+    """``_apply_pending`` reads rows that this process has written, which others may have overwritten since;
+    ``_full_rebuild`` reads all."""
+
+    @wraps(apply_pending)
+    def apply_or_rebuild(index: Any, storage: Any, revision: int) -> Any:
+        return (index._full_rebuild if isinstance(storage, kind) else partial(apply_pending, index))(storage, revision)
+
+    return apply_or_rebuild
+
+
+def _read_drawn_once(finalize: Any, kind: type[Any]) -> Any:
+    """``_finalize_index`` reads the rows that were drawn, and the buffer reads them again.
+
+    ``_fragmented_index`` may have read the keys at an earlier draw, if nothing was written since.
+    """
+
+    @wraps(finalize)
+    def finalize_with_rows(sampler: Any, *, storage: Any, **options: Any) -> Any:
+        if not isinstance(storage, kind):
+            return finalize(sampler, storage=storage, **options)
+        drawn = storage.read_drawn(getattr(sampler._fragmented_index, "division", None))
+        index, info = finalize(sampler, storage=drawn, **options)
+        drawn.hold_for(index)
+        return index, info
+
+    return finalize_with_rows
+
+
+def _draw_whole(sample: Any, kind: type[Any]) -> Any:
+    @wraps(sample)
+    def sample_whole(sampler: Any, storage: Any, *args: Any, **options: Any) -> Any:
+        if not isinstance(storage, kind):
+            return sample(sampler, storage, *args, **options)
+        return storage.draw_whole(lambda: sample(sampler, storage, *args, **options))
+
+    return sample_whole
 
 
 def return_unchanged(rows: Any) -> Any:

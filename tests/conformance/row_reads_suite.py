@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 import tdserve
-from tdserve.base.errors import KeyNotFoundError, SelectionError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError
 from tests.conformance.suite import Suite
 
 FEW, MANY = 8, 20_000
@@ -62,6 +62,13 @@ class RowReadsSuite(Suite):
             assert_same(table.get_at("nested", slice(2, 6)), rows["nested"][2:6])
             some: Any = table.get_at(["text", ("nested", "wide")], picked)
             assert_same(some, rows[picked].select("text", ("nested", "wide")))
+            assert table.get_at("number", []).shape == (0,)
+            assert table.get_at("text", []).tolist() == []
+        for wrong in (True, torch.tensor(True)):
+            with pytest.raises(SelectionError):
+                table[wrong]
+        with pytest.raises(InvalidRequestError, match="nothing to read"):
+            table.get_at([], picked)
         table.delete([0])
         assert table.get_at("number", slice(None)).equal(rows["number"][1:])
         with pytest.raises(SelectionError):

@@ -285,6 +285,8 @@ def test_table_when_its_rows_differ_in_size_then_lists_of_arrays(arrays: tdserve
     found = table[:]
     assert [row.tolist() for row in found["tokens"]] == [[0, 1], [0, 1, 2, 3], [0], [7, 8, 9]]
     assert found["text"] == ["x", "y", "z", "w"]
+    assert [row.tolist() for row in table.get_at("tokens", [1, 2])] == [[0, 1, 2, 3], [0]]
+    assert table.get_at(["text"], [1]) == {"text": ["y"]}
     assert table.sample(3, pad=0)["tokens"].ndim == 2
 
 

@@ -17,13 +17,12 @@ from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
-from tdserve.client.handles.key_paths import check_path, list_paths
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
+from tdserve.client.tables.rows_by_number import list_wanted, pick
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
-from tdserve.structure.entries import get_entry
 from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
@@ -167,9 +166,8 @@ class ShardedRows(ShardedStore):
 
     def get_at(self, key: str | Path | list[Any], index: Any) -> Any:
         """Reads some keys of live rows; see ``TableHandle.get_at``."""
-        found = self._read_live(index, list_paths(key, argument="key"))
-        found = found if isinstance(key, list) else get_entry(found, check_path(key))
-        return to_arrays(found) if self._cluster.numpy else found
+        found = self._read_live(index, list_wanted(key))
+        return pick(to_arrays(found) if self._cluster.numpy else found, key)
 
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
@@ -201,6 +199,8 @@ class ShardedRows(ShardedStore):
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+        if given.dtype.kind not in "iu" and given.size:
+            raise SelectionError(selection=f"of table {self.name!r}", reason=f"{index!r} names no rows")
         shape = given.shape
         index = np.where(given < 0, given + self.capacity, given)
         where = self.split_numbers(index)

@@ -94,7 +94,7 @@ def copy_rows(
 
 def _read_columns(source: RowBuffers, layout: Layout, pool: BufferPool) -> Sequence[torch.Tensor]:
     """Returns all columns of the rows, in one buffer whose pages were touched before."""
-    if layout.num_leaves or pool.is_shared:
+    if layout.num_leaves or pool.is_shared or not layout.slots[0].nbytes:  # torch cannot view nothing in another dtype
         return make_views(layout, _fill_buffer(source, layout, pool), shares_storage=pool.is_shared)
     # Only added columns: a few numbers per row, for which a buffer takes longer than a copy of each.
     columns = ((source.get_trailing(number), slot.dtype) for number, slot in enumerate(layout.slots))

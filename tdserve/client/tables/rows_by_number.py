@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TransferAbortedError
+from tdserve.base.errors import InvalidRequestError, SelectionError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
@@ -70,11 +72,11 @@ class RowsByNumber(ByAddress):
             index: As of ``table[index]``.
 
         Raises:
+            InvalidRequestError: The list is empty.
             KeyNotFoundError: The rows have no such key.
             SelectionError: A row is not live, or out of range.
         """
-        found = self.read_rows(index, list_paths(key, argument="key"))
-        return self._client.hand_over(found if isinstance(key, list) else get_entry(found, check_path(key)))
+        return pick(self._client.hand_over(self.read_rows(index, list_wanted(key))), key)
 
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows by number, as ``table[index]`` does, and the generation of each: to write them later if they
@@ -98,10 +100,13 @@ class RowsByNumber(ByAddress):
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
         return found.build(), generations
 
-    def read_numbered(self, among: slice = slice(None)) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """Returns live rows as ``table[among]`` does, always as a tensordict, their numbers and their generations."""
+    def read_numbered(
+        self, among: slice = slice(None), keys: Sequence[Path] = ()
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Returns live rows, or these keys of them, as ``table[among]`` does, always as a tensordict, their numbers and
+        their generations."""
         check_real("reading rows", ROWS)
-        found = self._read_pieces([among], ())
+        found = self._read_pieces([among], keys)
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
@@ -114,6 +119,8 @@ class RowsByNumber(ByAddress):
         pieces = [index]
         if not isinstance(index, slice):
             array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            if array.dtype == np.bool_ and array.ndim != 1:
+                raise SelectionError(selection=f"of table {self.name!r}", reason="a mask has one flag for each row")
             if array.dtype != np.bool_:
                 shape = array.shape
                 if array.size > MAX_MESSAGE_ROWS:
@@ -174,6 +181,21 @@ class RowsByNumber(ByAddress):
     def follow_and_retry(self, act: Callable[[], T]) -> T:
         """Runs ``act``, once more if the table was recreated in between."""
         raise NotImplementedError
+
+
+def list_wanted(key: str | Path | list[Any]) -> list[Path]:
+    """Returns the paths of a key, or of a list of keys. Raises InvalidRequestError for an empty one."""
+    if isinstance(key, list) and not key:
+        raise InvalidRequestError(argument="key", reason="[]: it names nothing to read")
+    return list_paths(key, argument="key")
+
+
+def pick(found: Any, key: str | Path | list[Any]) -> Any:
+    """Returns what was asked for of rows in the form that the caller gets: all for a list of keys, else the entry."""
+    if isinstance(key, list):
+        return found
+    path = check_path(key)
+    return reduce(operator.getitem, path, found) if isinstance(found, dict) else get_entry(found, path)
 
 
 def _check_whole(content: Content, request: int) -> None:

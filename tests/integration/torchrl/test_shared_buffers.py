@@ -110,6 +110,68 @@ def test_slices_when_drawn_in_this_process_then_only_the_keys_that_divide_the_ro
     assert read < rows["wide"].nbytes / 10
 
 
+LOCAL_SLICES = {
+    "short": lambda: SliceSampler(slice_len=4, traj_key="episode", strict_length=False),
+    "by ends": lambda: SliceSampler(slice_len=4, end_key="done", strict_length=False),
+    "fragmented": lambda: SliceSampler(slice_len=3, traj_key="episode", step_key="step", fragmented=True),
+    "each once": lambda: SliceSamplerWithoutReplacement(slice_len=3, traj_key="episode", strict_length=False),
+}
+
+
+def make_numbered(begin: int, end: int) -> TensorDict:
+    """Rows of episodes of seven."""
+    number = torch.arange(begin, end)
+    return make_rows(*range(begin, end), episode=number // 7, step=number % 7, done=(number % 7 == 6)[:, None])
+
+
+def check_slice(rows: Any) -> set[int]:
+    """Checks that rows follow each other in one episode; returns their numbers."""
+    assert (rows["obs"].diff() == 1).all()
+    assert len(rows["episode"].unique()) == 1
+    return {int(number) for number in rows["obs"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOCAL_SLICES)
+@pytest.mark.parametrize("num_rows", [28, 58])
+def test_slices_when_rows_have_left_then_none_goes_over_the_gap(
+    client: tdserve.Client, name: str, kind: str, num_rows: int
+) -> None:
+    storage, size = TDServeStorage(42, address=client, name=name), 3 if kind in ("fragmented", "each once") else 4
+    buffer = ReplayBuffer(storage=storage, sampler=LOCAL_SLICES[kind](), batch_size=size)
+    for begin in range(0, num_rows, 10):
+        buffer.extend(make_numbered(begin, min(begin + 10, num_rows)))
+    first = max(num_rows - 42, 0)
+    gone = [first + 10, first + 11, first + 20]
+    client.replay(name).delete([number % 42 for number in gone])
+    seen = set[int]()
+    for _ in range(150):
+        seen |= check_slice(buffer.sample())
+    assert seen <= set(range(first, num_rows)) - set(gone)
+    assert len(seen) > (num_rows - first) / 2
+
+
+@pytest.mark.parametrize("kind", LOCAL_SLICES)
+def test_slices_when_rows_are_overwritten_before_they_are_read_then_drawn_again(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    storage, size = TDServeStorage(42, address=client, name=name), 3 if kind in ("fragmented", "each once") else 4
+    buffer = ReplayBuffer(storage=storage, sampler=LOCAL_SLICES[kind](), batch_size=size)
+    buffer.extend(make_numbered(0, 42))
+    writer, begins, read_drawn = client.replay(name), [42, 84], storage.read_drawn
+
+    def overwrite_all(division: Any) -> Any:
+        drawn = read_drawn(division)
+        if begins:
+            begin = begins.pop(0)
+            writer.extend(make_numbered(begin, begin + 42))
+        return drawn
+
+    monkeypatch.setattr(storage, "read_drawn", overwrite_all)
+    assert check_slice(buffer.sample()) <= set(range(84, 126))
+    assert begins == []
+
+
 def test_limiter_when_chosen_then_samples_wait_and_time_out(client: tdserve.Client, name: str) -> None:
     storage = TDServeStorage(10, address=client, name=name, like=make_rows(0)[0], min_size=3)
     buffer = ReplayBuffer(storage=storage, batch_size=2, prefetch=1)

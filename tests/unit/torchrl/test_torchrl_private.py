@@ -24,7 +24,12 @@ from tests.private_names import all_private_names
 
 EXAMINED = {
     "_FragmentedTrajectoryIndex",
+    "_apply_pending",
+    "_cache",
     "_fetch_traj",
+    "_finalize_index",
+    "_fragmented_index",
+    "_full_rebuild",
     "_get_stop_and_length",
     "_init_collate_fn",
     "_init_sampler",
@@ -34,6 +39,7 @@ EXAMINED = {
     "_resolve_traj_key",
     "_traj_key_auto",
     "_trajectory",
+    "_validate_metadata",
 }
 OWN = {"_refuse"}
 
@@ -153,6 +159,8 @@ class KeyedRows(NotedStorage):
     def __init__(self) -> None:
         super().__init__(None, None)
         ends = torch.arange(6) % 2 == 1
+        self.num_draws = self.num_drawn_reads = 0
+        self.held: Any = None
         self.rows = TensorDict({"episode": torch.arange(6) // 2, "next": {"done": ends}}, [6])
 
     def __getitem__(self, index: Any) -> Any:
@@ -172,7 +180,26 @@ class KeyedRows(NotedStorage):
         narrow = copy(self)
         self.found.append([key for key in keys if key is not None and self.has_key(key)])
         narrow.rows = self.rows.select(*self.found[-1])
+        narrow.division = torch.arange(len(self))
         return narrow
+
+    def keep_live(self, slices: Any) -> Any:
+        return slices
+
+    def note_division(self, division: Any) -> None:
+        assert len(division) == len(self)
+
+    def draw_whole(self, draw: Any) -> Any:
+        self.num_draws += 1
+        return draw()
+
+    def read_drawn(self, division: Any) -> KeyedRows:
+        """Returns these rows, and notes that they are read once."""
+        self.num_drawn_reads += 1
+        return self
+
+    def hold_for(self, index: Any) -> None:
+        self.held = index
 
 
 def make_divided() -> Any:
@@ -198,6 +225,7 @@ def test_get_stop_and_length_when_no_key_is_given_then_it_is_found_and_only_keys
     for _ in range(2):
         sampler.sample(storage, 18)
     assert sampler.traj_key == "episode"
+    assert storage.num_draws == storage.num_drawn_reads == 2
     assert storage.found == [["episode", ("next", "done")]] * 2
 
 
@@ -205,7 +233,8 @@ def test_read_records_when_slices_are_fragmented_then_only_their_keys_are_read()
     storage = make_divided()
     storage.rows["step"] = torch.tensor([0, 1, 0, 1, 1, 0])
     sampler = SliceSampler(num_slices=9, traj_key="episode", step_key="step", fragmented=True)
-    (index,), _ = sampler.sample(storage, 18)
+    ((index,), _) = found = sampler.sample(storage, 18)
+    assert storage.held is found[0]
     assert set(map(tuple, index.view(9, 2).tolist())) <= {(0, 1), (2, 3), (5, 4)}
     assert storage.found == [["episode", "step"]]
 
