@@ -79,8 +79,8 @@ class NarrowStorage:
         rows, numbers, generations = self._whole.require_table().read_numbered(index, self._keys)
         num_new = self._whole.count_inserts() - before
         size, is_full = len(rows), before >= self._whole.max_size
-        has_gaps = bool(size) and int(numbers[-1]) != size - 1
-        if not (has_gaps or num_new or (is_full and size < self._whole.max_size)):
+        has_all = not size or int(numbers[-1]) == size - 1
+        if has_all and not num_new and (not is_full or size in (0, self._whole.max_size)):
             self._read.division = Division(generations, is_full, cursor)
             return from_table(rows)
         max_size = self._whole.max_size
@@ -89,7 +89,7 @@ class NarrowStorage:
         # Rows that came while the others were read: it is not known which are the newest.
         shown[(torch.arange(min(num_new, max_size)) + before) % max_size] = -1
         if not is_full:
-            shown = shown[: int(numbers[-1]) + 1 if size else 0]
+            shown = shown[: int(numbers[-1]) + 1]
         self._read.division = Division(shown, is_full, cursor)
         places = torch.zeros(max_size, dtype=torch.int64)
         places[numbers] = torch.arange(size)
@@ -145,7 +145,7 @@ def _separate(rows: Any, is_dead: torch.Tensor) -> Any:
     for leaf in rows.values(True, True):
         if leaf.dtype == torch.bool:
             leaf[ends] = True
-        elif isinstance(leaf, torch.Tensor):
+        else:
             unused = leaf.max() + 1 + torch.arange(int(is_dead.sum()), dtype=leaf.dtype)
             leaf[is_dead] = unused.reshape(-1, *(1,) * (leaf.ndim - 1)).expand(-1, *leaf.shape[1:])
     return rows
