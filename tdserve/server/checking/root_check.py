@@ -73,7 +73,8 @@ def check_root(
         if root.run.has_lost_power() and not _is_run_damaged(root):
             if not repairs:
                 state = f"{root.path} was not recovered since the machine lost its power, or a repair was interrupted"
-                raise WrongStateError(state=state, event="checking it; start a server there once, or add --repair")
+                event = "checking it without --repair, or before a server has started there"
+                raise WrongStateError(state=state, event=event)
             done.append(_recover(root))
         with EnvironmentScanner() as scanner:
             done += [_repair(each) for each in _list_changed_bytes(root)] if repairs else []
