@@ -281,7 +281,7 @@ def test_root_when_of_a_newer_format_or_none_then_refused_and_unchanged(root: Pa
 
 def test_root_when_the_power_was_lost_since_then_refused(root: Path) -> None:
     (root / "run.json").write_bytes(encode_checked({"boot_id": "another", "is_synced": False}))
-    with pytest.raises(WrongStateError, match="start a server"):
+    with pytest.raises(WrongStateError, match="without --repair, or before a server has started"):
         check_root(root)
 
 
