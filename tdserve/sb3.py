@@ -216,7 +216,7 @@ class TDServeReplayBuffer(ReplayBuffer):
     def size(self) -> int:
         """Returns the number of steps of ``n_envs`` rows in the table, whoever added them."""
         self.flush()
-        return len(self._table) // self.n_envs
+        return self._table.measure_length() // self.n_envs
 
     def reset(self) -> None:
         """Removes all rows, also those of other processes."""

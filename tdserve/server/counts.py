@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Departure
+from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
@@ -24,4 +25,17 @@ def make_counts(
         num_rows -= departure.num_leaving
         if departure.is_final:
             lost -= departure.rows
-    return control_pb2.TableCounts(rows=num_rows - len(lost), inserts=table.inserts + num_coming)
+    num_live = num_rows - len(lost)
+    return control_pb2.TableCounts(
+        rows=num_live,
+        inserts=table.inserts + num_coming,
+        overwritten=_count_overwritten(table, num_live, num_coming),
+    )
+
+
+def _count_overwritten(table: Table, num_live: int, num_coming: int) -> int:
+    """Returns how many of the reserved rows were live before. After a deletion rows that were deleted are among them
+    while they are written again."""
+    counts = table.counts
+    num_ever_live = min(counts.inserts + num_coming, counts.capacity)
+    return max(0, min(counts.reserved - num_coming, num_ever_live - num_live))

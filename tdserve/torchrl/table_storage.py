@@ -212,7 +212,7 @@ class TDServeStorage(Storage):
 
     def __len__(self) -> int:
         table = self.table
-        return 0 if table is None else len(table)
+        return 0 if table is None else table.measure_length()
 
     def extend(self, data: Any, priority: torch.Tensor | None = None) -> torch.Tensor:
         """Writes rows behind the newest; returns their numbers. Without priorities they have the highest so far."""
@@ -302,7 +302,7 @@ class TDServeStorage(Storage):
         if isinstance(item, torch.Tensor):
             return torch.tensor([self.contains(number) for number in item.reshape(-1).tolist()]).reshape(item.shape)
         table, number = self.table, int(item)
-        num_rows = 0 if table is None else len(table)  # asks for the counts
+        num_rows = len(self)  # asks for the counts
         number += num_rows if number < 0 else 0
         if table is None or number < 0 or num_rows == min(table.counts().inserts, self.max_size):
             return 0 <= number < num_rows  # no row was deleted

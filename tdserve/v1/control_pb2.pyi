@@ -1082,12 +1082,14 @@ class CatalogAnswer(_message.Message):
     def __init__(self, describe_store: _Optional[_Union[StoreDescription, _Mapping]] = ..., list_stores: _Optional[_Union[ListStoresResponse, _Mapping]] = ..., list_keys: _Optional[_Union[ListKeysResponse, _Mapping]] = ...) -> None: ...
 
 class TableCounts(_message.Message):
-    __slots__ = ("rows", "inserts")
+    __slots__ = ("rows", "inserts", "overwritten")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     INSERTS_FIELD_NUMBER: _ClassVar[int]
+    OVERWRITTEN_FIELD_NUMBER: _ClassVar[int]
     rows: int
     inserts: int
-    def __init__(self, rows: _Optional[int] = ..., inserts: _Optional[int] = ...) -> None: ...
+    overwritten: int
+    def __init__(self, rows: _Optional[int] = ..., inserts: _Optional[int] = ..., overwritten: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("error", "fields", "request_id")

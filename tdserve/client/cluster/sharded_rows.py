@@ -24,6 +24,7 @@ from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
 from tdserve.structure.tree import Path
+from tdserve.v1 import control_pb2
 
 _Result = TypeVar("_Result")
 
@@ -45,12 +46,19 @@ class ShardedRows(ShardedStore):
         """Returns the number of live rows of all shards that answer."""
         return sum(self._ask_lengths().values())
 
+    def measure_length(self) -> int:
+        """Returns the number of rows that are live or being overwritten, of all shards that answer. See
+        ``TableHandle.measure_length``."""
+        return sum(counts.rows + counts.overwritten for counts in self._ask_counts().values())
+
     def _ask_lengths(self) -> dict[int, int]:
         """Returns the live rows of each shard that answers."""
+        return {shard: counts.rows for shard, counts in self._ask_counts().items()}
 
-        def ask(_: int, part: Any) -> int:
+    def _ask_counts(self) -> dict[int, control_pb2.TableCounts]:
+        def ask(_: int, part: Any) -> control_pb2.TableCounts:
             done = ask_counts(part._client, part.name, Deadline.after(min(PATIENCE_S, self.wait_s)))
-            return int(done.counts.rows)
+            return done.counts
 
         return self.ask_parts(range(self.num_shards), ask, deadline=self.make_deadline(None))
 

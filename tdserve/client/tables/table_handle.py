@@ -75,8 +75,20 @@ class TableHandle(FollowedTable):
 
     def __len__(self) -> int:
         """Returns the number of live rows; costs as much as a small read. ``counts`` sends no request."""
-        self._counts.update(ask_counts(self._client, self.name, self._client.deadline(None)))
-        return self._counts.newest.rows
+        return self._ask_counts().rows
+
+    def measure_length(self) -> int:
+        """Returns the number of rows that are live or being overwritten: of a full ring always its capacity.
+
+        This is the length as buffers in one process have it; ``len`` counts what can be read at this moment.
+        """
+        counts = self._ask_counts()
+        return counts.rows + counts.overwritten
+
+    def _ask_counts(self) -> control_pb2.TableCounts:
+        done = ask_counts(self._client, self.name, self._client.deadline(None))
+        self._counts.update(done)
+        return done.counts
 
     def counts(self) -> TableCounts:
         """Returns live rows and inserts as of the last answer to this handle, without a request.

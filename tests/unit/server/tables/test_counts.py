@@ -17,3 +17,27 @@ def test_counts_when_rows_come_and_go_then_live_ones_and_all_that_came(world: Wo
     extend(world, run, store, rows(20, 3), request=2)
     clear(table, resets_counts=True)
     assert (make_counts(store).rows, make_counts(store).inserts) == (0, 0)
+
+
+def test_counts_when_live_rows_are_reserved_then_they_are_overwritten_and_new_or_deleted_ones_are_not(
+    world: World, run: Loop
+) -> None:
+    store = create(world, run, capacity=8)
+    table = store.get_table()
+
+    def count() -> tuple[int, int]:
+        counts = make_counts(store)
+        return counts.rows, counts.overwritten
+
+    extend(world, run, store, rows(10, 6))
+    assert count() == (6, 0)
+    reservation = table.reserve(4)
+    assert reservation is not None
+    assert count() == (4, 2), "two rows were never used before"
+    coming = make_counts(store, num_coming=4)
+    assert (coming.rows, coming.overwritten) == (8, 0)
+    table.abort(reservation)
+    clear(table)
+    assert count() == (0, 0)
+    assert table.reserve(3) is not None
+    assert count() == (0, 0)
