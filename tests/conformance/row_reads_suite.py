@@ -83,3 +83,25 @@ class RowReadsSuite(Suite):
         assert other.get_at("number", [1]).tolist() == [1]
         table.add_leaves(make_rows(1)[0].set("late", torch.zeros(3)))
         assert other.get_at("late", [1, 2]).equal(torch.zeros(2, 3))
+
+    def test_get_at_when_rows_differ_in_size_then_padded_and_nothing_of_no_rows(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        rows = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(n + 1), "b": torch.tensor(n)}) for n in range(4)])
+        for number, options in enumerate(({}, {"ragged": ["a"]})):
+            table = client.create_replay(f"{name}-{number}", like=rows[3], capacity=FEW, **options)
+            table.extend(rows)
+            assert table.get_at("a", [0, 2], pad=-1).tolist() == [[0, -1, -1], [0, 1, 2]]
+            padded = table.get_at(["a", "b"], [1, 0], pad={"a": 7}, timeout_s=30)
+            assert padded["a"].tolist() == [[0, 1], [0, 7]]
+            assert padded["masks", "a"].tolist() == [[True, True], [True, False]]
+            assert table.get_at("missing", [1], default=None) is None
+            assert table.get_at(["a", "missing"], [1], default="none") == "none"
+            with pytest.raises(KeyNotFoundError):
+                table.get_at("missing", [1])
+            if options:
+                assert len(table.get_at("a", [])) == 0
+                continue
+            with pytest.raises(SelectionError, match="selects no rows"):  # only rows know their keys
+                table.get_at("a", [])
+            assert len(table.get_at(["a"], [])) == 0

@@ -17,8 +17,10 @@ from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.content.padding import Pad, pad_built
+from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
-from tdserve.client.tables.rows_by_number import list_wanted, pick
+from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
@@ -27,6 +29,8 @@ from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
 _Result = TypeVar("_Result")
+_ReadPart = Callable[[Any, Any], Any]
+"""Reads rows of a part by an index of its own."""
 
 
 class ShardedRows(ShardedStore):
@@ -172,10 +176,22 @@ class ShardedRows(ShardedStore):
         found = self._read_live(index)
         return to_arrays(found) if self._cluster.numpy else found
 
-    def get_at(self, key: str | Path | list[Any], index: Any) -> Any:
+    def get_at(
+        self,
+        key: str | Path | list[Any],
+        index: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Reads some keys of live rows; see ``TableHandle.get_at``."""
-        found = self._read_live(index, list_wanted(key))
-        return pick(to_arrays(found) if self._cluster.numpy else found, key)
+
+        def read(paths: Sequence[Path]) -> Any:
+            found = pad_built(self._read_live(index, paths, timeout_s), pad)
+            return to_arrays(found) if self._cluster.numpy else found
+
+        return get_keys(read, key, default, store=self.name)
 
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
@@ -201,9 +217,14 @@ class ShardedRows(ShardedStore):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         return self._read_live(list(indices))
 
-    def _read_live(self, index: Any, keys: Sequence[Path] = ()) -> Any:
+    def _read_live(self, index: Any, keys: Sequence[Path] = (), timeout_s: float | None = None) -> Any:
+        deadline = self.make_deadline(timeout_s)
+
+        def read_part(part: Any, local: Any) -> Any:
+            return part.read_rows(local, keys, timeout_s=deadline.remaining_s)
+
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
-            return self._read_selected(slice(None) if index is Ellipsis else index, keys)
+            return self._read_selected(slice(None) if index is Ellipsis else index, read_part)
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
@@ -218,7 +239,7 @@ class ShardedRows(ShardedStore):
             asked = numbers[where[shard]]
             local = asked - shard * self.part_capacity
             try:
-                return part.read_rows(local, keys)
+                return read_part(part, local)
             except SelectionError:
                 gone = asked[torch.as_tensor(part.find_generations(local)) < 0].tolist()
                 if not gone:  # written since
@@ -228,16 +249,16 @@ class ShardedRows(ShardedStore):
                 raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
-            return self.get_any_part().read_rows(slice(0, 0), keys).reshape(*shape)
+            return read_part(self.get_any_part(), slice(0, 0)).reshape(*shape)
         found = self.ask_each(where, read)
         positions = torch.cat([where[shard] for shard in found])
         joined = _join_alike(list(found.values()))[torch.argsort(positions)]
         return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
 
-    def _read_selected(self, index: Any, keys: Sequence[Path]) -> Any:
+    def _read_selected(self, index: Any, read_part: _ReadPart) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
-            found = self.ask_parts(range(self.num_shards), lambda _, part: part.read_rows(slice(None), keys))
+            found = self.ask_parts(range(self.num_shards), lambda _, part: read_part(part, slice(None)))
             return _join_alike([found[shard] for shard in sorted(found)])
         lengths = self._ask_lengths()
         every = np.arange(sum(lengths.values()))
@@ -258,11 +279,11 @@ class ShardedRows(ShardedStore):
                 else:
                     selected = np.zeros(lengths[shard], np.bool_)
                     selected[local] = True
-                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected, keys)))
+                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected, read_part)))
                 order.append(where)
             begin += lengths[shard]
         if not parts:
-            return self.ask_part(shards[0], lambda part: part.read_rows(slice(0, 0), keys))
+            return self.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)))
         return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:
@@ -271,12 +292,12 @@ class ShardedRows(ShardedStore):
             yield from self.get_part(shard)
 
 
-def _read_places(num_rows: int, selected: Any, keys: Sequence[Path], part: Any) -> Any:
+def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) -> Any:
     """Reads rows of a part by their places among its live rows, which are their numbers if no row has left it."""
     last = part.read_numbered(slice(-1, None))[1]
     if last.tolist() == [num_rows - 1]:
-        return part.read_rows(selected, keys)
-    every, places = part.read_rows(slice(None), keys), np.arange(num_rows)[selected]
+        return read_part(part, selected)
+    every, places = read_part(part, slice(None)), np.arange(num_rows)[selected]
     return every[torch.from_numpy(places[places < len(every)])]
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, SelectionError, TransferAbortedError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
-from tdserve.client.handles.key_paths import check_path, list_paths
+from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Reply
@@ -63,20 +64,37 @@ class RowsByNumber(ByAddress):
         """
         return self._client.hand_over(self.read_rows(index))
 
-    def get_at(self, key: str | Path | list[Any], index: Any) -> Any:
+    def get_at(
+        self,
+        key: str | Path | list[Any],
+        index: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
         """Reads some keys of live rows; only these are sent.
 
         Args:
             key: Key of a leaf or of a nested tensordict, or a list of keys: then a tensordict of these, all as of one
                 moment.
             index: As of ``table[index]``.
+            default: Returned if the rows have no such key; without it that is an error.
+            pad: Pads ragged tensors to the longest with this number (or numbers by key), as ``sample`` does; a
+                tensordict gets masks under ``("masks", *key)``. None leaves them ragged.
+            timeout_s: Seconds to wait for the answer; None is the client's default.
 
         Raises:
             InvalidRequestError: The list is empty.
             KeyNotFoundError: The rows have no such key.
-            SelectionError: A row is not live, or out of range.
+            SelectionError: A row is not live, or out of range; or one key was asked for, and ``index`` selects none of
+                rows that differ in structure.
         """
-        return pick(self._client.hand_over(self.read_rows(index, list_wanted(key))), key)
+
+        def read(paths: Sequence[Path]) -> Any:
+            return self._client.hand_over(pad_built(self.read_rows(index, paths, timeout_s=timeout_s), pad))
+
+        return get_keys(read, key, default, store=self.name)
 
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows by number, as ``table[index]`` does, and the generation of each: to write them later if they
@@ -110,7 +128,7 @@ class RowsByNumber(ByAddress):
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
-    def read_rows(self, index: Any, keys: Sequence[Path] = ()) -> Any:
+    def read_rows(self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None) -> Any:
         """Returns live rows, or these keys of them, as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
         if isinstance(index, tuple):
@@ -127,7 +145,7 @@ class RowsByNumber(ByAddress):
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces, keys).build()
+        found = self._read_pieces(pieces, keys, timeout_s).build()
         if shape is None or len(shape) == 1:
             return found
         return found[0] if shape == () else found.reshape(*shape)
@@ -146,9 +164,9 @@ class RowsByNumber(ByAddress):
         rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)
 
-    def _read_pieces(self, indices: Sequence[Any], keys: Sequence[Path]) -> _FoundRows:
+    def _read_pieces(self, indices: Sequence[Any], keys: Sequence[Path], timeout_s: float | None = None) -> _FoundRows:
         """Reads rows by several indices, all under one structure of the table."""
-        deadline = self._client.deadline(None)
+        deadline = self._client.deadline(timeout_s)
 
         def read() -> _FoundRows:
             wanted = WantedRows(self.name, self._stored, tuple(keys))
@@ -183,18 +201,33 @@ class RowsByNumber(ByAddress):
         raise NotImplementedError
 
 
-def list_wanted(key: str | Path | list[Any]) -> list[Path]:
-    """Returns the paths of a key, or of a list of keys. Raises InvalidRequestError for an empty one."""
+def get_keys(read: Callable[[Sequence[Path]], Any], key: str | Path | list[Any], default: Any, *, store: str) -> Any:
+    """Returns some keys of rows.
+
+    Args:
+        read: Reads these keys of the rows, in the form that the caller gets: a tensordict or a dict of arrays.
+        key, default: As of ``RowsByNumber.get_at``.
+        store: Name of the table, for errors.
+
+    Raises:
+        InvalidRequestError, KeyNotFoundError, SelectionError: As of ``RowsByNumber.get_at``.
+    """
     if isinstance(key, list) and not key:
         raise InvalidRequestError(argument="key", reason="[]: it names nothing to read")
-    return list_paths(key, argument="key")
+    paths = list_paths(key, argument="key")
+    try:
+        found = read(paths)
+        return found if isinstance(key, list) else _get_entry(found, paths[0], store)
+    except KeyNotFoundError:
+        if default is NO_DEFAULT:
+            raise
+        return default
 
 
-def pick(found: Any, key: str | Path | list[Any]) -> Any:
-    """Returns what was asked for of rows in the form that the caller gets: all for a list of keys, else the entry."""
-    if isinstance(key, list):
-        return found
-    path = check_path(key)
+def _get_entry(found: Any, path: Path, store: str) -> Any:
+    if not len(found.keys()):
+        reason = f"it selects no rows, and of rows that differ in structure only they know what {'.'.join(path)!r} is"
+        raise SelectionError(selection=f"of table {store!r}", reason=reason)
     return reduce(operator.getitem, path, found) if isinstance(found, dict) else get_entry(found, path)
 
 
