@@ -23,11 +23,13 @@ class Division(NamedTuple):
         generations: Of the row of each number; -1 where none is live.
         is_full: Whether the ring has begun again.
         cursor: Number of the newest row.
+        num_inserts: Rows that had ever been written before they were read.
     """
 
     generations: torch.Tensor
     is_full: bool
     cursor: int | None
+    num_inserts: int
 
     @property
     def is_live(self) -> torch.Tensor:
@@ -75,13 +77,14 @@ class NarrowStorage:
         """Reads the keys of rows by number; a slice stands for all rows."""
         if not isinstance(index, slice):
             return from_table(self._whole.require_table().read_rows(index, self._keys))
-        cursor, before = self._whole._last_cursor_index, self._whole.count_inserts()
+        before = self._whole.count_inserts()
+        cursor = self._whole.find_cursor(before)
         rows, numbers, generations = self._whole.require_table().read_numbered(index, self._keys)
         num_new = self._whole.count_inserts() - before
         size, is_full = len(rows), before >= self._whole.max_size
         has_all = not size or int(numbers[-1]) == size - 1
         if has_all and not num_new and (not is_full or size in (0, self._whole.max_size)):
-            self._read.division = Division(generations, is_full, cursor)
+            self._read.division = Division(generations, is_full, cursor, before)
             return from_table(rows)
         max_size = self._whole.max_size
         shown = torch.full((max_size,), -1, dtype=torch.int64)
@@ -90,7 +93,7 @@ class NarrowStorage:
         shown[(torch.arange(min(num_new, max_size)) + before) % max_size] = -1
         if not is_full:
             shown = shown[: int(numbers[-1]) + 1]
-        self._read.division = Division(shown, is_full, cursor)
+        self._read.division = Division(shown, is_full, cursor, before)
         places = torch.zeros(max_size, dtype=torch.int64)
         places[numbers] = torch.arange(size)
         places = places[: len(shown)]

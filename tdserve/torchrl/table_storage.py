@@ -184,17 +184,22 @@ class TDServeStorage(Storage):
 
         While others write rows, it draws again, up to ``MAX_TRIES`` times.
         """
-        for number in range(MAX_TRIES):
-            self._held.division, before = None, self.count_inserts()
+        num_left = MAX_TRIES
+        while True:
+            num_left -= 1
             try:
                 return draw()
             except Exception as error:
-                has_changed = isinstance(error, SelectionError) or self.count_inserts() != before
-                if not has_changed or number + 1 == MAX_TRIES:
+                if not num_left or not self._has_changed(error):
                     raise
             finally:
                 self._held.division = None
-        return None
+
+    def _has_changed(self, error: Exception) -> bool:
+        """Returns whether an error of a draw may come from rows that were written since they were divided."""
+        division = self._held.__dict__.get("division")
+        is_older = division is not None and self.count_inserts() != division.num_inserts
+        return is_older or isinstance(error, SelectionError)
 
     def list_buffers(self) -> list[Any]:
         """Lists the buffers of this process that were made with this storage."""
@@ -352,7 +357,10 @@ class TDServeStorage(Storage):
     @property
     def _last_cursor_index(self) -> int | None:
         """Number of the newest row. As long as other processes write none it is known; else rows are counted."""
-        num_inserts = self.count_inserts()
+        return self.find_cursor(self.count_inserts())
+
+    def find_cursor(self, num_inserts: int) -> int | None:
+        """Returns the number of the newest row at the moment when ``num_inserts`` rows had ever been written."""
         if num_inserts == self._num_written:
             known: int | None = super()._last_cursor_index
             return known
