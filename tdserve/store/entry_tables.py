@@ -13,7 +13,7 @@ A change and its answer are one transaction, and so is a read: it is of one mome
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,9 @@ _RECORD = slice(_HEADER.size, -SEAL_BYTES)
 _COUNTERS = b"counters"
 
 TABLES = ("entries", "ages", "expiries", "answers", "counters")
+
+DERIVED_TABLES = frozenset(("ages", "expiries", "counters"))
+"""Those that follow from the entries."""
 
 _EXPIRY_BYTES = 8
 
@@ -348,10 +351,27 @@ def _read_counters(txn: Any, table: Any, entries: Any, path: str) -> Counters:
     return Counters()
 
 
-def read_header(content: Any) -> tuple[int, int, int]:
-    """Returns version, expiry and place in the order of eviction of an entry."""
-    version, expires_ms, age = _HEADER.unpack_from(content)
-    return version, expires_ms, age
+def write_derived(txn: Any, tables: Mapping[str, Any]) -> None:
+    """Writes the derived tables, which are empty, from the entries.
+
+    Args:
+        tables: By name.
+    """
+    counters, ages, expiries = Counters(), list[tuple[bytes, bytes]](), list[bytes]()
+    for key, content in txn.cursor(db=tables["entries"]):
+        version, expires_ms, age = _HEADER.unpack_from(content)
+        counters.last_version = max(counters.last_version, version)
+        counters.last_age = max(counters.last_age, age)
+        counters.nbytes += len(key) + len(content)
+        if age:
+            ages.append((_NUMBER.pack(age), bytes(key)))
+        if expires_ms:
+            expiries.append(_NUMBER.pack(expires_ms) + bytes(key))
+    counters.last_version += STEP_AFTER_LOSS
+    # In their order, so that pages are full: in any other order they might not have room.
+    txn.cursor(db=tables["ages"]).putmulti(sorted(ages))
+    txn.cursor(db=tables["expiries"]).putmulti([(place, b"") for place in sorted(expiries)])
+    write_counters(txn, tables["counters"], counters)
 
 
 def write_counters(txn: Any, table: Any, counters: Counters) -> None:

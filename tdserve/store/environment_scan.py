@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
+from tdserve.store.entry_tables import DERIVED_TABLES
 from tdserve.store.environments import MAX_TABLES, find_damage
 from tdserve.store.object_rows import NAME_BYTES, make_name
 from tdserve.store.sealed import is_whole
@@ -96,18 +98,30 @@ class EnvironmentScanner:
         if reason := find_damage(path, follows_pages=False):
             return ScannedEnvironment(0, (), reason)
         broken_page = find_damage(path)
+        found = self._scan_apart(path)
+        if found.failure:
+            others = self._scan_apart(path, DERIVED_TABLES)
+            if not others.failure:
+                reason = f"was not read; with all tables: {found.failure}"
+                damaged = (DamagedRecord(name, b"", reason) for name in sorted(DERIVED_TABLES))
+                found = replace(others, damaged=(*others.damaged, *damaged))
+        return replace(found, failure=found.failure and (broken_page or found.failure), broken_page=broken_page)
+
+    def _scan_apart(self, path: Path, skipped: Collection[str] = ()) -> ScannedEnvironment:
+        """Returns what a child has found without some tables, or how that has ended it."""
         if self._child is None:
             self._child = _ScanProcess()
-        found = self._child.scan(path)
-        if found is None:
-            failure = self._child.end()
-            self._child = None
-            return ScannedEnvironment(0, (), broken_page or failure, broken_page)
-        return replace(found, broken_page=broken_page)
+        found = self._child.scan(path, skipped)
+        if found is not None:
+            return found
+        failure = self._child.end()
+        self._child = None
+        return ScannedEnvironment(0, (), failure)
 
 
 class _ScanProcess:
-    """A child that answers the path of an environment, in a line, by what it has found in it, in another."""
+    """A child that answers the path of an environment and tables to skip, in a line, by what it has found, in
+    another."""
 
     def __init__(self) -> None:
         paths, asking = os.pipe()
@@ -125,10 +139,10 @@ class _ScanProcess:
         self._asking = os.fdopen(asking, "wb", buffering=0)
         self._answers = os.fdopen(answering, "rb")
 
-    def scan(self, path: Path) -> ScannedEnvironment | None:
+    def scan(self, path: Path, skipped: Collection[str]) -> ScannedEnvironment | None:
         """Returns what it has found; None if that has ended it."""
         try:
-            self._asking.write(json.dumps(os.fspath(path)).encode() + b"\n")
+            self._asking.write(json.dumps([os.fspath(path), *skipped]).encode() + b"\n")
             line = self._answers.readline()
         except BrokenPipeError:
             return None
@@ -147,7 +161,8 @@ class _ScanProcess:
 def _answer_paths(paths: int, answers: int) -> None:
     with os.fdopen(paths, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as pipe:
         for line in asked:
-            pipe.write(_encode(scan_here(Path(json.loads(line)))) + b"\n")
+            path, *skipped = json.loads(line)
+            pipe.write(_encode(scan_here(Path(path), skipped)) + b"\n")
 
 
 def count_used_bytes(folder: Path) -> int:
@@ -167,8 +182,12 @@ def _decode(content: bytes) -> ScannedEnvironment:
     return ScannedEnvironment(num_records, tuple(records), failure)
 
 
-def scan_here(path: Path) -> ScannedEnvironment:
-    """Compares the records as ``EnvironmentScanner`` does, in this process, which a damaged page may end."""
+def scan_here(path: Path, skipped: Collection[str] = ()) -> ScannedEnvironment:
+    """Compares the records as ``EnvironmentScanner`` does, in this process, which a damaged page may end.
+
+    Args:
+        skipped: Tables that are not looked at.
+    """
     num_records, damaged = 0, list[DamagedRecord]()
     try:
         with (
@@ -177,12 +196,12 @@ def scan_here(path: Path) -> ScannedEnvironment:
             ) as env,
             env.begin(buffers=True) as txn,
         ):
-            names = [bytes(name) for name in txn.cursor().iternext(values=False)]
-            tables = {name.decode(): env.open_db(name, txn=txn, create=False) for name in names}
+            names = [bytes(name).decode() for name in txn.cursor().iternext(values=False)]
+            looked_at = [name for name in names if name not in skipped]
+            tables = {name: env.open_db(name.encode(), txn=txn, create=False) for name in looked_at}
             for name, table in tables.items():
-                found = _scan_table(txn, name, tables)
-                damaged += found
                 num_records += txn.stat(table)["entries"]
+                damaged += _scan_table(txn, name, tables)
     except (lmdb.Error, ValueError) as fault:  # a name that is no text is a damaged one
         return ScannedEnvironment(num_records, tuple(damaged[:MAX_DAMAGED]), str(fault))
     return ScannedEnvironment(num_records, tuple(damaged[:MAX_DAMAGED]))

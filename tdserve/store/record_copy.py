@@ -6,6 +6,7 @@ LMDB's own copy reads more than the records, such as the list of free pages, and
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ _ROOM = 2
 """How much larger the map is than the damaged file: new pages may be filled less than the old ones."""
 
 
-def copy_records(folder: Path) -> str:
+def copy_records(folder: Path, *, emptied: Collection[str] = ()) -> str:
     """Replaces an environment, which no process has open, by a copy of its records; returns what was done.
+
+    Args:
+        folder: Folder of the environment.
+        emptied: Tables that are not read, and are empty in the copy.
 
     Raises:
         CapacityError: The disk is full.
@@ -42,7 +47,9 @@ def copy_records(folder: Path) -> str:
             old.begin(buffers=True) as txn,
         ):
             for name in [bytes(each) for each in txn.cursor().iternext(values=False)]:
-                _copy_table(txn, old.open_db(name, txn=txn, create=False), new, new.open_db(name))
+                table = new.open_db(name)
+                if name.decode() not in emptied:
+                    _copy_table(txn, old.open_db(name, txn=txn, create=False), new, table)
         with convert_os_errors(fresh):
             sync_file(fresh)
             os.replace(fresh, path)

@@ -68,10 +68,12 @@ def test_worker_when_a_damaged_page_ends_it_then_next_one_refuses_the_store_and_
             client.replay("damaged").extend(make_rows(8, length=700), timeout_s=START_TIMEOUT_S)
 
 
-def make_entries(server: tdserve.Server, num: int) -> None:
+def make_entries(server: tdserve.Server, num: int, **options: Any) -> None:
     """Puts entries, kills the server, and ends it: no copy of a last sync can be put back."""
     with server.client(transport="gloo") as client:
-        client.create_kv("entries").update({str(number): {"x": torch.tensor(number)} for number in range(num)})
+        client.create_kv("entries", **options).update(
+            {str(number): {"x": torch.tensor(number)} for number in range(num)}
+        )
     os.kill(server.pid, signal.SIGKILL)
     wait_for(lambda: not server.is_alive, "the end of the control process")
     server.shutdown()
@@ -138,6 +140,29 @@ def test_repair_when_a_branch_leads_to_fewer_entries_then_their_number_is_report
             num_gone = 2000 - len(client.kv("entries"))
         assert num_gone > 0
         assert f"{num_gone} others could not be found and are gone" in repaired.repaired
+
+
+@pytest.mark.parametrize("table", ["ages", "counters", "expiries"])
+def test_repair_when_a_table_that_follows_from_the_entries_is_damaged_then_made_anew_and_nothing_is_lost(
+    tmp_path: Path, table: str
+) -> None:
+    with tdserve.Server(tmp_path, num_workers=1) as server:
+        make_entries(server, 400, max_bytes=1 << 20, eviction="lru", ttl_s=600)
+        damage_table(get_folder(tmp_path / "stores" / "entries", 0) / DATA_FILE, table)
+        (found, *_) = check_root(tmp_path, repairs=True).findings
+        assert table in found.reason
+        assert check_root(tmp_path).num_damaged == 0
+        server.start()
+        with server.client(transport="gloo") as client:
+            entries = client.kv("entries")
+            assert len(entries) == 400
+            kept, num_put = list(range(400)), 0
+            while len(kept) == 400:
+                num_put += 1
+                assert entries.put(f"large{num_put}", {"x": torch.zeros(1 << 14, dtype=torch.uint8)}) > 400
+                kept = sorted(int(key) for key in entries.keys() if key.isdecimal())
+            assert 0 < len(kept)
+            assert kept == [*range(400 - len(kept), 400)], "the oldest were evicted"
 
 
 def test_store_when_its_record_has_another_order_of_keys_then_refused_and_a_repair_keeps_all(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Sequence
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,23 @@ import numpy as np
 
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.kv.entry_changes import Counters
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.entry_tables import STEP_AFTER_LOSS, read_header, write_counters
+from tdserve.store.entry_tables import DERIVED_TABLES, TABLES, write_derived
 from tdserve.store.environment_scan import DamagedRecord, scan_here
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.object_rows import COMMON, NAME_BYTES
 from tdserve.store.objects import Objects
 from tdserve.store.record_copy import copy_records
 from tdserve.store.root import Root
 from tdserve.store.watermark import SyncedStore, Watermark
 from tdserve.structure.tree import Spec
+
+_PLACE_BYTES = 8
+"""Size of the number of an element in the key of a value."""
 
 
 def drop_rows(root: Root, record: StoreRecord, rows: Sequence[int]) -> str:
@@ -41,45 +46,48 @@ def drop_rows(root: Root, record: StoreRecord, rows: Sequence[int]) -> str:
     return f"{len(rows)} rows are reported as damaged until they are written again"
 
 
-def drop_values(folder: Path, record: StoreRecord, damaged: Collection[DamagedRecord]) -> None:
-    """Deletes damaged values of rows."""
-    values = _find_values(folder, record)
-    copy_records(values)  # as in drop_entries
-    with Objects(values, writable=True, max_bytes=record.max_object_bytes) as objects:
+def drop_values(root: Root, record: StoreRecord, stored: Spec) -> str:
+    """Deletes damaged values of rows, and takes these rows out of the store."""
+    folder = _find_values(root.store_folder(record.name), record)
+    damaged = _copy_whole(folder)
+    with Objects(folder, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, [each for each in damaged if each.table == "values"])
+    rows = {row for each in damaged if (row := find_row(each, stored)) is not None}
+    return drop_rows(root, record, sorted(rows)) if rows else "no row had to be dropped"
+
+
+def find_row(damaged: DamagedRecord, stored: Spec) -> int | None:
+    """Returns the number of the row that a value belongs to; None if several use it, or its key is damaged."""
+    place = damaged.key[NAME_BYTES:]
+    if damaged.table != "values" or place == COMMON or len(place) != _PLACE_BYTES:
+        return None
+    row = (int.from_bytes(place, "big") - 1) // max(prod(stored.batch_size[1:]), 1)
+    return row if 0 <= row < stored.num_rows else None
 
 
 def drop_entries(folder: Path, record: StoreRecord, num_missing: int) -> str:
-    """Deletes damaged entries of a keyed store, and what other tables have of them; counts the others again.
+    """Deletes damaged entries of a keyed store, and makes the tables anew that follow from the entries.
 
     Args:
         folder: Folder of its values.
         num_missing: How many entries cannot be found.
     """
-    copy_records(folder)  # LMDB ends a process that changes some damaged pages
-    damaged = scan_here(folder / DATA_FILE).damaged  # without those that only could not be found in the old pages
+    damaged = _copy_whole(folder, emptied=DERIVED_TABLES)
     with Objects(folder, writable=True, max_bytes=record.max_object_bytes) as objects:
         _delete(objects, damaged)
-        tables = {name: objects.open_table(name) for name in ("entries", "ages", "expiries", "counters")}
-
-        def settle(txn: Any) -> None:
-            counters = Counters()
-            for key, content in txn.cursor(db=tables["entries"]):
-                version, _, age = read_header(content)
-                counters.last_version = max(counters.last_version, version)
-                counters.last_age = max(counters.last_age, age)
-                counters.nbytes += len(key) + len(content)
-            counters.last_version += STEP_AFTER_LOSS
-            for age, key in list(txn.cursor(db=tables["ages"])):
-                if txn.get(bytes(key), db=tables["entries"]) is None:
-                    txn.delete(bytes(age), db=tables["ages"])
-            write_counters(txn, tables["counters"], counters)
-
-        objects.commit(settle, asked_bytes=0)
+        tables = {name: objects.open_table(name) for name in TABLES}
+        objects.commit(partial(write_derived, tables=tables), asked_bytes=0)
         objects.sync()
     num_entries = sum(each.table == "entries" for each in damaged)
     missing = f"; {num_missing} others could not be found and are gone" if num_missing else ""
     return f"{num_entries} entries were dropped{missing}"
+
+
+def _copy_whole(folder: Path, *, emptied: Collection[str] = ()) -> tuple[DamagedRecord, ...]:
+    """Copies all records to new pages, since LMDB ends a process that changes some damaged pages; returns the damaged
+    ones there, without those that only could not be found in the old pages."""
+    copy_records(folder, emptied=emptied)
+    return scan_here(folder / DATA_FILE).damaged
 
 
 def _delete(objects: Objects, damaged: Collection[DamagedRecord]) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from pathlib import Path
 
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.repair_process import run_apart
-from tdserve.server.checking.row_repairs import drop_entries, drop_rows, drop_values
+from tdserve.server.checking.row_repairs import drop_entries, drop_values, find_row
 from tdserve.store.entry_tables import TABLES
 from tdserve.store.environment_scan import OUT_OF_ORDER, DamagedRecord
 from tdserve.store.environments import DATA_FILE
-from tdserve.store.object_rows import COMMON, NAME_BYTES, make_name
+from tdserve.store.object_rows import NAME_BYTES, make_name
 from tdserve.store.objects import Objects
 from tdserve.store.record_copy import copy_records
 from tdserve.store.value_copy import ValueCopy
@@ -86,23 +85,12 @@ def _list_entries(record: StoreRecord, name: str, folder: Path, damaged: Sequenc
 def _list_rows(
     checked: CheckedRoot, record: StoreRecord, stored: Spec, name: str, damaged: Sequence[DamagedRecord]
 ) -> Iterator[Finding]:
-    per_row = max(prod(stored.batch_size[1:]), 1)
-    rows, others = set[int](), 0
-    for each in damaged:
-        element = int.from_bytes(each.key[NAME_BYTES:], "big") - 1 if len(each.key) == NAME_BYTES + 8 else -1
-        if each.table == "values" and each.key[NAME_BYTES:] != COMMON and 0 <= element < stored.num_rows * per_row:
-            rows.add(element // per_row)
-        else:
-            others += 1
+    found = [find_row(each, stored) for each in damaged]
+    others = found.count(None)
+    rows = sorted({row for row in found if row is not None})
     if rows:
-        numbers = sorted(rows)
-
-        def repair() -> str:
-            drop_values(checked.root.store_folder(record.name), record, damaged)
-            return drop_rows(checked.root, record, numbers)
-
-        apart = partial(run_apart, repair, path=name)
-        yield Finding(name, "damaged values", record.name, numbers, repair=apart)
+        repair = partial(run_apart, partial(drop_values, checked.root, record, stored), path=name)
+        yield Finding(name, "damaged values", record.name, rows, repair=repair)
     if others:
         names = {each.key[:NAME_BYTES] for each in damaged}
         common = [path for path, _ in stored.values if make_name(path) in names]
