@@ -160,8 +160,8 @@ def test_repair_when_a_table_that_follows_from_the_entries_is_damaged_then_made_
             while len(kept) == 400:
                 num_put += 1
                 assert entries.put(f"large{num_put}", {"x": torch.zeros(1 << 14, dtype=torch.uint8)}) > 400
-                kept = sorted(int(key) for key in entries.keys() if key.isdecimal())
-            assert 0 < len(kept)
+                kept = sorted(int(key) for key in entries if key.isdecimal())
+            assert len(kept) > 0
             assert kept == [*range(400 - len(kept), 400)], "the oldest were evicted"
 
 
