@@ -29,7 +29,8 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     """Compare everything in the root PATH with its checksums. No server may have it open.
 
     PATH may also be a place of checkpoints, a folder or a URL of fsspec: there, a repair removes damaged blocks, which
-    the next checkpoint writes again. Exit code 0: all is whole, or is repaired.
+    the next checkpoint writes again, and damaged manifests, whose checkpoints are lost.
+    Exit code 0: all is whole, or is repaired.
     """
     if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
         return _check_checkpoints(path, repairs=repairs, as_json=as_json)

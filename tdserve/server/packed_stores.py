@@ -88,7 +88,7 @@ class PackedStores:
             CorruptDataError: The catalog lacks its content.
         """
         content = self._db.get("packed", record.uid.encode())
-        if content is None:
+        if not content:
             raise CorruptDataError(path="catalog", expected=f"the content of store {record.name!r}", actual="none")
         folder = self._root.store_folder(record.name)
         stored = KINDS[record.kind].make_stored_spec(record, self._specs.get(record.fingerprint, record.order))

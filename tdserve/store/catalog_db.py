@@ -29,7 +29,7 @@ from tdserve.base.failpoints import reach
 from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
-from tdserve.store.sealed import seal, unseal
+from tdserve.store.sealed import is_whole, seal, unseal
 
 Table = Literal["stores", "specs", "states", "packed", "requests", "pending", "draws", "arriving"]
 
@@ -111,12 +111,13 @@ class PinnedCatalog:
         self._max_bytes = max_bytes
 
     def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Returns the records of these keys, as far as there are any."""
+        """Returns the records of these keys, as far as there are any that are whole."""
         found = {}
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             for key in keys:
                 record = self._txn.get(key, db=self._tables[table])
-                value = None if record is None else bytes(unseal(key, record, str(self._folder)))
+                is_found = record is not None and is_whole(key, record)
+                value = bytes(unseal(key, record, str(self._folder))) if record is not None and is_found else None
                 if (value := self._owed.get((table, key), value)) is not None:
                     found[key] = value
         return found

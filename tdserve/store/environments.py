@@ -241,6 +241,12 @@ def _read_first_pages(path: Path) -> _FirstPages | None:
     return _FirstPages(older, newer, first.page_nbytes, is_misleading, nbytes)
 
 
+def read_last_transaction(path: Path) -> int | None:
+    """Returns the number of the last transaction of a data file; None if it is none of LMDB's."""
+    found = _read_first_pages(path)
+    return None if found is None else found.newer.transaction
+
+
 def _is_misleading(file: IO[bytes], metas: list[Meta], page_nbytes: int) -> bool:
     """Returns whether the lists of free pages contradict the numbers of the transactions.
 

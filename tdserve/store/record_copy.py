@@ -1,4 +1,4 @@
-"""Copies the records of a damaged LMDB environment into new pages, record by record.
+"""Copies records of LMDB environments one by one: all of a damaged one into new pages, or some from an earlier copy.
 
 LMDB's own copy reads more than the records, such as the list of free pages, and ends the process if that is damaged.
 """
@@ -6,15 +6,17 @@ LMDB's own copy reads more than the records, such as the list of free pages, and
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
+from tdserve.store.environment_scan import DamagedRecord
 from tdserve.store.environments import DATA_FILE, MAX_TABLES
 from tdserve.store.faults import convert_os_errors, lmdb_faults
 from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.sealed import is_whole
 
 _RECORDS_AT_ONCE = 10_000
 """Records of one transaction: its changed pages stay in memory until it ends."""
@@ -56,6 +58,37 @@ def copy_records(folder: Path, *, emptied: Collection[str] = ()) -> str:
     finally:
         fresh.unlink(missing_ok=True)
     return "its records were copied to new pages"
+
+
+def put_back_whole(path: Path, before: Path, damaged: Iterable[DamagedRecord]) -> None:
+    """Replaces records that are damaged by those of an earlier copy, where they are whole there.
+
+    Args:
+        path: A copy of an environment, which no process has open.
+        before: The earlier copy.
+        damaged: Records that may be damaged.
+
+    Raises:
+        CorruptDataError, CapacityError: A copy cannot be read, or there is no room.
+    """
+    max_bytes = path.stat().st_size * _ROOM
+    with (
+        lmdb_faults(path, max_bytes=max_bytes),
+        _open(before, readonly=True) as old,
+        _open(path, map_size=max_bytes) as new,
+        old.begin() as reading,
+        new.begin(write=True) as writing,
+    ):
+        names = [bytes(each).decode() for each in reading.cursor().iternext(values=False)]
+        for each in damaged:
+            if each.table not in names or not each.key:
+                continue
+            table = new.open_db(each.table.encode(), txn=writing, create=False)
+            found = writing.get(each.key, db=table)
+            earlier = reading.get(each.key, db=old.open_db(each.table.encode(), txn=reading, create=False))
+            is_damaged = found is not None and not is_whole(each.key, found)
+            if is_damaged and earlier is not None and is_whole(each.key, earlier):
+                writing.put(each.key, earlier, db=table)
 
 
 def _open(path: Path, **settings: Any) -> lmdb.Environment:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.store import environments
-from tdserve.store.environments import DATA_FILE
+from tdserve.store.environment_scan import DamagedRecord, scan_here
+from tdserve.store.environments import DATA_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, lmdb_faults
 from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.record_copy import put_back_whole
 from tdserve.store.version_marks import sync_versions
 from tdserve.store.watermark import SyncedStore, sync_store
 
@@ -24,6 +27,10 @@ FOLDER = "synced"
 
 COPY_FILE = "catalog.mdb"
 """Name of the copy in the folder of synced files."""
+
+
+_damaged: dict[Path, tuple[DamagedRecord, ...]] = {}
+"""Records of a catalog that were damaged when this process first copied it, by its folder."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Pass:
         with convert_os_errors(target):
             target.mkdir(exist_ok=True)
         fresh = target / f"{COPY_FILE}{FRESH_SUFFIX}"
-        _copy_catalog(Path(self.catalog), fresh)
+        _copy_catalog(Path(self.catalog), fresh, before=target / COPY_FILE)
         failures = {}
         for store in self.stores:
             try:
@@ -107,10 +114,20 @@ def put_back(target: Path, catalog: Path) -> bool:
     return True
 
 
-def _copy_catalog(folder: Path, target: Path) -> None:
+def _copy_catalog(folder: Path, target: Path, *, before: Path) -> None:
+    """Copies the catalog.
+
+    A record that this process has found damaged in the catalog's first copy is taken from the copy before as long as
+    it is: it would be the last whole one.
+    """
     environment = environments.acquire(folder, writable=False, max_bytes=0)
     try:
         with lmdb_faults(target, max_bytes=environment.max_bytes):
             environment.write_copy(target)
     finally:
         environments.release(environment)
+    if folder not in _damaged:
+        _damaged[folder] = scan_here(target).damaged
+    if _damaged[folder] and before.exists() and not find_damage(before):
+        with suppress(CorruptDataError):
+            put_back_whole(target, before, _damaged[folder])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.store import object_folders
-from tdserve.store.environments import DATA_FILE, LOCK_FILE
+from tdserve.store.environments import DATA_FILE, LOCK_FILE, read_last_transaction
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.object_rows import KeyPath
@@ -55,6 +55,16 @@ class ValueCopy:
     def exists(self) -> bool:
         """Whether a sync has made it."""
         return Objects.exists(self.folder)
+
+    def is_of(self, folder: Path) -> bool:
+        """Returns whether it has all that is in a folder of the store's values, which no process has open."""
+        try:
+            epoch, commit, inode = json.loads(self._make_source())
+            found = os.stat(folder / DATA_FILE)
+        except (ValueError, TypeError, OSError):
+            return False
+        is_same_file = object_folders.get_folder(self._store_folder, epoch) == folder and found.st_ino == inode
+        return is_same_file and read_last_transaction(folder / DATA_FILE) == commit
 
     def refresh(self, epoch: int) -> None:
         """Copies the values again if there were commits since the last copy.
@@ -115,7 +125,7 @@ class ValueCopy:
             sync_file(fresh)
             os.replace(fresh, folder / DATA_FILE)
         sync_file(folder)
-        return "as of the last sync, with which the server ended in order: nothing is lost"
+        return "as of the last sync, since which nothing was written: nothing is lost"
 
     def _make_source(self) -> bytes:
         try:

@@ -36,8 +36,9 @@ def check_archive(
     """Reads every checkpoint of a place, of a cluster those of every server.
 
     Args:
-        repairs: Whether damaged blocks are removed, so that the next checkpoint that needs them writes them again.
-            Earlier checkpoints with such a block cannot be restored before that.
+        repairs: Whether damaged blocks and manifests are removed, so that the next checkpoint that needs the blocks
+            writes them again. Earlier checkpoints with such a block cannot be restored before that, and those with such
+            a manifest never.
         on_progress: Called after each block.
 
     Raises:
@@ -59,7 +60,7 @@ def _check(
     for checkpoint_id in list_ids(archive):
         report = replace(report, num_checkpoints=report.num_checkpoints + 1)
         try:
-            needed |= dict.fromkeys(load(archive, checkpoint_id).list_digests(), checkpoint_id)
+            needed |= dict.fromkeys(load(archive, checkpoint_id, removes_damaged=repairs).list_digests(), checkpoint_id)
         except (TDServeError, ValueError, KeyError, TypeError) as error:
             report = replace(report, damaged=(*report.damaged, f"checkpoint {checkpoint_id}: {error}"))
     report = replace(report, num_all=report.num_all + len(needed))

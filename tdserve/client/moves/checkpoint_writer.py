@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreMovedError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import (
+    CorruptDataError,
+    DeadlineExceededError,
+    StoreMovedError,
+    StoreNotFoundError,
+    TDServeError,
+)
 from tdserve.base.failpoints import reach
 from tdserve.client.moves.file_passes import FilePasses, FoundBlock
 from tdserve.client.moves.manifest import (
@@ -223,6 +229,8 @@ class _CheckpointWriter:
             return self.client.catalog.find(name) is None
         except StoreMovedError as error:
             return error.server is not None
+        except CorruptDataError:
+            return False
 
     def _list_frozen(self, num_stores: int) -> Iterable[control_pb2.FrozenStore]:
         found: list[control_pb2.FrozenStore] = []

@@ -129,25 +129,32 @@ def save(archive: Archive, checkpoint: Checkpoint) -> None:
     archive.write(_make_name(checkpoint.id), content + b"\n%08x" % zlib.crc32(content))
 
 
-def load(archive: Archive, checkpoint_id: str) -> Checkpoint:
+def load(archive: Archive, checkpoint_id: str, *, removes_damaged: bool = False) -> Checkpoint:
     """Reads a checkpoint's manifest.
+
+    Args:
+        removes_damaged: Whether a damaged one is removed: its checkpoint cannot be restored, and keeps its blocks.
 
     Raises:
         CorruptDataError: There is none of this id, or it is damaged, or has another format.
     """
     name = _make_name(checkpoint_id)
     content, _, checksum = archive.read(name).rpartition(b"\n")
-    if checksum != b"%08x" % zlib.crc32(content):
-        raise CorruptDataError(path=name, expected="a manifest with its checksum", actual="a damaged one")
+    damage = "" if checksum == b"%08x" % zlib.crc32(content) else "a damaged one"
     try:
-        document = json.loads(content)
-        if document["format"] != FORMAT:
+        document = json.loads(content) if not damage else {}
+        if not damage and document["format"] != FORMAT:
             raise CorruptDataError(path=name, expected=f"format {FORMAT}", actual=f"format {document['format']}")
-        return _read_checkpoint(document["checkpoint"])
+        if not damage and document["checkpoint"]["id"] == checkpoint_id:
+            return _read_checkpoint(document["checkpoint"])
+        damage = damage or f"that of {document['checkpoint']['id']}"
     except (ValueError, TypeError, KeyError, RecursionError) as fault:
         raise CorruptDataError(
             path=name, expected="a manifest", actual=f"{type(fault).__name__}: {fault}"[:200]
         ) from fault
+    if removes_damaged:
+        archive.remove(name)
+    raise CorruptDataError(path=name, expected="the manifest of this checkpoint", actual=damage)
 
 
 def _read_checkpoint(fields: dict[str, Any]) -> Checkpoint:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
 from functools import partial
 from typing import cast
 
-from tdserve.base.errors import TDServeError
-from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.catalog_repairs import put_back_catalog, put_back_records
 from tdserve.server.checking.findings import Finding
 from tdserve.server.checking.repair_process import run_apart
-from tdserve.store.catalog_db import CatalogDB, Table
+from tdserve.store.catalog_db import Table
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.record_copy import copy_records
@@ -58,14 +55,3 @@ def check_catalog(
             Finding(name, reason, repair=partial(run_apart, partial(copy_records, root.catalog_folder), path=name))
         )
     return findings, True
-
-
-def read_records(db: CatalogDB) -> list[StoreRecord]:
-    """Returns the records of all stores that are whole."""
-    found = []
-    for key in db.list_keys("stores"):
-        with suppress(TDServeError):
-            content = db.get("stores", key)
-            if content is not None:
-                found.append(StoreRecord.from_bytes(content))
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +29,14 @@ from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 from tdserve.store.watermark import SyncedStore, sync_store
 
-_FROM_COPY = ("stores", "specs", "states", "packed")
-"""Tables whose records are taken from the copy; those of others are of requests and writers that have ended."""
+_LOSSES: dict[Table, str] = {
+    "stores": "what was on record of store {!r}",
+    "specs": "the structure {!r} of stores",
+    "states": "counts and changed settings of store {!r}",
+    "packed": "the content of store {!r}",
+}
+"""Tables whose records are taken from the copy, and what is lost if it has none; those of others are of requests and
+writers that have ended."""
 
 
 def put_back_catalog(root: Root) -> Outcome:
@@ -101,22 +107,52 @@ def _has_whole_entries(folder: Path, record: StoreRecord, scanner: EnvironmentSc
     return not (scanned.failure or scanned.damaged or scanned.broken_page)
 
 
-def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> str:
+def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> Outcome:
     """Takes damaged records from the copy; deletes those that it does not have."""
-    num_found = 0
+    num_found, losses = 0, list[str]()
     copy_records(root.catalog_folder)  # LMDB refuses to change some damaged pages, or ends the process
-    with _CatalogCopy(root) as copy, CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
-        for key in filter(None, keys):
-            content = None
-            if copy is not None and table in _FROM_COPY:
-                with suppress(TDServeError):
-                    content = copy.get(table, key)
-            if content is None:
-                txn.delete(table, key)
-            else:
-                txn.put(table, key, content)
-                num_found += 1
-    return f"{num_found} records as of the last sync, {len(keys) - num_found} were deleted"
+    with _CatalogCopy(root) as copy, CatalogDB(root.catalog_folder) as db:
+        stores = {record.uid: record.name for record in read_records(db)}
+        with db.begin_transaction() as txn:
+            for key in filter(None, keys):
+                content = None
+                if copy is not None and table in _LOSSES:
+                    with suppress(TDServeError):
+                        content = copy.get(table, key)
+                if content is None:
+                    txn.delete(table, key)
+                    losses += _describe_loss(table, key, stores)
+                else:
+                    txn.put(table, key, content)
+                    num_found += 1
+    done = f"{num_found} records as of the last sync, {len(keys) - num_found} were deleted"
+    return Outcome(done, losses=losses)
+
+
+def _describe_loss(table: Table, key: bytes, stores: Mapping[str, str]) -> list[str]:
+    """Returns what is lost with a record, in a line; nothing if no store needs it.
+
+    Args:
+        stores: Names by uid.
+    """
+    if table not in _LOSSES:
+        return []
+    if table == "specs":
+        return [_LOSSES[table].format(key.hex()[:16])]
+    shown = key.decode("utf-8", "backslashreplace")
+    name = shown if table == "stores" else stores.get(shown)
+    return [] if name is None else [_LOSSES[table].format(name)]
+
+
+def read_records(db: CatalogDB) -> list[StoreRecord]:
+    """Returns the records of all stores that are whole."""
+    found = []
+    for key in db.list_keys("stores"):
+        with suppress(TDServeError):
+            content = db.get("stores", key)
+            if content is not None:
+                found.append(StoreRecord.from_bytes(content))
+    return found
 
 
 def take_back(root: Root, name: str) -> str:

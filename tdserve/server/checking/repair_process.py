@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 
-from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.base.errors import CorruptDataError
+from tdserve.server.checking.findings import Outcome, Repair, try_repair
 
 
-def run_apart(repair: Callable[[], str], *, path: str) -> str:
+def run_apart(repair: Repair, *, path: str) -> Outcome:
     """Runs a repair in a child, and returns what it has done.
 
     Args:
@@ -26,7 +26,8 @@ def run_apart(repair: Callable[[], str], *, path: str) -> str:
         try:
             os.close(answers)
             with os.fdopen(answering, "w") as pipe:
-                json.dump(_try(repair), pipe)
+                outcome, reason = try_repair(repair)
+                json.dump([outcome.done, [*outcome.losses], reason], pipe)
         finally:
             os._exit(0)
     os.close(answering)
@@ -37,14 +38,7 @@ def run_apart(repair: Callable[[], str], *, path: str) -> str:
         cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "a fault"
         actual = f"one at which LMDB ended the process ({cause}); restore the store from a checkpoint, or delete it"
         raise CorruptDataError(path=path, expected="a file that can be repaired", actual=actual)
-    done, reason = json.loads(answer)
+    done, losses, reason = json.loads(answer)
     if reason:
         raise CorruptDataError(path=path, expected="a file that can be repaired", actual=reason)
-    return str(done)
-
-
-def _try(repair: Callable[[], str]) -> tuple[str, str]:
-    try:
-        return repair(), ""
-    except TDServeError as error:
-        return "", str(error)
+    return Outcome(done, losses=losses)

@@ -10,8 +10,14 @@ from pathlib import Path
 
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.checking.catalog_check import check_catalog, read_records
-from tdserve.server.checking.catalog_repairs import forget_catalog_copy, remove_file, remove_folder, take_back
+from tdserve.server.checking.catalog_check import check_catalog
+from tdserve.server.checking.catalog_repairs import (
+    forget_catalog_copy,
+    read_records,
+    remove_file,
+    remove_folder,
+    take_back,
+)
 from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try_repair
 from tdserve.server.checking.row_check import check_rows
 from tdserve.server.checking.version_check import check_versions
@@ -22,6 +28,7 @@ from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.changed_byte import find_changed_byte
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
+from tdserve.store.faults import convert_os_errors
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.files import FRESH_SUFFIX
 from tdserve.store.root import Root
@@ -245,6 +252,8 @@ def _describe_changed_byte(root: Root, name: str, checksum: int) -> Finding | No
 
 
 def _record_again(root: Root) -> str:
+    with convert_os_errors(root.synced_folder):
+        root.synced_folder.mkdir(exist_ok=True)
     record_sums(root.path, rereads=True)
     return "it was made anew"
 
@@ -253,7 +262,7 @@ def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
     """Returns what is wrong with one store."""
     folder = checked.root.store_folder(record.name)
     if record.packed:
-        return []  # all of it is in the catalog
+        return _check_packed(checked, record)
     if record.loading:
         reason = "its first content had not come"
         return [Finding(checked.get_name(folder), reason, record.name, is_damage=False, remedy="a server removes it")]
@@ -269,6 +278,16 @@ def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
         return list(check_rows(checked, record, kind.make_stored_spec(record, spec)))
     except TDServeError as error:
         return [Finding(checked.get_name(folder), str(error), record.name, remedy="restore it from a checkpoint")]
+
+
+def _check_packed(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
+    """Returns what is wrong with a store of which all is in the catalog; a damaged record was found there."""
+    try:
+        is_there = checked.db.get("packed", record.uid.encode()) is not None
+    except TDServeError:
+        return []
+    remedy = "restore it from a checkpoint, or delete it"
+    return [] if is_there else [Finding("catalog/data.mdb", "its content is gone", record.name, remedy=remedy)]
 
 
 def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:

@@ -41,9 +41,10 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
     if found.broken_page and all(each.reason == OUT_OF_ORDER for each in found.damaged):
         found = replace(found, damaged=())  # they are only not found in these pages
     checked.add_bytes((folder / DATA_FILE).stat().st_size)
-    if changed and (found.failure or found.damaged) and _has_whole_copy(checked, record):
+    copy = ValueCopy(checked.root.store_folder(record.name))
+    is_damaged = bool(found.failure or found.damaged)
+    if is_damaged and (changed or copy.is_of(folder)) and _is_whole(checked, copy):
         reason = found.failure or f"{len(found.damaged)} damaged records"
-        copy = ValueCopy(checked.root.store_folder(record.name))
         yield Finding(name, reason, record.name, repair=partial(copy.put_back, folder))
         return
     if found.failure:
@@ -52,16 +53,15 @@ def check_values(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder
         yield from _list_entries(record, name, folder, [each for each in found.damaged if each.table in TABLES])
         of_rows = [each for each in found.damaged if each.table not in TABLES]
         yield from _list_rows(checked, record, stored, name, of_rows)
-    if (changed or found.broken_page) and not (found.failure or found.damaged):
+    if (changed or found.broken_page) and not is_damaged:
         what = found.broken_page or f"{changed}, in a page without records or in one that leads to others"
         reason = f"{what}; every record found is whole"
         repair = partial(run_apart, partial(copy_records, folder), path=name)
         yield Finding(name, reason, record.name, repair=repair)
 
 
-def _has_whole_copy(checked: CheckedRoot, record: StoreRecord) -> bool:
-    """Returns whether the last sync's copy of a store's values is as an orderly end has left it."""
-    copy = ValueCopy(checked.root.store_folder(record.name))
+def _is_whole(checked: CheckedRoot, copy: ValueCopy) -> bool:
+    """Returns whether the last sync's copy of a store's values is there, and as that sync has left it."""
     path = copy.folder / DATA_FILE
     if not copy.exists or checked.get_name(path) in checked.changed:
         return False

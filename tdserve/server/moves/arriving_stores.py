@@ -317,6 +317,8 @@ def _check_moved(moved: control_pb2.MovedStore) -> StoreRecord:
         names = {(codec.decode(spec).fingerprint, order) for spec, order in zip(moved.specs, moved.orders, strict=True)}
         if record.fingerprint and (record.fingerprint, record.order) not in names:
             raise CorruptDataError(path="record", expected="the structure that it names", actual=f"{len(names)} others")
+        if record.packed and not moved.packed:
+            raise CorruptDataError(path="record", expected="the content of a store without files", actual="none")
         for draw in moved.draws:
             KeptDraw.from_bytes(draw)
         for number, lost in enumerate(moved.lost):

@@ -378,14 +378,16 @@ def _has_files(record: StoreRecord) -> bool:
 
 
 def _read_packed(catalog: PinnedCatalog, records: Sequence[StoreRecord]) -> list[_PackedStore]:
+    """Returns what the catalog has of stores without files; those of which it has not all are left out."""
     # What has moved is in the checkpoint of the server that has it; where it is now need not be true later.
     records = [each for each in records if is_listed(each)]
     contents = catalog.get_many("packed", (each.uid.encode() for each in records))
     keys = [make_keys(each.fingerprint, each.order)[-1] for each in records]
     specs = catalog.get_many("specs", set(filter(None, keys)))
     return [
-        _PackedStore(each, contents.get(each.uid.encode(), b""), specs.get(key))
+        _PackedStore(each, contents[each.uid.encode()], specs.get(key))
         for each, key in zip(records, keys, strict=True)
+        if each.uid.encode() in contents and (key in specs or not key)
     ]
 
 

@@ -148,7 +148,7 @@ def refuse() -> str:
 
 
 def test_repair_when_it_ends_its_process_then_an_error_and_this_one_goes_on() -> None:
-    assert run_apart(lambda: "done", path="data.mdb") == "done"
+    assert run_apart(lambda: "done", path="data.mdb").done == "done"
     with pytest.raises(CorruptDataError, match="SIGKILL"):
         run_apart(end_by_signal, path="data.mdb")
     with pytest.raises(CorruptDataError, match="there are none"):
