@@ -35,7 +35,8 @@ _WHOLE = b"whole "
 """Prefix of the record of a committed overwrite of very many rows."""
 
 POWER_LOSS = "power-loss"
-"""Takes the place of a writer's lock: no writer died, but the rows had not reached the disk when the power was lost."""
+"""Takes the place of a writer's lock: no writer died, but the rows had not reached the disk when the power was lost, or
+a check has found them damaged."""
 
 LOST_WRITER = "lost-writer"
 """Takes the place of a writer's lock in a store that has moved or was copied: the writer has not followed."""
@@ -180,7 +181,7 @@ class LostRows:
 
     def _explain(self, rows: RowSet) -> str:
         if POWER_LOSS in self.find_writers(rows):
-            return "rows that had not reached the disk when the power was lost"
+            return "rows that a check has found damaged, or that had not reached the disk when the power was lost"
         return "rows whose writer died while it overwrote them"
 
     def find_writers(self, rows: RowSet) -> list[str]:
