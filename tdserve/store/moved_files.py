@@ -15,7 +15,7 @@ from pathlib import Path
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.failpoints import reach
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
-from tdserve.store import value_copy, version_marks, watermark
+from tdserve.store import value_copy
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_error, convert_os_errors
@@ -29,8 +29,9 @@ MAX_PATH_BYTES = 4096
 STAGING_FOLDER = "staging"
 """Name of the folder of content that waits to be copied in."""
 
-_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}", watermark.FILE_NAME)
-"""What lies in a store's folder and concerns this server's processes, or its disk, alone."""
+_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}")
+"""What lies in a store's folder and concerns this server's processes, or its disk, alone. The checksums of rows and
+versions are not among them: without them what is damaged here would be whole there."""
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -90,8 +91,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if Path(parent) == folder:
             folders[:] = [name for name in folders if not (name in _STAY or name.startswith(ALTERING_PREFIX))]
             names = [name for name in names if name not in _STAY]
-        others = (LOCK_FILE, version_marks.FILE_NAME)
-        yield from (Path(parent, name) for name in names if name not in others and not name.endswith(FRESH_SUFFIX))
+        yield from (Path(parent, name) for name in names if name != LOCK_FILE and not name.endswith(FRESH_SUFFIX))
 
 
 def read_blocks(folder: Path, wanted: Iterable[Block], *, max_bytes: int) -> list[tuple[Digest, bytes | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
     Args:
         folder: Folder of a weights store's versions.
         uid: Incarnation of the store.
-        records: Record of each version, by its number.
+        records: Record of each version, by its number: a list in JSON. What follows its first item may change where the
+            store is next, and the file is the same.
 
     Raises:
         CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
@@ -34,21 +36,46 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
     noted = {}
     for number, record in records.items():
         known = before.get(str(number))
-        if known is not None and known[0] == record:
-            noted[str(number)] = known
+        if known is not None and is_of_version(known[0], record):
+            noted[str(number)] = [record, known[1]]
             continue
         checksum = _compute_checksum(folder / f"{number}{SUFFIX}", syncs=True)
         if checksum:
             noted[str(number)] = [record, checksum]
     if noted == before:
         return
-    fresh = folder / f"{FILE_NAME}{FRESH_SUFFIX}"
-    with convert_os_errors(fresh):
-        fresh.write_bytes(encode_checked({"uid": uid, "versions": noted}))
-        sync_file(fresh)
-        os.replace(fresh, folder / FILE_NAME)
+    _write_marks(folder, noted, uid=uid)
     for each in (folder, folder.parent, folder.parent.parent):
         sync_file(each)
+
+
+def is_of_version(known: str, record: str) -> bool:
+    """Returns whether two records are of the same version."""
+    return bool(known == record or json.loads(known)[0] == json.loads(record)[0])
+
+
+def adopt_marks(folder: Path, *, uid: str) -> None:
+    """Makes the record that came with the versions of a moved or copied store that of this incarnation.
+
+    One that was replaced while it was read is removed; the next sync makes it anew.
+    """
+    path = folder / FILE_NAME
+    with convert_os_errors(path):
+        if not path.exists():
+            return
+        marks = _read_marks(folder)
+        if not marks:
+            path.unlink()
+        elif marks["uid"] != uid:
+            _write_marks(folder, marks["versions"], uid=uid)
+
+
+def _write_marks(folder: Path, versions: Mapping[str, list[str]], *, uid: str) -> None:
+    fresh = folder / f"{FILE_NAME}{FRESH_SUFFIX}"
+    with convert_os_errors(fresh):
+        fresh.write_bytes(encode_checked({"uid": uid, "versions": versions}))
+        sync_file(fresh)
+        os.replace(fresh, folder / FILE_NAME)
 
 
 def find_whole_versions(folder: Path, *, uid: str) -> dict[int, str]:

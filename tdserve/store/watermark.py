@@ -18,7 +18,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +172,7 @@ class Watermark:
         """
         path = Path(store.folder, FILE_NAME)
         header = _make_header(store)
-        nbytes = _HEADER_BYTES + (store.num_rows + 1) * _ENTRY.itemsize
+        nbytes = _compute_nbytes(store.num_rows)
         with convert_os_errors(path, asked=nbytes):
             fits = _fits(path, header, nbytes)
             if not fits and not makes:
@@ -278,6 +278,49 @@ def find_whole(store: SyncedStore) -> tuple[NDArray[np.bool_], NDArray[np.int64]
         rows = np.flatnonzero(is_whole[first : first + _MAX_ROWS_AT_ONCE]) + first
         is_whole[rows] = store.sum_rows(rows, copy) == watermark.sums[rows]
     return is_whole, generations
+
+
+def has_record(store: SyncedStore) -> bool:
+    """Returns whether there is a record of the last sync of a store, of the structure that it has now."""
+    path = Path(store.folder, FILE_NAME)
+    with convert_os_errors(path):
+        return _fits(path, _make_header(store), _compute_nbytes(store.num_rows))
+
+
+def begin_copy(
+    folder: Path, *, source_uid: str, uid: str, rename: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> None:
+    """Makes the record of the last sync, if there is one, that of a copy of the store, another incarnation.
+
+    Args:
+        folder: Folder of the copy.
+        source_uid: Incarnation that was copied.
+        uid: That of the copy.
+        rename: Returns the generations that rows with these have in the copy.
+    """
+    path = folder / FILE_NAME
+    with convert_os_errors(path):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return
+        try:
+            header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+            magic, found, num_entries, digest = _HEADER.unpack(header)
+            nbytes = os.fstat(fd).st_size
+            if (magic, found) != (_MAGIC, source_uid.encode()) or nbytes != _compute_nbytes(num_entries - 1):
+                return
+            mapping = map_shared(fd, nbytes, writable=True, path=path)
+            generations = np.ndarray((num_entries,), _ENTRY, buffer=mapping, offset=_HEADER_BYTES)["generation"]
+            # An entry that was changing when it was read, or is of a row that was never written, is of no generation.
+            generations[:] = np.where(generations > 0, rename(generations), generations)
+            os.pwrite(fd, _HEADER.pack(magic, uid.encode(), num_entries, digest), 0)
+        finally:
+            os.close(fd)
+
+
+def _compute_nbytes(num_rows: int) -> int:
+    return _HEADER_BYTES + (num_rows + 1) * _ENTRY.itemsize
 
 
 def _list_files(folder: Folder, name: str, num_rows: int) -> list[tuple[str, int]]:

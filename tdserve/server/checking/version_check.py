@@ -13,7 +13,13 @@ from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.kinds.store_kind import load_state
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.root import Root
-from tdserve.store.version_marks import FILE_NAME as MARKS_FILE, check_marks, compute_checksum, find_marks
+from tdserve.store.version_marks import (
+    FILE_NAME as MARKS_FILE,
+    check_marks,
+    compute_checksum,
+    find_marks,
+    is_of_version,
+)
 from tdserve.store.version_names import SUFFIX, discard
 
 
@@ -44,7 +50,7 @@ def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Findin
             continue
         if not found:
             damaged[number] = "there is no such file"
-        elif known is None or known[0] != text:
+        elif known is None or not is_of_version(known[0], text):
             checked.progress.num_unsummed_versions += 1
         elif known[1] != found:
             damaged[number] = f"checksum {found} instead of {known[1]}"

@@ -54,16 +54,20 @@ class SurvivingRows:
             lost: Rows that get an odd one.
             marks_store: Whether the store's own number becomes odd too.
         """
-        moved = rename_generations(self.generations) & ~1
+        moved = rename_generations(self.generations, choose_step()) & ~1
         moved[:-1][~self.was_written] = 0
         moved[lost] |= 1
         moved[-1] |= marks_store
         Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
 
 
-def rename_generations(generations: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns generations that nobody has seen; odd ones stay odd."""
-    step = 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+def choose_step() -> int:
+    """Returns a number by which generations are raised, so that nobody has seen the new ones."""
+    return 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+
+
+def rename_generations(generations: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """Returns generations raised by the result of ``choose_step``; odd ones stay odd."""
     return ((generations & ROW_ID_MASK) + step) & ROW_ID_MASK
 
 

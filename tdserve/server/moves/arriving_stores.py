@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -33,14 +34,14 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
-from tdserve.server.kinds.surviving_rows import rename_generations
+from tdserve.server.kinds.surviving_rows import choose_step, rename_generations
 from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.server.waiting import retrieve_exception
-from tdserve.store import moved_files
+from tdserve.store import moved_files, version_marks, watermark
 from tdserve.store.catalog_db import Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.structure import codec
@@ -182,6 +183,8 @@ class ArrivingStores:
         if record.name != name or not folder.is_dir():
             raise missing
         self._check_free(name)
+        if KINDS[record.kind].has_versions:
+            await asyncio.to_thread(version_marks.adopt_marks, folder / "versions", uid=record.uid)
         await asyncio.to_thread(moved_files.sync_files, folder)
         if not folder.is_dir():  # the store was shown meanwhile
             raise missing
@@ -285,7 +288,10 @@ def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> Stor
     path = folder / GENERATION_FILE
     if path.exists() and not is_of(path, uid=move):
         generations = Generations.open(path, uid=record.uid, writable=True)
-        generations.values[:] = np.where(generations.values, rename_generations(generations.values), 0)
+        rename = partial(rename_generations, step=choose_step())
+        # So that rows are compared with what they were at the source, and damage there is not taken for content.
+        watermark.begin_copy(folder, source_uid=record.uid, uid=move, rename=rename)
+        generations.values[:] = np.where(generations.values, rename(generations.values), 0)
         generations.begin_copy(move)
     return replace(record, name=name, uid=move, is_restored=record.kind == TableKind.name)
 

@@ -2,13 +2,18 @@
 
 Whoever writes rows makes their generations odd before the first byte and even after the last, and a committed version
 of weights is never written again. All other files count as changed.
+
+The checksums of rows (``watermark``) go along, so that damage of this server's disk is found at the next one too. A row
+is compared with its checksum only while it has the generation that is beside it. So checksums that are older than the
+rows do no harm, and a store at rest does not wait until they are read again. Those of another structure are left out:
+the next sync replaces their file, and blocks of both would look alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +26,10 @@ from tdserve.server.weights.version_files import make_path
 from tdserve.store.moved_files import list_files
 from tdserve.store.object_folders import is_of_values
 from tdserve.store.version_names import make_values_name
-from tdserve.store.watermark import SyncedStore
+from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SyncedStore, has_record
 from tdserve.v1 import control_pb2
+
+_SUMS = SYNCED_FILE.encode()
 
 _KINDS_OF_ROWS = ("tensordict", "replay")
 """Kinds of stores whose rows have generations; those of a keyed store name other things."""
@@ -54,20 +61,26 @@ class ContentMark:
             generations: Of its rows; None if they do not tell all that changes.
             with_values: Whether files of non-tensor values are among its files.
         """
-        record, row_nbytes, copied = store.record, {}, None
+        record, row_nbytes, copied, has_sums = store.record, {}, None, False
         if generations is not None:
             copied = generations[: record.num_rows].copy()  # before the files are listed
             described = SyncedStore.from_spec(
                 store.spec, uid=record.uid, folder=str(store.folder), structure=record.structure
             )
             row_nbytes = {os.fsencode(path): nbytes for path, nbytes in described.leaves}
+            has_sums = has_record(described)
         sizes = list_files(store.folder)
+        if not has_sums:
+            sizes.pop(_SUMS, None)
         if not with_values:
             sizes = {path: nbytes for path, nbytes in sizes.items() if not is_of_values(path)}
         return cls(store.identity, sizes, copied, row_nbytes, frozenset(_list_version_files(store)))
 
-    def list_changed(self, before: ContentMark | None) -> list[bytes]:
+    def list_changed(self, before: ContentMark | None, *, is_at_rest: bool) -> list[bytes]:
         """Lists the blocks of each file that may have changed since an earlier mark.
+
+        Args:
+            is_at_rest: Whether clients wait, so that older checksums of rows do.
 
         Returns:
             One entry for each of ``sizes``: a bit for each block of ``MAX_BLOCK_BYTES``, that of the first block
@@ -76,7 +89,8 @@ class ContentMark:
         if before is None or before.identity != self.identity:
             return [b""] * len(self.sizes)
         rows = self._find_changed_rows(before)
-        return [self._mark_blocks(path, nbytes, before, rows) for path, nbytes in self.sizes.items()]
+        kept = (self.versions & before.versions) | ({_SUMS} if is_at_rest else set())
+        return [self._mark_blocks(path, nbytes, before, rows, kept) for path, nbytes in self.sizes.items()]
 
     def _find_changed_rows(self, before: ContentMark) -> NDArray[np.int64] | None:
         now, then = self.generations, before.generations
@@ -84,10 +98,12 @@ class ContentMark:
             return None
         return np.flatnonzero((now != then) | (then % 2 == 1))
 
-    def _mark_blocks(self, path: bytes, nbytes: int, before: ContentMark, rows: NDArray[np.int64] | None) -> bytes:
+    def _mark_blocks(
+        self, path: bytes, nbytes: int, before: ContentMark, rows: NDArray[np.int64] | None, kept: AbstractSet[bytes]
+    ) -> bytes:
         if before.sizes.get(path) != nbytes or not nbytes:
             return b""
-        if path in self.versions & before.versions:
+        if path in kept:
             return pack_changed(np.zeros(count_blocks(nbytes), np.bool_))
         row_nbytes = self.row_nbytes.get(path)
         if rows is None or not row_nbytes:
@@ -105,17 +121,20 @@ class FileLists:
     def __init__(self) -> None:
         self._marks: dict[tuple[int, str], tuple[str, ContentMark]] = {}  # by session and store
 
-    async def list_files(self, store: OpenedStore, by: Seal, *, with_values: bool = True) -> control_pb2.FileSizes:
+    async def list_files(
+        self, store: OpenedStore, by: Seal, *, with_values: bool = True, is_at_rest: bool = False
+    ) -> control_pb2.FileSizes:
         """Returns the files of a store with their sizes, and which of their blocks may have changed since the list
         before of the same reader.
 
         Args:
             by: The reader.
             with_values: Whether files of non-tensor values are among them.
+            is_at_rest: Whether clients wait until this reader has read what has changed.
         """
         generations, before = _find_generations(store), self._find_mark(store.name, by)
         mark = await asyncio.to_thread(ContentMark.of, store, generations, with_values=with_values)
-        changed = await asyncio.to_thread(mark.list_changed, before)
+        changed = await asyncio.to_thread(mark.list_changed, before, is_at_rest=is_at_rest)
         self._marks[by.session, store.name] = by.operation, mark
         return _make_list(mark, changed)
 
@@ -128,7 +147,7 @@ class FileLists:
             found = []
             for store, generations, before in compared:
                 mark = ContentMark.of(store, generations, with_values=False)
-                found.append(_make_list(mark, mark.list_changed(before)))
+                found.append(_make_list(mark, mark.list_changed(before, is_at_rest=True)))
             return found
 
         return compare

@@ -96,7 +96,7 @@ class LeavingStores:
             reach("move.sealed")
             if store.keyed is not None:
                 self._entries.record_answers(store)
-            files = await self._lists.list_files(store, seal)
+            files = await self._lists.list_files(store, seal, is_at_rest=True)
             return control_pb2.MoveAnswer(uid=store.record.uid, files=files, store=describe_store(self._stores, store))
         except BaseException:
             self.unseal(store.name, seal)

@@ -38,7 +38,7 @@ def test_files_when_read_in_blocks_and_written_then_the_same(tmp_path: Path) -> 
 
 
 def test_list_when_files_concern_this_server_alone_then_without_them(tmp_path: Path) -> None:
-    own = ("claims/1", "staging/put-0", "objects/lock.mdb", "synced.memmap", "synced-values.new/data.mdb")
+    own = ("claims/1", "staging/put-0", "objects/lock.mdb", "synced-values/data.mdb", "synced-values.new/data.mdb")
     unfinished = ("synced.memmap.new", "rows/meta.json.new")  # they are about to vanish
     for path in (*own, *unfinished, "objects/data.mdb", "rows/claims"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.store.version_marks import find_whole_versions, is_of_another, sync_versions
+from tdserve.store.version_marks import adopt_marks, find_marks, find_whole_versions, is_of_another, sync_versions
 from tdserve.store.version_names import make_values_name, retire
 
 UID, OTHER = "a" * 32, "b" * 32
@@ -24,43 +24,68 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_versions_when_synced_then_those_with_unchanged_files_are_whole(folder: Path) -> None:
-    sync_versions(folder, {1: "one", 2: "two", 3: "three"}, uid=UID)
-    assert find_whole_versions(folder, uid=UID) == {1: "one", 2: "two", 3: "three"}
+    sync_versions(folder, {1: '["one"]', 2: '["two"]', 3: '["three"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["one"]', 2: '["two"]', 3: '["three"]'}
     with open(folder / "1.safetensors", "r+b") as file:
         file.seek(2_500_000)
         file.write(b"\0")
-    assert find_whole_versions(folder, uid=UID) == {2: "two", 3: "three"}
+    assert find_whole_versions(folder, uid=UID) == {2: '["two"]', 3: '["three"]'}
     make_values_name(folder / "2.safetensors").write_bytes(b"other!")
-    assert find_whole_versions(folder, uid=UID) == {3: "three"}
+    assert find_whole_versions(folder, uid=UID) == {3: '["three"]'}
     (folder / "3.safetensors").unlink()
     assert find_whole_versions(folder, uid=UID) == {}
 
 
 def test_versions_when_retired_before_they_are_synced_then_are_left_out(folder: Path) -> None:
     retire(folder / "1.safetensors")
-    sync_versions(folder, {1: "one", 2: "two"}, uid=UID)
-    assert find_whole_versions(folder, uid=UID) == {2: "two"}
+    sync_versions(folder, {1: '["one"]', 2: '["two"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {2: '["two"]'}
 
 
 def test_versions_when_synced_before_then_are_not_read_again(folder: Path) -> None:
-    sync_versions(folder, {2: "two"}, uid=UID)
+    sync_versions(folder, {2: '["two"]'}, uid=UID)
     (folder / "2.safetensors").write_bytes(b"damaged since")
-    sync_versions(folder, {2: "two", 3: "three"}, uid=UID)
-    assert find_whole_versions(folder, uid=UID) == {3: "three"}
+    sync_versions(folder, {2: '["two"]', 3: '["three"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {3: '["three"]'}
 
 
 def test_versions_when_nothing_is_noted_or_the_note_is_damaged_then_none_is_whole(folder: Path) -> None:
     assert find_whole_versions(folder, uid=UID) == {}
-    sync_versions(folder, {1: "one"}, uid=UID)
+    sync_versions(folder, {1: '["one"]'}, uid=UID)
     (folder / "synced.json").write_bytes(b"{")
     assert find_whole_versions(folder, uid=UID) == {}
 
 
 def test_versions_when_of_another_incarnation_then_none_is_whole_and_is_of_another(folder: Path) -> None:
     assert not is_of_another(folder, uid=UID)
-    sync_versions(folder, {1: "one"}, uid=OTHER)
+    sync_versions(folder, {1: '["one"]'}, uid=OTHER)
     assert find_whole_versions(folder, uid=UID) == {}
     assert is_of_another(folder, uid=UID)
-    sync_versions(folder, {1: "another one"}, uid=UID)
-    assert find_whole_versions(folder, uid=UID) == {1: "another one"}
+    sync_versions(folder, {1: '["another one"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["another one"]'}
     assert not is_of_another(folder, uid=UID)
+
+
+def test_versions_when_moved_or_copied_then_compared_with_the_checksums_of_the_first_sync(folder: Path) -> None:
+    sync_versions(folder, {1: '["one"]', 2: '["two", "first"]'}, uid=OTHER)
+    (folder / "2.safetensors").write_bytes(b"damaged since")
+    adopt_marks(folder, uid=UID)
+    assert not is_of_another(folder, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["one"]'}
+    sync_versions(folder, {1: '["one", "renamed"]', 2: '["two", "renamed"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["one", "renamed"]'}
+    assert find_marks(folder, UID)["2"][0] == '["two", "renamed"]'
+    sync_versions(folder, {2: '["another version"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {2: '["another version"]'}
+
+
+@pytest.mark.parametrize("content", [None, b'{"uid": "'])
+def test_marks_when_missing_or_read_while_they_were_replaced_then_made_anew(
+    folder: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (folder / "synced.json").write_bytes(content)
+    adopt_marks(folder, uid=UID)
+    assert not (folder / "synced.json").exists()
+    sync_versions(folder, {1: '["one"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["one"]'}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError
@@ -16,10 +18,11 @@ from tdserve.store import leaf_folders
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.mapping import open_leaves
 from tdserve.store.row_columns import open_column
-from tdserve.store.watermark import FILE_NAME, SyncedStore, find_whole, sync_store
+from tdserve.store.watermark import FILE_NAME, SyncedStore, begin_copy, find_whole, has_record, sync_store
 from tdserve.structure.capture import capture
 
 UID = "0123456789abcdef" * 2
+COPY_UID = "fedcba9876543210" * 2
 NUM_ROWS = 10
 
 
@@ -171,3 +174,52 @@ def test_find_when_a_file_is_gone_or_short_then_the_error_names_it(store: Store)
 
 def test_store_when_sent_as_json_then_is_the_same(store: Store) -> None:
     assert SyncedStore.from_json(json.loads(json.dumps(asdict(store.synced)))) == store.synced
+
+
+def raise_generations(generations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns generations of a copy."""
+    return generations + 100
+
+
+def test_rows_when_copied_then_compared_with_what_they_were_at_the_last_sync(store: Store) -> None:
+    for row in range(4):
+        store.write(row, row + 1)
+    store.generations.values[3] |= 1  # it is being written
+    sync_store(store.synced)
+    store.write(2, 9)
+    store.leaves["x",][1, 7] = 77  # damaged
+    assert has_record(store.synced)
+    copied = replace(store.synced, uid=COPY_UID)
+    begin_copy(store.folder, source_uid=UID, uid=COPY_UID, rename=raise_generations)
+    assert has_record(copied)
+    assert not has_record(store.synced)
+    values = store.generations.values
+    values[:] = np.where(values, raise_generations(values), 0)
+    store.generations.begin_copy(COPY_UID)
+    assert sync_store(copied) == 1  # the one that was written since
+    is_whole, generations = find_whole(copied)
+    assert generations.tolist() == [102, 102, 104, 103, *[0] * 7]
+    assert np.flatnonzero(is_whole & (generations[:-1] > 0)).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"TDSSYN", bytes(4096)])
+def test_copy_when_there_is_no_record_or_none_of_the_source_then_left_alone(
+    store: Store, content: bytes | None
+) -> None:
+    path = store.folder / FILE_NAME
+    if content is not None:
+        path.write_bytes(content)
+    begin_copy(store.folder, source_uid=UID, uid=COPY_UID, rename=raise_generations)
+    assert (path.read_bytes() if path.exists() else None) == content
+
+
+def test_record_when_of_another_structure_or_cut_short_then_there_is_none(store: Store) -> None:
+    assert not has_record(store.synced)
+    sync_store(store.synced)
+    assert has_record(store.synced)
+    assert not has_record(replace(store.synced, structure=1))
+    path = store.folder / FILE_NAME
+    os.truncate(path, path.stat().st_size - 1)
+    assert not has_record(store.synced)
+    begin_copy(store.folder, source_uid=UID, uid=COPY_UID, rename=raise_generations)
+    assert path.read_bytes()[8:40] == UID.encode()

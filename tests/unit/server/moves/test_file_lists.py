@@ -9,9 +9,11 @@ from tensordict import TensorDict
 
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.rules.replay.settings import Settings
+from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.leaving_stores import LeavingStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
+from tdserve.store.watermark import SyncedStore, Watermark, sync_store
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import extend, write
 from tests.unit.server.weights.publishes import publish
@@ -20,6 +22,7 @@ from tests.unit.server.world import Loop, World
 SEAL = Seal(3, f"{7:032x}")
 WIDTH = 700_001
 WIDE = b"rows/wide.memmap"
+SUMS = b"synced.memmap"
 
 Blocks = dict[tuple[bytes, int], bytes]
 
@@ -115,3 +118,40 @@ def test_list_when_versions_stay_then_their_files_have_not_changed(world: World,
     assert b"versions/1.safetensors" in files.paths
     assert b"versions/1.safetensors" not in changed
     assert read_blocks(store, files)[b"versions/1.safetensors", 0] == before[b"versions/1.safetensors", 0]
+
+
+def sync(store: OpenedStore, *, structure: int = 0) -> None:
+    """Syncs a store, of which a record says that it has this structure."""
+    record = store.record
+    described = SyncedStore.from_spec(store.spec, uid=record.uid, folder=str(store.folder), structure=structure)
+    if structure == record.structure:
+        sync_store(described)
+    else:
+        Watermark.open(described, makes=True)
+
+
+def test_list_when_rows_were_synced_then_their_checksums_are_in_it_and_a_store_at_rest_does_not_wait_for_them(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    lists = FileLists()
+    extend(world, run, store, make_rows(1, 2))
+    assert SUMS not in run(lists.list_files(store, SEAL)).paths  # there was no sync
+    sync(store)
+    assert (SUMS, 0) in set(list_changed(run(lists.list_files(store, SEAL))))
+    extend(world, run, store, make_rows(3, 1), request=2)
+    sync(store)
+    assert (SUMS, 0) in set(list_changed(run(lists.list_files(store, SEAL))))
+    for files in (run(lists.list_files(store, SEAL, is_at_rest=True)), *lists.begin_compare([store], SEAL)()):
+        assert SUMS in files.paths
+        assert (SUMS, 0) not in set(list_changed(files))
+    (files,) = lists.begin_compare([store], Seal(4, SEAL.operation))()
+    assert (SUMS, 0) in set(list_changed(files))  # that reader has none yet
+
+
+def test_list_when_the_checksums_are_of_another_structure_then_they_are_left_out(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    extend(world, run, store, make_rows(1, 2))
+    sync(store, structure=store.record.structure + 1)
+    assert (store.folder / SUMS.decode()).exists()
+    assert SUMS not in run(FileLists().list_files(store, SEAL)).paths
