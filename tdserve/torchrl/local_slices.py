@@ -13,7 +13,7 @@ import torch
 
 from tdserve.base.errors import SelectionError
 from tdserve.structure.tree import Path
-from tdserve.torchrl.table_rows import from_table
+from tdserve.torchrl.table_rows import from_table, to_path
 
 
 class Division(NamedTuple):
@@ -42,12 +42,14 @@ class NarrowStorage:
 
     Args:
         storage: A ``TDServeStorage`` that has a table.
-        keys: Those to read, as the table has them.
+        numbers: Keys of numbers of trajectories and steps, as the table has them.
+        ends: Keys of flags that are set on the last row of a trajectory.
     """
 
-    def __init__(self, storage: Any, keys: tuple[Path, ...]) -> None:
+    def __init__(self, storage: Any, numbers: tuple[Path, ...], ends: tuple[Path, ...]) -> None:
         self._whole = storage
-        self._keys = keys
+        self._keys = *numbers, *ends
+        self._ends = ends
         self._read = threading.local()
 
     @property
@@ -74,18 +76,24 @@ class NarrowStorage:
         return self.get(index)
 
     def get(self, index: Any) -> Any:
-        """Reads the keys of rows by number; a slice stands for all rows."""
+        """Reads the keys of rows by number; a slice stands for all rows.
+
+        Of all rows, flags of the end are also set where the next row is not the next one of the same writer.
+        """
         if not isinstance(index, slice):
             return from_table(self._whole.require_table().read_rows(index, self._keys))
         before = self._whole.count_inserts()
         cursor = self._whole.find_cursor(before)
-        rows, numbers, generations = self._whole.require_table().read_numbered(index, self._keys)
+        table = self._whole.require_table()
+        rows, numbers, generations = table.read_numbered(index, self._keys)
+        # They may have changed since they were read: those rows cannot be drawn, see DrawnSlices.
+        begins = ~torch.from_numpy(table.find_continuing(numbers.numpy())) if self._ends else torch.zeros(len(rows)) > 0
         num_new = self._whole.count_inserts() - before
         size, is_full = len(rows), before >= self._whole.max_size
         has_all = not size or int(numbers[-1]) == size - 1
         if has_all and not num_new and (not is_full or size in (0, self._whole.max_size)):
             self._read.division = Division(generations, is_full, cursor, before)
-            return from_table(rows)
+            return from_table(_separate(rows, begins.roll(-1), begins & False, self._ends))
         max_size = self._whole.max_size
         shown = torch.full((max_size,), -1, dtype=torch.int64)
         shown[numbers] = generations
@@ -97,7 +105,9 @@ class NarrowStorage:
         places = torch.zeros(max_size, dtype=torch.int64)
         places[numbers] = torch.arange(size)
         places = places[: len(shown)]
-        return from_table(_separate(rows[places], shown < 0))
+        is_dead = shown < 0
+        is_last = is_dead | (begins[places] | is_dead).roll(-1)
+        return from_table(_separate(rows[places], is_last, is_dead, self._ends))
 
     def keep_live(self, slices: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Returns the first and last places and lengths of slices, without those of places that have no live row."""
@@ -141,14 +151,19 @@ class DrawnSlices:
             self._whole.hold(index[0], *self._found)
 
 
-def _separate(rows: Any, is_dead: torch.Tensor) -> Any:
-    """Changes keys by which rows are divided, so that rows that are not live are slices of their own: a flag of the end
-    is set on them and on the rows before them, and the number of a trajectory is one that no other row has."""
-    ends = is_dead | is_dead.roll(-1)
-    for leaf in rows.values(True, True):
-        if leaf.dtype == torch.bool:
-            leaf[ends] = True
-        else:
+def _separate(rows: Any, is_last: torch.Tensor, is_dead: torch.Tensor, ends: tuple[Path, ...]) -> Any:
+    """Changes keys by which rows are divided.
+
+    Args:
+        rows: Rows with these keys.
+        is_last: Rows where a slice must end: flags of the end are set on them.
+        is_dead: Rows that are not live: the number of their trajectory becomes one that no other row has.
+        ends: Keys of such flags.
+    """
+    for path, leaf in rows.items(True, True):
+        if to_path(path) in ends:
+            leaf[is_last] = True
+        elif is_dead.any():
             unused = leaf.max() + 1 + torch.arange(int(is_dead.sum()), dtype=leaf.dtype)
             leaf[is_dead] = unused.reshape(-1, *(1,) * (leaf.ndim - 1)).expand(-1, *leaf.shape[1:])
     return rows

@@ -97,7 +97,7 @@ class TDServeStorage(Storage):
         self._fills = missing == "zeros"
         self._table = SharedTable(address, name, self.max_size, like=like, fills=self._fills, options=table)
         self._held = threading.local()
-        self._narrowed: dict[tuple[Path, ...], NarrowStorage] = {}
+        self._narrowed: dict[tuple[tuple[Path, ...], ...], NarrowStorage] = {}
         self._num_written = 0
 
     def __repr__(self) -> str:
@@ -161,11 +161,20 @@ class TDServeStorage(Storage):
         """Returns whether the table's rows have this key of a leaf; False before the first row."""
         return self.initialized and to_path(to_stored_key(key)) in self.list_keys()
 
-    def narrow(self, keys: Iterable[Any]) -> Any:
+    def narrow(self, keys: Iterable[Any], ends: Iterable[Any] = ()) -> Any:
         """Returns this storage, as it is read for some of TorchRL's keys; itself if the rows have none of them. The
-        same keys give the same object: TorchRL keeps what it has found by the storage."""
-        found = tuple(to_path(to_stored_key(key)) for key in keys if key is not None and self.has_key(key))
-        return self._narrowed.setdefault(found, NarrowStorage(self, found)) if found else self
+        same keys give the same object: TorchRL keeps what it has found by the storage.
+
+        Args:
+            keys: Those that have numbers; None is ignored.
+            ends: Those that have flags of the ends of trajectories.
+        """
+        numbers, flags = (
+            tuple(to_path(to_stored_key(key)) for key in each if key is not None and self.has_key(key))
+            for each in (keys, ends)
+        )
+        found = numbers, flags
+        return self._narrowed.setdefault(found, NarrowStorage(self, *found)) if any(found) else self
 
     def note_division(self, division: Division) -> None:
         """Notes by which rows a sampler is going to draw slices in this thread."""

@@ -101,7 +101,7 @@ def _divide_by_columns(find_slices: Any, kind: type[Any]) -> Any:
             sampler._resolve_traj_key(storage)
         if sampler.traj_key is not None and not storage.has_key(sampler.traj_key):
             sampler._fetch_traj = False
-        narrow = storage.narrow([sampler.traj_key, sampler.end_key, *(sampler.end_keys or ())])
+        narrow = storage.narrow([sampler.traj_key], [sampler.end_key, *(sampler.end_keys or ())])
         slices = find_slices(sampler, narrow, *args, **options)
         if narrow is storage or "static-stop-and-length" in sampler._cache:
             return slices

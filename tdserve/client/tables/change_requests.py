@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,20 +135,34 @@ def ask_priorities(
     client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
 ) -> NDArray[np.float32]:
     """Returns the priorities of rows; errors as of ``ReplayHandle.get_priorities``."""
-    found = [np.zeros(0, np.float32)]
+    answers = _ask_of_rows(client, table, numbers, deadline, "priorities")
+    found = [np.frombuffer(done.priorities, "<f8").astype(np.float32) for done in answers]
+    return np.concatenate([np.zeros(0, np.float32), *found])
+
+
+def ask_continuing(
+    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
+) -> NDArray[np.bool_]:
+    """Returns which rows continue the row before theirs; see ``RowsByNumber.find_continuing``."""
+    answers = _ask_of_rows(client, table, numbers, deadline, "continuing")
+    return np.concatenate([np.zeros(0, np.bool_), *(np.frombuffer(done.continuing, np.bool_) for done in answers)])
+
+
+def _ask_of_rows(
+    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline, what: str
+) -> Iterator[control_pb2.Done]:
+    """Yields the answers to what is asked of rows, by the name of the field, without a draw."""
     for begin in range(0, len(numbers), MAX_MESSAGE_ROWS):
-        asked = control_pb2.SampleRequest(
-            store=table, priorities_of=encode_few_bytes(numbers[begin : begin + MAX_MESSAGE_ROWS])
-        )
+        asked = control_pb2.SampleRequest(store=table)
+        setattr(asked, f"{what}_of", encode_few_bytes(numbers[begin : begin + MAX_MESSAGE_ROWS]))
 
         def attempt(
             session: Session, request: int, deadline: Deadline, asked: control_pb2.SampleRequest = asked
         ) -> control_pb2.Done:
             pending = session.send(request, sample=asked)
-            return pending.wait(compute_answer_timeout_s(deadline), f"priorities of {table!r}").done
+            return pending.wait(compute_answer_timeout_s(deadline), f"{what} of {table!r}").done
 
-        found.append(np.frombuffer(client.call(attempt, deadline).priorities, "<f8").astype(np.float32))
-    return np.concatenate(found)
+        yield client.call(attempt, deadline)
 
 
 def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.row_ages import DrawnRows, SampleAge
+from tdserve.rules.replay.row_order import to_place
 from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.rules.replay.table_state import TableState
 
@@ -23,7 +26,7 @@ class AgingTable(TableState):
 
     def note_arrival(self, num_rows: int, now_s: float) -> None:
         """Notes that the rows which have arrived last have done so now, as of ``RowAges.note_rows``."""
-        self.ages.note_rows(self._last_sequence - num_rows + 1, now_s)
+        self.ages.note_rows(to_place(self.order.last_sequence) - num_rows + 1, now_s)
 
     def note_sample(self, plan: SamplePlan, now_s: float) -> None:
         """Notes that a sample was drawn now."""
@@ -31,7 +34,7 @@ class AgingTable(TableState):
         versions, lags = plan.columns.get(POLICY_VERSION_KEY), None
         if staleness is not None and versions is not None:
             lags = np.where(versions < 0, UNKNOWN, staleness.compute_lags(versions))
-        self.ages.note_sample(DrawnRows(now_s, plan.sequence, self._last_sequence, lags))
+        self._note_drawn(plan.sequence, now_s, lags)
 
     def measure_sample_age(self, now_s: float, *, rng: np.random.Generator) -> SampleAge | None:
         """Returns the ages of the rows of the newest sample; None if there was none.
@@ -45,6 +48,8 @@ class AgingTable(TableState):
             selector = self.selectors.get(PLAIN)
             drawn = selector.draw(_PROBED_ROWS, rng=rng) if self.settings.sampler.draws_any_row and selector else None
             if drawn is not None:
-                sequence = self.columns.sequence[drawn.rows]
-                self.ages.note_sample(DrawnRows(now_s, sequence, self._last_sequence))
+                self._note_drawn(self.columns.sequence[drawn.rows], now_s)
         return self.ages.measure()
+
+    def _note_drawn(self, sequence: Rows, now_s: float, lags: NDArray[np.int64] | None = None) -> None:
+        self.ages.note_sample(DrawnRows(now_s, to_place(sequence), to_place(self.order.last_sequence), lags))

@@ -38,7 +38,7 @@ class RowColumns:
 
     @property
     def sequence(self) -> NDArray[np.int64]:
-        """Place of the row's commit in the table: greater is newer."""
+        """Place of the row's commit in the table, see :mod:`tdserve.rules.replay.row_order`: greater is newer."""
         return self.get_array("sequence", np.int64)
 
     @property

@@ -140,7 +140,7 @@ class Departures(AgingTable):
         num_leaving = len(rows)
         if consumer != OWN:
             num_leaving = len(self.selectors.select_had_by_all(rows.rows, consumer)) if self.settings.consumers else 0
-        return Departure(rows, len(rows), self._last_sequence, consumer, num_leaving=num_leaving)
+        return Departure(rows, len(rows), self.order.last_sequence, consumer, num_leaving=num_leaving)
 
     def depart_in_pieces(self, departure: Departure, *, owner: int = 0) -> Iterator[int]:
         """Carries a departure out, a piece at a time, and yields how many rows; between two pieces rows may come and

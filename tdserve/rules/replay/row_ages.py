@@ -48,23 +48,23 @@ class DrawnRows(NamedTuple):
 
     Attributes:
         drawn_s: When it was drawn.
-        sequence: The rows' places in the order of commits.
-        last_sequence: Place of the newest row at that time.
+        places: The rows' places in the order of commits.
+        last_place: Place of the newest row at that time.
         lags: The rows' lags behind the policy; negative: unknown; None: the table has none.
     """
 
     drawn_s: float
-    sequence: Rows
-    last_sequence: int
+    places: Rows
+    last_place: int
     lags: NDArray[np.int64] | None = None
 
     def thin_out(self) -> DrawnRows:
         """Returns rows at equal distances, in arrays of their own, if there are very many."""
-        step = -(-len(self.sequence) // MAX_KEPT_ROWS)
+        step = -(-len(self.places) // MAX_KEPT_ROWS)
         if step <= 1:
             return self
         lags = None if self.lags is None else self.lags[::step].copy()
-        return self._replace(sequence=self.sequence[::step].copy(), lags=lags)
+        return self._replace(places=self.places[::step].copy(), lags=lags)
 
 
 class RowAges:
@@ -105,14 +105,14 @@ class RowAges:
     def measure(self) -> SampleAge | None:
         """Returns the ages of the rows of the newest sample; None if there was none."""
         drawn = self._newest
-        if self._age is None and drawn is not None and len(drawn.sequence) and self._begins_s:
+        if self._age is None and drawn is not None and len(drawn.places) and self._begins_s:
             self._age = self._measure(drawn)
         return self._age
 
     def _measure(self, drawn: DrawnRows) -> SampleAge:
-        spans = np.searchsorted(self._firsts, drawn.sequence, side="right") - 1
+        spans = np.searchsorted(self._firsts, drawn.places, side="right") - 1
         ages_s = drawn.drawn_s - np.asarray(self._begins_s)[np.maximum(spans, 0)]
-        ages = drawn.last_sequence - drawn.sequence
+        ages = drawn.last_place - drawn.places
         age = SampleAge(float(ages_s.mean()), float(ages_s.max()), float(ages.mean()), int(ages.max()))
         if drawn.lags is None or not (is_known := drawn.lags >= 0).any():
             return age

@@ -89,10 +89,10 @@ class Table(Departures):
         """
         columns = self.columns
         if is_on_record_later:
-            self._arriving.append((self._last_sequence, self._last_sequence + len(rows)))
+            before = self.order.last_sequence
+            self._arriving.append((before, before + 2 * len(rows)))
         where = compact(rows)
-        columns.sequence[where] = np.arange(self._last_sequence + 1, self._last_sequence + 1 + len(rows))
-        self._last_sequence += len(rows)
+        self.order.append(rows, where, arrival.writers or ((arrival.writer, len(rows)),))
         if self._counts_samples:
             columns.times_sampled[where] = 0
         if self._uses_priority:
@@ -385,6 +385,17 @@ class Table(Departures):
         self.check_update(rows, np.zeros(0), None)
         self.check_live(rows)
         return self.columns.priority[rows]
+
+    def find_continuing(self, rows: Rows) -> NDArray[np.bool_]:
+        """Returns which rows continue the row before theirs, see :mod:`tdserve.rules.replay.row_order`.
+
+        Of rows that are not live it is not defined.
+
+        Raises:
+            SelectionError: A row is out of range.
+        """
+        self.check_numbers(rows)
+        return self.order.find_continuing(rows)
 
     def _set_priorities(self, rows: Rows, priorities: NDArray[np.float64]) -> None:
         if not len(rows):

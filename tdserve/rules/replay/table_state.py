@@ -20,6 +20,7 @@ from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_ages import RowAges
 from tdserve.rules.replay.row_mask import RowMask
+from tdserve.rules.replay.row_order import RowOrder, to_last_sequence
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
@@ -57,6 +58,7 @@ class TableState:
         draws: Draws for data-parallel readers.
         shared: Numbers that all processes share.
         ages: When rows have come, and the rows of the newest sample.
+        order: In which order rows were committed, and which of them continue others.
 
     Raises:
         InvalidRequestError: The capacity is below 1, or the settings would never let any row through.
@@ -138,7 +140,7 @@ class TableState:
         self.shared.num_sampled = max(self.shared.num_sampled, int(state.get("samples", 0)))
         self._cleared = (int(state.get("cleared_inserts", 0)), int(state.get("cleared_samples", 0)))
         self._num_clears = 0
-        self._last_sequence = int(state.get("last_sequence", ring.inserts))
+        self.order = RowOrder(self.columns, int(state.get("last_sequence", to_last_sequence(ring.inserts))))
         self._reset_inserts = int(state.get("reset_inserts", 0))
         self._changed_settings = str(state.get("settings", ""))
         self._highest = float(state.get("highest_priority", 1.0))
@@ -379,7 +381,7 @@ class TableState:
             **self.ring.get_state(),
             **changed,
             "inserts": self.ring.inserts + self.num_coming,
-            "last_sequence": self._last_sequence,
+            "last_sequence": self.order.last_sequence,
             **({"arriving": self._arriving} if self._arriving else {}),
             **({"runs": self.draws.horizons} if self.draws.horizons else {}),
             "samples": self.shared.num_sampled,

@@ -17,6 +17,7 @@ from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS, may_be_p
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.ring import compute_first_generation
+from tdserve.rules.replay.row_order import to_last_sequence
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
@@ -169,7 +170,7 @@ class TableKind(StoreKind):
         stored = self.make_stored_spec(record, specs.get(record.fingerprint, record.order))
         rows, state = SurvivingRows.find(folder, record, stored), load_state(db, record.uid)
         sequence = open_column(folder, "sequence", np.dtype(np.int64), (record.capacity,))
-        last = int(state.get("last_sequence", state.get("inserts", 0)))
+        last = int(state.get("last_sequence", to_last_sequence(state.get("inserts", 0))))
         is_whole = rows.is_whole & (rows.generations[:-1] > 0) & (sequence <= last)
         for before, end in state.get("arriving", ()):  # of an extend that was not on record then
             is_whole &= (sequence <= before) | (sequence > end)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.long_lists import find_columns, read_list
 from tdserve.messages.row_numbers import decode_column
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL, Arrival, check_priorities
+from tdserve.rules.replay.plans import Arrival, check_priorities
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.rule_keys import Buffer, name_group_column, to_bools, to_ids
 from tdserve.structure.tree import Path
@@ -63,7 +63,7 @@ def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.Exte
     num_rows = asked.num_rows
     table = store.get_table()
     if not (asked.keys or find_columns(asked)) and table.columns.trajectories is None:
-        return Coming(PLAIN_ARRIVAL, num_rows)
+        return Coming(Arrival(writer=client_id), num_rows)
     ends = None
     if asked.HasField("ends"):
         ends = decode_column("ends", read_list(asked.ends), "?", num_rows)
@@ -80,7 +80,8 @@ def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.Exte
     if missing:
         reason = f"table {store.name!r} orders its rows by {'.'.join(missing[0])!r}: every row must have it"
         raise InvalidRequestError(argument="batch", reason=reason)
-    writer = (client_id, asked.writer)
+    # Where rows may be claimed, which stream of a client has written them is not on record.
+    writer = client_id if table.columns.trajectories is None else (client_id, asked.writer)
     coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys), num_rows)
     if not asked.HasField("policy_versions"):
         return coming

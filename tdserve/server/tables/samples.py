@@ -35,8 +35,8 @@ from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
 from tdserve.v1 import content_pb2, control_pb2
 
-MAX_ASKED_PRIORITIES = 1 << 17
-"""Most rows whose priorities are in one answer, of a megabyte."""
+MAX_ASKED_ROWS = 1 << 17
+"""Most rows whose priorities are in one answer, of a megabyte; or of which it has anything else."""
 
 
 class _DrawnSample(NamedTuple):
@@ -158,7 +158,7 @@ class Samples:
         table = store.get_table()
         _check_current(store, table, asked)
         adopt_reported_policy(self._stores, store, asked)
-        if asked.asks_newest or asked.asks_counts or asked.priorities_of:
+        if asked.asks_newest or asked.asks_counts or asked.priorities_of or asked.continuing_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
         table.check_consumer(asked.consumer, is_lease=asked.is_lease)
@@ -183,8 +183,11 @@ class Samples:
         if asked.asks_counts:
             return control_pb2.Done(counts=make_counts(store))
         if asked.priorities_of:
-            rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_PRIORITIES)
+            rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_ROWS)
             return control_pb2.Done(priorities=store.get_table().get_priorities(rows).astype("<f8").tobytes())
+        if asked.continuing_of:
+            rows = decode_rows(asked.continuing_of, max_rows=MAX_ASKED_ROWS)
+            return control_pb2.Done(continuing=store.get_table().find_continuing(rows).tobytes())
         staleness = get_staleness(self._stores, store)
         if staleness is None:
             return control_pb2.Done()

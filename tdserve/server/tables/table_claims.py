@@ -27,7 +27,7 @@ from tdserve.base.errors import (
 from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.rules.replay.claim_pacing import MIN_EXTENDS
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import make_claim_writer
@@ -323,7 +323,7 @@ class TableClaims:
             self._answers,
             self._store,
             reservation,
-            PLAIN_ARRIVAL,
+            Arrival(writers=[(extend.client_id, extend.num_rows) for extend in extends]),
             self._writer.select_retried(extends),
             instead_of=self._writer.find_outdated(self._last_request),
             uses_reserve=True,

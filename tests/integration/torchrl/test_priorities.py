@@ -171,6 +171,26 @@ def test_slices_when_drawn_by_priorities_then_in_this_process(make_table: MakeSt
         assert buffer.sample()["obs"].tolist() == [3.0, 4.0] * 4
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("trees")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_slices_when_drawn_by_priorities_and_ends_then_none_mixes_rows_of_writers(
+    server: tdserve.Server, name: str
+) -> None:
+    sampler = PrioritizedSliceSampler(
+        10, alpha=1.0, beta=1.0, eps=0.0, slice_len=3, end_key=("next", "done"), strict_length=False
+    )
+    storage = TDServeStorage(20, address=tdserve.connect(server.address), name=name)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=9)
+    rows = make_rows(*range(4))
+    rows["next", "done"] = torch.zeros(4, 1, dtype=torch.bool)
+    index = buffer.extend(rows)
+    tdserve.connect(server.address)[name].extend(rows.clone().apply(lambda leaf: leaf + 50 if leaf.ndim == 1 else leaf))
+    buffer.update_priority(index, torch.tensor([1e-9, 1e-9, 1.0, 1e-9]))
+    for _ in range(4):
+        assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, 2.0, 3.0}
+
+
 def test_priorities_when_the_table_has_none_then_are_refused(make_table: MakeStorage) -> None:
     even = ReplayBuffer(storage=make_table(), batch_size=50)
     even.extend(make_rows(0, 1))

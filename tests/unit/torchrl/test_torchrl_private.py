@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -175,10 +176,10 @@ class KeyedRows(NotedStorage):
     def has_key(self, key: Any) -> bool:
         return key in self.rows.keys(True)
 
-    def narrow(self, keys: list[Any]) -> KeyedRows:
+    def narrow(self, keys: list[Any], ends: Sequence[Any] = ()) -> KeyedRows:
         """Returns the same rows with some keys, and notes these."""
         narrow = copy(self)
-        self.found.append([key for key in keys if key is not None and self.has_key(key)])
+        self.found.append([key for key in (*keys, *ends) if key is not None and self.has_key(key)])
         narrow.rows = self.rows.select(*self.found[-1])
         narrow.division = torch.arange(len(self))
         return narrow

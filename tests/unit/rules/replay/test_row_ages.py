@@ -100,8 +100,8 @@ def test_note_sample_when_it_is_large_then_few_of_its_rows_are_kept() -> None:
         1.0, np.arange(10 * MAX_KEPT_ROWS), 10 * MAX_KEPT_ROWS - 1, np.zeros(10 * MAX_KEPT_ROWS, np.int64)
     )
     thinned = drawn.thin_out()
-    assert len(thinned.sequence) == MAX_KEPT_ROWS
-    assert thinned.sequence.base is None
+    assert len(thinned.places) == MAX_KEPT_ROWS
+    assert thinned.places.base is None
     ages.note_sample(drawn)
     age = ages.measure()
     assert age is not None

@@ -17,6 +17,7 @@ from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.row_order import to_place
 from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
@@ -393,7 +394,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             assert len(table.selectors.get(conditions)) == len(self._members(conditions)), conditions
         for number in there:
             row = self.rows[number]
-            assert table.columns.sequence[number] == row.sequence
+            assert to_place(int(table.columns.sequence[number])) == row.sequence
             if self.settings.uses_priority:
                 assert table.columns.priority[number] == row.priority
             if self.settings.counts_samples:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
-from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.slices import Slices
 from tdserve.server.opened_store import OpenedStore
@@ -42,8 +41,8 @@ def prioritized(world: World, run: Loop) -> OpenedStore:
 
 def test_arriving_when_nothing_is_said_then_plain(world: World, run: Loop) -> None:
     coming = decode_arrival(create(world, run), CLIENT, make_request())
-    assert coming.arrival is PLAIN_ARRIVAL
-    assert coming.with_columns(world.stores.get("r"), {}) is PLAIN_ARRIVAL
+    assert (coming.arrival.writer, coming.arrival.keys, coming.arrival.priorities) == (CLIENT, None, None)
+    assert coming.with_columns(world.stores.get("r"), {}) is coming.arrival
 
 
 @pytest.mark.parametrize(("given", "each"), [((0.5, 0.0, 2.0), [0.5, 0.0, 2.0]), ((3.0,), [3.0, 3.0, 3.0])])

@@ -13,6 +13,7 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.row_order import NO_SEQUENCE, to_last_sequence
 from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.reserving import RowsInParts
@@ -273,7 +274,7 @@ def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_lists_them(
 
     async def scenario() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
-        assert table.get_state()["arriving"] == [(0, PIECE_ROWS)]
+        assert table.get_state()["arriving"] == [(NO_SEQUENCE, to_last_sequence(PIECE_ROWS))]
         await task
 
     run(scenario())
