@@ -127,7 +127,10 @@ class Arrival:
 
     def select_part(self, part: slice) -> Arrival:
         """Returns the data of some of the rows."""
-        if self is PLAIN_ARRIVAL:
+        if (
+            all(each is None for each in (self.priorities, self.ends, self.ids, self.policy_versions))
+            and not self.groups
+        ):
             return self
         return replace(
             self,

@@ -58,11 +58,11 @@ def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Findin
     whole = [number for number, _ in kept if number not in damaged]
     for number, reason in damaged.items():
         path = folder / f"{number}{SUFFIX}"
-        if any(other < number for other in whole):
-            repair = partial(_drop_version, checked.root, record, number)
+        if whole:
+            repair = partial(_drop_version, checked.root, record, number, is_newest=number > max(whole))
             yield Finding(checked.get_name(path), f"version {number}: {reason}", record.name, repair=repair)
         else:
-            remedy = "no older version is whole: publish again, or delete the store"
+            remedy = "no other version is whole: publish again, or delete the store"
             yield Finding(checked.get_name(path), f"version {number}: {reason}", record.name, remedy=remedy)
 
 
@@ -71,7 +71,7 @@ def _remove_marks(path: Path) -> str:
     return "it was removed, and is made anew"
 
 
-def _drop_version(root: Root, record: StoreRecord, number: int) -> str:
+def _drop_version(root: Root, record: StoreRecord, number: int, *, is_newest: bool) -> str:
     with CatalogDB(root.catalog_folder) as db:
         state = load_state(db, record.uid)
         state["kept"] = [kept for kept in state["kept"] if kept[0] != number]
@@ -79,4 +79,4 @@ def _drop_version(root: Root, record: StoreRecord, number: int) -> str:
         state["checksums"] = [each for each in state.get("checksums", ()) if each[0] != number]
         db.put("states", record.uid.encode(), json.dumps(state).encode())
     discard(root.store_folder(record.name) / "versions" / f"{number}{SUFFIX}")
-    return "it was dropped, and an older one is the newest" if number else ""
+    return "it was dropped, and an older one is the newest" if is_newest else "it was dropped"
