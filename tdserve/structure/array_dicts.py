@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection, lazy_stack
 
-from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.structure.matching import quote, show
+from tdserve.base.errors import SpecMismatchError
+from tdserve.structure.array_tensors import make_refusal, read_array
+from tdserve.structure.matching import show
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import make_single_value
 from tdserve.structure.tensordict_private import new_tensordict
@@ -26,15 +27,6 @@ from tdserve.structure.tree import Spec
 from tdserve.values.supported import ATOMS
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-
-_REMEDIES = {
-    "M": "give its .view('int64')",
-    "m": "give its .view('int64')",
-    "V": "give each of its fields under a key of its own",
-    "f": "give its .astype('float64')",
-    "c": "give its .astype('complex128')",
-}
-"""What to give instead of arrays that torch has no dtype for, by the kind of their dtype."""
 
 
 class _DictNode(NamedTuple):
@@ -153,29 +145,6 @@ def select_entries(content: Mapping[str, Any], paths: Sequence[Path]) -> dict[Pa
     return found
 
 
-def read_array(array: NDArray[Any], path: Path = (), *, store: str = "") -> torch.Tensor:
-    """Returns a tensor of an array's elements, which shares its memory where torch can.
-
-    Raises:
-        NotSupportedError: torch has no such dtype.
-    """
-    try:
-        if array.flags.writeable and not isinstance(array, np.ma.MaskedArray):
-            return torch.from_numpy(array)
-    except (TypeError, ValueError):  # another dtype, byte order, or strides
-        pass
-    if isinstance(array, np.ma.MaskedArray):
-        raise _make_refusal("a masked array", path, store, "give its .filled(value)")
-    try:
-        # By its text it is one dtype for both C types of this size, of which torch has one.
-        native = np.dtype(array.dtype.str).newbyteorder("=")
-        return torch.from_numpy(np.array(array, dtype=native, order="C", subok=False).view(native))
-    except TypeError:
-        reason = _REMEDIES.get(array.dtype.kind, "torch has no such dtype")
-        what = "an array" if array.ndim else "a scalar"
-        raise _make_refusal(f"{what} of dtype {array.dtype}", path, store, reason) from None
-
-
 class _DictReader:
     """One pass over one dict."""
 
@@ -190,10 +159,10 @@ class _DictReader:
         for key, value in content.items():
             if not isinstance(key, str):
                 remedy = "use str(key), or nested dicts for a tuple"
-                raise _make_refusal(f"the key {key!r}", path, self._store, remedy)
+                raise make_refusal(f"the key {key!r}", path, self._store, remedy)
             entry = known.get(key)
             if type(value) is np.ndarray and not isinstance(entry, ValueLeaf) and value.dtype.kind not in "USO":
-                entries[key] = read_array(value, (*path, key), store=self._store)
+                entries[key] = read_array(value, (*path, key), store=self._store, dtype=_get_dtype(entry))
                 continue
             entries[key] = self._read_entry(value, entry, batch_size, (*path, key))
         return new_tensordict(entries, batch_size=torch.Size(batch_size), device=None, names=None, nested=False)
@@ -255,7 +224,7 @@ class _DictReader:
         if not isinstance(value, np.ndarray) and hasattr(value, "__array__") and not isinstance(value, np.generic):
             value = np.asarray(value)
         if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
-            return read_array(value, path, store=self._store)
+            return read_array(value, path, store=self._store, dtype=_get_dtype(entry))
         return _make_value(value, batch_size)
 
     def _read_nested(
@@ -320,13 +289,13 @@ class _DictReader:
         """Reads a tensor whose rows differ in size: one row, or a list of rows."""
         dtype = leaf.ragged.dtype if isinstance(leaf.ragged, Ragged) else ""
         if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
-            return read_array(value, path, store=self._store)
+            return read_array(value, path, store=self._store, dtype=dtype)
         if not batch_size or not isinstance(value, (list, tuple, np.ndarray)):
             return self._read_leaf(value, dtype, path)
         rows = [
             each
             if isinstance(each, torch.Tensor)
-            else read_array(each, path, store=self._store)
+            else read_array(each, path, store=self._store, dtype=dtype)
             if isinstance(each, np.ndarray)
             else self._read_leaf(each, dtype, path)
             for each in value
@@ -367,6 +336,10 @@ def _prepare(node: Node) -> _DictNode:
         for key, entry in node.entries
     }
     return _DictNode(len(node.batch_size), entries)
+
+
+def _get_dtype(entry: Entry | _DictNode | None) -> str:
+    return entry.dtype if isinstance(entry, TensorLeaf) else ""
 
 
 def _count_dims(entry: Entry | _DictNode | None) -> int | None:
@@ -451,8 +424,3 @@ def _stack_values(value: Any, batch_size: tuple[int, ...]) -> Any:
     if not batch_size:
         return make_single_value(value, (), None, None)
     return NonTensorStack(*[_stack_values(row, batch_size[1:]) for row in value], stack_dim=0)
-
-
-def _make_refusal(what: str, path: Path, store: str, reason: str) -> NotSupportedError:
-    where = f" at key {quote(path)}" if path else ""
-    return NotSupportedError(feature=f"{what}{where}" + (f" of store {store!r}" if store else ""), reason=reason)

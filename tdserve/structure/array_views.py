@@ -9,17 +9,14 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
+from tdserve.structure.dtypes import WIDER
 from tdserve.structure.instances import strip_wrappers
 from tdserve.structure.stacks.assembly import RowsWithColumns
 from tdserve.structure.stacks.elements import list_values, restack_by_rows
 from tdserve.structure.tensordict_private import entries_of, get_set_fields
+from tdserve.structure.torch_types import to_torch
 
-_WIDER = {
-    torch.bfloat16: torch.float32,
-    torch.complex32: torch.complex64,
-    **{getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")},
-}
-"""Dtypes that NumPy lacks, and those that hold all of their values."""
+_WIDER = {to_torch(name): to_torch(wider) for name, wider in WIDER.items()}
 
 
 def to_arrays(found: Any) -> Any:

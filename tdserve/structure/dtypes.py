@@ -78,5 +78,12 @@ def holds_all_values(wider: str, dtype: str) -> bool:
     return least <= smallest and largest <= most
 
 
+WIDER: dict[str, str] = {
+    "bfloat16": "float32",
+    "complex32": "complex64",
+    **{name: "float32" for name in ITEMSIZE if name.startswith("float8")},
+}
+"""Dtypes that NumPy lacks, and those in which arrays have their values: these hold all of them."""
+
 DIFFERENTIABLE = ("float", "bfloat", "complex")
 """Prefixes of the names of dtypes whose tensors may require grad."""

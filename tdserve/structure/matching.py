@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.structure.dtypes import holds_all_values
+from tdserve.structure.dtypes import WIDER, holds_all_values
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
 
 
@@ -38,7 +38,9 @@ def describe_misfit(expected: Entry, actual: Entry) -> str:
         return describe(actual)
     if holds_all_values(expected.dtype, actual.dtype):
         return describe(actual)
-    remedy = f"convert it first, as by .to(torch.{expected.dtype}), or .astype({expected.dtype!r}) of an array"
+    conversion = f".to(torch.{expected.dtype})"
+    of_array = f"torch.from_numpy(array){conversion}" if expected.dtype in WIDER else f".astype({expected.dtype!r})"
+    remedy = f"convert it first, as by {conversion}, or {of_array} of an array"
     return f"{describe(actual)}, of which {expected.dtype} does not hold all values: {remedy}"
 
 

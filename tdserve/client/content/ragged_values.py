@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
-from tdserve.structure.array_dicts import read_array
+from tdserve.structure.array_tensors import read_array
 from tdserve.structure.nodes import Ragged
 from tdserve.structure.pieces import Pieces, split_jagged
 from tdserve.structure.stacks.elements import flatten_elements, split_elements
@@ -77,7 +77,8 @@ def describe_value(value: Any) -> str:
 
 def _convert_tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
     try:
-        tensor = (read_array(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)).detach()
+        is_array = isinstance(value, np.ndarray)
+        tensor = (read_array(value, dtype=ragged.dtype) if is_array else torch.as_tensor(value)).detach()
     except (TypeError, ValueError, RuntimeError):
         return None
     if tensor.layout is not torch.strided or tensor.is_meta:

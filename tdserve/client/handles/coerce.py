@@ -17,7 +17,7 @@ from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.structure import unbatched
-from tdserve.structure.array_dicts import read_array
+from tdserve.structure.array_tensors import read_array
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
 from tdserve.structure.dtypes import holds_all_values
@@ -274,8 +274,10 @@ class _Fitting:
         if is_tensor_collection(value):
             raise self.make_mismatch(path, describe(leaf), type(value).__name__)
         try:
-            is_array = isinstance(value, np.ndarray)
-            tensor = (read_array(value, path, store=self.store) if is_array else torch.as_tensor(value)).detach()
+            if isinstance(value, np.ndarray):
+                tensor = read_array(value, path, store=self.store, dtype=leaf.dtype)
+            else:
+                tensor = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError):
             raise self.make_mismatch(path, describe(leaf), type(value).__name__) from None
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:

@@ -16,7 +16,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like
-from tdserve.structure.array_dicts import read_array
+from tdserve.structure.array_tensors import read_array
 from tdserve.structure.capture import capture
 from tdserve.structure.fake_tensors import to_structure_capture
 from tdserve.v1 import control_pb2

@@ -30,7 +30,8 @@ from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.client.kv.tensor_records import TENSOR_FORM, decode_tensor, encode_column, encode_tensor, find_form
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
-from tdserve.structure.array_dicts import has_tensors, read_array, read_dict
+from tdserve.structure.array_dicts import has_tensors, read_dict
+from tdserve.structure.array_tensors import read_array
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.packing import pack, unpack
@@ -267,7 +268,8 @@ class LikeRecords:
     def _read_arrays(self, value: Any, *, is_one: bool = True) -> Any:
         """Returns a dict of arrays as a tensordict, an array as a tensor, and anything else as it is."""
         if self._is_tensor:
-            return read_array(value, store=self._store) if isinstance(value, np.ndarray) else value
+            dtype = dict(self._spec.tensors)[TENSOR_KEY,].dtype
+            return read_array(value, store=self._store, dtype=dtype) if isinstance(value, np.ndarray) else value
         return read_dict(value, self._spec, store=self._store, is_one=is_one) if isinstance(value, dict) else value
 
     def _check_size(self, record: bytes) -> None:

@@ -11,7 +11,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.structure.array_dicts import read_array, read_dict, read_rows
+from tdserve.structure.array_dicts import read_dict, read_rows
+from tdserve.structure.array_tensors import read_array
 from tdserve.structure.capture import capture
 from tdserve.structure.declaring import declare_ragged
 from tdserve.structure.nodes import TensorLeaf
