@@ -105,3 +105,47 @@ class RowReadsSuite(Suite):
             with pytest.raises(SelectionError, match="selects no rows"):  # only rows know their keys
                 table.get_at("a", [])
             assert len(table.get_at(["a"], [])) == 0
+
+    @pytest.mark.parametrize("options", [{"ragged": ["a", ("n", "z")]}, {}], ids=["ragged", "packed"])
+    def test_get_at_when_numbers_have_two_dimensions_then_padded_or_refused_by_key(
+        self, client: tdserve.Client, name: str, options: Any
+    ) -> None:
+        rows = LazyStackedTensorDict(
+            *[
+                TensorDict({"a": torch.arange(size), "b": torch.tensor(size), "n": {"z": torch.ones(size, 2)}})
+                for size in (1, 4, 2, 3)
+            ]
+        )
+        table = client.create_replay(name, like=rows[3], capacity=FEW, **options)
+        table.extend(rows)
+        places = torch.tensor([[0, 1], [2, 3]])
+        padding = {"a": -1, ("n", "z"): -2}  # for all calls: of what is not asked for it is ignored
+        expected = [[[0, -1, -1, -1], [0, 1, 2, 3]], [[0, 1, -1, -1], [0, 1, 2, -1]]]
+        assert table.get_at("a", places, pad=padding).tolist() == expected
+        some = table.get_at(["a", ("n", "z")], places.numpy(), pad=padding)
+        assert (some.batch_size, some["a"].tolist()) == ((2, 2), expected)
+        assert some["masks", "a"].equal(some["a"] >= 0)
+        assert (some["n", "z"].shape, int(some["n", "z"][0, 0].sum())) == ((2, 2, 4, 2), 2 - 2 * 6)
+        assert some["masks", "n", "z"].sum() == 10
+        assert table.get_at("b", places).tolist() == [[1, 4], [2, 3]]
+        assert table.get_at("a", [3, 0], pad=padding).tolist() == [[0, 1, 2], [0, -1, -1]]
+        assert table.get_at("a", places[:, :1], pad=0).shape == (2, 1, 2)
+        for keys in ("a", ["a"]):
+            if keys == "a" or options:
+                with pytest.raises(InvalidRequestError, match=r"2 dimensions.*'a'.*one dimension of numbers.*pad="):
+                    table.get_at(keys, places)
+        if options:
+            with pytest.raises(InvalidRequestError, match=r"'a'.*pad="):
+                table[places]
+        with pytest.raises(InvalidRequestError, match=r"'nope'.*nothing that is ragged"):
+            table.get_at("a", places, pad={"a": -1, "nope": 0})
+
+    def test_rows_when_numbers_have_two_dimensions_then_values_have_them_too(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        rows = make_rows(4)
+        table = client.create_replay(name, like=rows[0], capacity=FEW)
+        table.extend(rows)
+        places = torch.tensor([[3, 1], [0, 0]])
+        assert_same(table[places], rows[places.reshape(-1)].reshape(2, 2))
+        assert table.get_at("text", places).tolist() == [["3", "1"], ["0", "0"]]

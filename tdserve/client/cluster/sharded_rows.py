@@ -17,10 +17,11 @@ from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
-from tdserve.client.content.padding import Pad, pad_built
+from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
+from tdserve.client.tables.shaped_rows import shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
@@ -188,7 +189,7 @@ class ShardedRows(ShardedStore):
         """Reads some keys of live rows; see ``TableHandle.get_at``."""
 
         def read(paths: Sequence[Path]) -> Any:
-            found = pad_built(self._read_live(index, paths, timeout_s), pad)
+            found = self._read_live(index, paths, timeout_s, pad=pad)
             return to_arrays(found) if self._cluster.numpy else found
 
         return get_keys(read, key, default, store=self.name)
@@ -217,14 +218,24 @@ class ShardedRows(ShardedStore):
     def __getitems__(self, indices: Sequence[int]) -> Any:
         return self._read_live(list(indices))
 
-    def _read_live(self, index: Any, keys: Sequence[Path] = (), timeout_s: float | None = None) -> Any:
+    def _read_live(
+        self, index: Any, keys: Sequence[Path] = (), timeout_s: float | None = None, *, pad: Pad = None
+    ) -> Any:
+        shape, found = self._read_flat(index, keys, timeout_s)
+        is_array = self._cluster.numpy
+        return shape_rows(found, shape, pad, stored=self.get_any_part().spec, store=self.name, is_array=is_array)
+
+    def _read_flat(
+        self, index: Any, keys: Sequence[Path], timeout_s: float | None
+    ) -> tuple[tuple[int, ...] | None, Any]:
+        """Returns the shape of row numbers, None if there are none, and the rows in one dimension."""
         deadline = self.make_deadline(timeout_s)
 
         def read_part(part: Any, local: Any) -> Any:
             return part.read_rows(local, keys, timeout_s=deadline.remaining_s)
 
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
-            return self._read_selected(slice(None) if index is Ellipsis else index, read_part)
+            return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part)
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
@@ -249,11 +260,10 @@ class ShardedRows(ShardedStore):
                 raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
-            return read_part(self.get_any_part(), slice(0, 0)).reshape(*shape)
+            return shape, read_part(self.get_any_part(), slice(0, 0))
         found = self.ask_each(where, read)
         positions = torch.cat([where[shard] for shard in found])
-        joined = _join_alike(list(found.values()))[torch.argsort(positions)]
-        return joined[0] if shape == () else joined.reshape(*shape) if len(shape) != 1 else joined
+        return shape, _join_alike(list(found.values()))[torch.argsort(positions)]
 
     def _read_selected(self, index: Any, read_part: _ReadPart) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""

@@ -75,14 +75,30 @@ def pad_ragged(spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapping
     return columns._replace(spec=share_spec(root))
 
 
-def pad_built(td: Any, pad: Pad) -> Any:
-    """Pads a tensordict that is built already; returns it unchanged if there is nothing to pad."""
+def pad_built(td: Any, pad: Pad, stored: Spec | None = None) -> Any:
+    """Pads a tensordict that is built already; returns it unchanged if there is nothing to pad.
+
+    Args:
+        td: The tensordict.
+        pad: See ``Pad``.
+        stored: Structure of the store, of whose keys ``td`` may have a part: then ``pad`` may name others of its ragged
+            leaves, too.
+    """
     if pad is None:
         return td
     captured = capture(td, allow_pickle=True, is_exact=True)
     if captured.spec.packed:  # rows with a structure of their own are captured exactly only to be sent
         captured = capture(td, allow_pickle=True)
+    if isinstance(pad, Mapping) and stored is not None:
+        pad = _select_padding(pad, captured.spec, stored)
     return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
+
+
+def _select_padding(pad: Mapping[Any, Any], spec: Spec, stored: Spec) -> dict[Any, Any]:
+    """Returns the padding without that of ragged leaves of the store which the content does not have."""
+    own = dict(spec.values)
+    others = {path for path, leaf in stored.values if leaf.ragged is not None and path not in own}
+    return {key: value for key, value in pad.items() if ((key,) if isinstance(key, str) else key) not in others}
 
 
 def _find_padding(spec: Spec, pad: Any) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
-from tdserve.client.content.padding import Pad, pad_built
+from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
@@ -25,6 +25,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, ask_continuing, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
+from tdserve.client.tables.shaped_rows import make_ragged_error, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
@@ -81,19 +82,21 @@ class RowsByNumber(ByAddress):
                 moment.
             index: As of ``table[index]``.
             default: Returned if the rows have no such key; without it that is an error.
-            pad: Pads ragged tensors to the longest with this number (or numbers by key), as ``sample`` does; a
-                tensordict gets masks under ``("masks", *key)``. None leaves them ragged.
+            pad: Pads ragged tensors to the longest with this number (or numbers by key; keys of the table that were not
+                asked for are ignored), as ``sample`` does. With a list of keys the result has masks, too, under
+                ``("masks", *key)``. None leaves tensors ragged.
             timeout_s: Seconds to wait for the answer; None is the client's default.
 
         Raises:
-            InvalidRequestError: The list is empty.
+            InvalidRequestError: The list is empty, or ``index`` has several dimensions and the rows differ in size or
+                structure, without ``pad``.
             KeyNotFoundError: The rows have no such key.
             SelectionError: A row is not live, or out of range; or one key was asked for, and ``index`` selects none of
                 rows that differ in structure.
         """
 
         def read(paths: Sequence[Path]) -> Any:
-            return self._client.hand_over(pad_built(self.read_rows(index, paths, timeout_s=timeout_s), pad))
+            return self._client.hand_over(self.read_rows(index, paths, timeout_s=timeout_s, pad=pad))
 
         return get_keys(read, key, default, store=self.name)
 
@@ -140,7 +143,9 @@ class RowsByNumber(ByAddress):
         """
         return ask_continuing(self._client, self.name, numbers, self._client.deadline(None))
 
-    def read_rows(self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None) -> Any:
+    def read_rows(
+        self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None, pad: Pad = None
+    ) -> Any:
         """Returns live rows, or these keys of them, as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
         if isinstance(index, tuple):
@@ -158,9 +163,7 @@ class RowsByNumber(ByAddress):
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
         found = self._read_pieces(pieces, keys, timeout_s).build()
-        if shape is None or len(shape) == 1:
-            return found
-        return found[0] if shape == () else found.reshape(*shape)
+        return shape_rows(found, shape, pad, stored=self._stored, store=self.name, is_array=self._client.numpy)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
@@ -240,7 +243,14 @@ def _get_entry(found: Any, path: Path, store: str) -> Any:
     if not len(found.keys()):
         reason = f"it selects no rows, and of rows that differ in structure only they know what {'.'.join(path)!r} is"
         raise SelectionError(selection=f"of table {store!r}", reason=reason)
-    return reduce(operator.getitem, path, found) if isinstance(found, dict) else get_entry(found, path)
+    if isinstance(found, dict):
+        return reduce(operator.getitem, path, found)
+    try:
+        return get_entry(found, path)
+    except RuntimeError:
+        if len(found.batch_size) < 2:
+            raise
+        raise make_ragged_error(path, len(found.batch_size), store) from None  # of a stack of stacks
 
 
 def _check_whole(content: Content, request: int) -> None:
