@@ -42,6 +42,7 @@ _OF_PROCESS = frozenset(
         "_is_shut_down",
         "_lock",
         "_guard",
+        "_sent_model",
         "_applied_weights",
         "_newest_taken",
         "_applied_s",
@@ -172,6 +173,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         self._transport_pid = 0
         self._lock = Lock()
         self._guard = ForwardGuard()
+        self._sent_model: Any = None
         self._applied_weights: Weights | None = None
         self._newest_taken: int | None = None
         self._applied_s = 0.0
@@ -224,7 +226,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         if context is not None:
             self.context = context
         if model is not None:
-            self.model = model
+            self.model = self._sent_model = model  # TorchRL holds a model weakly, and a caller may hold it no more
         self.weights = weights if params_map is None else next(iter(params_map.values()), None)
         if num_workers is None:
             num_workers = getattr(context, "num_workers", 0) or len(devices) or len(params_map or ())

@@ -226,6 +226,17 @@ def test_receive_when_asked_then_a_newer_version_is_applied_once(make_scheme: Ma
     assert follower.find_numbers() == {2.0}
 
 
+def test_connect_when_only_the_scheme_holds_the_model_then_its_weights_are_published(make_scheme: MakeScheme) -> None:
+    sender = make_scheme()
+    sender.init_on_sender(model_id="policy", model=Policy(3.0), num_workers=1)
+    gc.collect()
+    sender.connect()
+    follower = Policy()
+    receiver = follow(make_scheme(), follower, worker=0)
+    wait_for(partial(has_version, receiver, 1), "the version")
+    assert follower.find_numbers() == {3.0}
+
+
 def test_send_when_not_connected_or_without_a_model_then_wrong_state(make_scheme: MakeScheme) -> None:
     scheme = make_scheme()
     scheme.init_on_sender(model_id="policy")
