@@ -51,7 +51,10 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
 
 def is_of_version(known: str, record: str) -> bool:
     """Returns whether two records are of the same version."""
-    return bool(known == record or json.loads(known)[0] == json.loads(record)[0])
+    try:
+        return bool(known == record or json.loads(known)[0] == json.loads(record)[0])
+    except (ValueError, TypeError, LookupError):  # it may come from elsewhere
+        return False
 
 
 def adopt_marks(folder: Path, *, uid: str) -> None:
@@ -66,8 +69,8 @@ def adopt_marks(folder: Path, *, uid: str) -> None:
         marks = _read_marks(folder)
         if not marks:
             path.unlink()
-        elif marks["uid"] != uid:
-            _write_marks(folder, marks["versions"], uid=uid)
+        elif marks.get("uid") != uid:
+            _write_marks(folder, _select_versions(marks), uid=uid)
 
 
 def _write_marks(folder: Path, versions: Mapping[str, list[str]], *, uid: str) -> None:
@@ -96,8 +99,17 @@ def is_of_another(folder: Path, *, uid: str) -> bool:
 def find_marks(folder: Path, uid: str) -> dict[str, list[str]]:
     """Returns record and checksum of each version of this incarnation."""
     marks = _read_marks(folder)
-    versions: dict[str, list[str]] = marks.get("versions", {}) if marks.get("uid") == uid else {}
-    return versions
+    return _select_versions(marks) if marks.get("uid") == uid else {}
+
+
+def _select_versions(marks: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns what a record that may come from elsewhere has of versions, as far as it is as a server writes it."""
+    found = marks.get("versions")
+    return {
+        number: each
+        for number, each in (found.items() if isinstance(found, dict) else ())
+        if number.isdecimal() and isinstance(each, list) and len(each) == 2 and all(isinstance(x, str) for x in each)
+    }
 
 
 def _read_marks(folder: Path) -> dict[str, Any]:

@@ -308,7 +308,8 @@ def begin_copy(
             header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
             magic, found, num_entries, digest = _HEADER.unpack(header)
             nbytes = os.fstat(fd).st_size
-            if (magic, found) != (_MAGIC, source_uid.encode()) or nbytes != _compute_nbytes(num_entries - 1):
+            is_own = num_entries > 0 and (magic, found) == (_MAGIC, source_uid.encode())
+            if not is_own or nbytes != _compute_nbytes(num_entries - 1):
                 return
             mapping = map_shared(fd, nbytes, writable=True, path=path)
             generations = np.ndarray((num_entries,), _ENTRY, buffer=mapping, offset=_HEADER_BYTES)["generation"]

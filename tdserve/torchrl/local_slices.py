@@ -82,13 +82,16 @@ class NarrowStorage:
         """
         if not isinstance(index, slice):
             return from_table(self._whole.require_table().read_rows(index, self._keys))
-        before = self._whole.count_inserts()
-        cursor = self._whole.find_cursor(before)
-        table = self._whole.require_table()
+        before, table = self._whole.count_inserts(), self._whole.require_table()
         rows, numbers, generations = table.read_numbered(index, self._keys)
         # They may have changed since they were read: those rows cannot be drawn, see DrawnSlices.
-        begins = ~torch.from_numpy(table.find_continuing(numbers.numpy())) if self._ends else torch.zeros(len(rows)) > 0
-        num_new = self._whole.count_inserts() - before
+        sequences = torch.from_numpy(table.find_sequences(numbers.numpy()))
+        begins = (sequences & 1 == 1) & bool(self._ends)
+        by_age = numbers[sequences.argsort()]
+        num_new = min(self._whole.count_inserts() - before, len(rows))
+        # Of rows that came while the others were read it is not known which there are: none of them is shown.
+        by_age, hidden = by_age[: len(rows) - num_new], by_age[len(rows) - num_new :]
+        cursor = int(by_age[-1]) if len(by_age) else None
         size, is_full = len(rows), before >= self._whole.max_size
         has_all = not size or int(numbers[-1]) == size - 1
         if has_all and not num_new and (not is_full or size in (0, self._whole.max_size)):
@@ -97,8 +100,7 @@ class NarrowStorage:
         max_size = self._whole.max_size
         shown = torch.full((max_size,), -1, dtype=torch.int64)
         shown[numbers] = generations
-        # Rows that came while the others were read: it is not known which are the newest.
-        shown[(torch.arange(min(num_new, max_size)) + before) % max_size] = -1
+        shown[hidden] = -1
         if not is_full:
             shown = shown[: int(numbers[-1]) + 1]
         self._read.division = Division(shown, is_full, cursor, before)

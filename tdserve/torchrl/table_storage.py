@@ -387,18 +387,18 @@ class TDServeStorage(Storage):
             if not len(self):
                 break
             table = self.require_table()
+            num_inserts = self.count_inserts()
             rows, index, _ = table.read_numbered()
+            by_age = torch.from_numpy(table.find_sequences(index.numpy())).argsort()
             try:
                 priority = table.get_priorities(index) if table.settings.uses_priority else None
             except SelectionError:
                 if number + 1 == MAX_TRIES:
                     raise
                 continue
-            begin = self.count_inserts() % self.max_size if len(rows) == self.max_size else 0
-            if begin:
-                rows = torch.cat([rows[begin:], rows[:begin]])
-                priority = None if priority is None else priority.roll(-begin)
-            return from_table(rows), priority
+            if self.count_inserts() != num_inserts and number + 1 < MAX_TRIES:
+                continue  # what has come meanwhile would have the age of new rows, and the content of old ones
+            return from_table(rows[by_age]), None if priority is None else priority[by_age]
         return None, None
 
     def replace_rows(self, rows: Any, priority: torch.Tensor | None = None) -> None:

@@ -466,7 +466,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "continuing_of", "share", "policy_news", "whole_rows", "awaits_done", "min_rows", "added")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "sequences_of", "share", "policy_news", "whole_rows", "awaits_done", "min_rows", "added")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -486,7 +486,7 @@ class SampleRequest(_message.Message):
     IS_PLAIN_FIELD_NUMBER: _ClassVar[int]
     REPLACES_TORN_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_OF_FIELD_NUMBER: _ClassVar[int]
-    CONTINUING_OF_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_OF_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     POLICY_NEWS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -512,14 +512,14 @@ class SampleRequest(_message.Message):
     is_plain: bool
     replaces_torn: bool
     priorities_of: bytes
-    continuing_of: bytes
+    sequences_of: bytes
     share: RankShare
     policy_news: PolicyNews
     whole_rows: int
     awaits_done: bool
     min_rows: int
     added: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., continuing_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., sequences_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")
@@ -836,7 +836,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "oldest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "continuing", "is_drained", "num_drawable", "num_epochs", "moved", "checkpoint")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "oldest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "sequences", "is_drained", "num_drawable", "num_epochs", "moved", "checkpoint")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -855,7 +855,7 @@ class Done(_message.Message):
     MASS_FIELD_NUMBER: _ClassVar[int]
     LEAST_MASS_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
-    CONTINUING_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAWABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -879,13 +879,13 @@ class Done(_message.Message):
     mass: float
     least_mass: float
     priorities: bytes
-    continuing: bytes
+    sequences: bytes
     is_drained: bool
     num_drawable: int
     num_epochs: int
     moved: MoveAnswer
     checkpoint: CheckpointAnswer
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., oldest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., continuing: _Optional[bytes] = ..., is_drained: bool = ..., num_drawable: _Optional[int] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., oldest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., sequences: _Optional[bytes] = ..., is_drained: bool = ..., num_drawable: _Optional[int] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
     __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "sync", "give_up", "list_complete", "place", "timeout_s")

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.machine import read_boot_id
 from tdserve.cli.check_root import check
 from tdserve.cli.exit_codes import DAMAGED
+from tdserve.store.catalog_db import CatalogDB, Table
 from tdserve.store.checked_json import encode_checked
 from tests.processes import is_gone, wait_for
 
@@ -97,3 +100,57 @@ def test_repair_when_the_power_was_lost_then_goes_back_to_the_last_sync(root: Pa
     assert done.return_value == 0
     assert "all is as of the last sync" in done.output
     assert read_entries(root) == ENTRIES
+
+
+def damage_record(root: Path, table: Table, key: bytes) -> None:
+    """Flips a bit of a record of the catalog."""
+    with CatalogDB(root / "catalog", is_read_only=True) as db:
+        content = db.get(table, key)
+    path = root / "catalog" / "data.mdb"
+    found = path.read_bytes()
+    assert content
+    assert found.count(content)
+    path.write_bytes(found.replace(content, content[:-1] + bytes([content[-1] ^ 1])))
+
+
+def kill(server: tdserve.Server) -> None:
+    pid = server.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: is_gone(pid) or None, "the end of the server")
+
+
+@pytest.mark.slow
+def test_repair_when_a_record_of_versions_is_older_than_the_kill_then_the_store_is_named(root: Path) -> None:
+    with tdserve.Server(root).start() as server, server.client() as client:
+        client.publish("weights", {"w": torch.zeros(3)})
+    server = tdserve.Server(root, sync_interval_s=600)
+    with server.start(), server.client() as client:
+        client.publish("weights", {"w": torch.ones(3)})
+        uid = client.describe("weights").uid
+        kill(server)
+    damage_record(root, "states", uid.encode())
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert done.return_value == DAMAGED
+    assert "versions, counts and changed settings of store 'weights' since the last sync" in done.output
+
+
+@pytest.mark.slow
+def test_repair_when_a_name_was_used_anew_since_the_copy_then_its_files_are_not_made_those_of_the_old_store(
+    root: Path,
+) -> None:
+    row = TensorDict({"x": torch.zeros(())})
+    with tdserve.Server(root).start() as server, server.client() as client:
+        client.create_replay("rows", like=row, capacity=64)
+    server = tdserve.Server(root, sync_interval_s=600)
+    with server.start(), server.client() as client:
+        client.delete("rows")
+        client.create_replay("rows", like=row, capacity=32).extend(TensorDict({"x": torch.arange(20.0)}, [20]))
+        kill(server)
+    before = (root / "stores/rows/rows/x.memmap").read_bytes()
+    damage_record(root, "stores", b"rows")
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert done.return_value == DAMAGED
+    assert "what was on record of store 'rows'" in done.output
+    (kept,) = (root / "stores").glob(".lost-*")
+    assert (kept / "rows/x.memmap").read_bytes() == before
+    assert CliRunner().invoke(check, [str(root)], standalone_mode=False).return_value == 0

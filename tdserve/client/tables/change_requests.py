@@ -14,7 +14,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
-from tdserve.messages.row_numbers import encode_few_bytes
+from tdserve.messages.row_numbers import Rows, encode_few_bytes
 from tdserve.rules.replay.plans import check_priorities
 from tdserve.v1 import control_pb2
 
@@ -140,12 +140,11 @@ def ask_priorities(
     return np.concatenate([np.zeros(0, np.float32), *found])
 
 
-def ask_continuing(
-    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
-) -> NDArray[np.bool_]:
-    """Returns which rows continue the row before theirs; see ``RowsByNumber.find_continuing``."""
-    answers = _ask_of_rows(client, table, numbers, deadline, "continuing")
-    return np.concatenate([np.zeros(0, np.bool_), *(np.frombuffer(done.continuing, np.bool_) for done in answers)])
+def ask_sequences(client: SessionClient, table: str, numbers: Rows, deadline: Deadline) -> Rows:
+    """Returns the sequences of rows; see ``RowsByNumber.find_sequences``."""
+    answers = _ask_of_rows(client, table, numbers, deadline, "sequences")
+    found: Rows = np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(done.sequences, "<i8") for done in answers)])
+    return found
 
 
 def _ask_of_rows(

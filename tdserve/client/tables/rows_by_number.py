@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError, TransferAbortedError
@@ -23,7 +22,7 @@ from tdserve.client.session.client_mover import WantedRows
 from tdserve.client.session.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, ask_continuing, to_row_numbers
+from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, ask_sequences, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
 from tdserve.client.tables.shaped_rows import make_ragged_error, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
@@ -132,16 +131,17 @@ class RowsByNumber(ByAddress):
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
-    def find_continuing(self, numbers: Rows) -> NDArray[np.bool_]:
-        """Returns which rows continue the row with the number before theirs (row 0 the last one).
+    def find_sequences(self, numbers: Rows) -> Rows:
+        """Returns for each row twice its place in the order of commits, and 1 more unless it continues the row with the
+        number before its own (row 0 the last one).
 
-        That row was the last one of their writer, a client, when they came, and is still the same row. After a restart
-        of the server, the next row of each writer continues none. Of rows that are not live it is not defined.
+        It does if that row was the last one of its writer, a client, when it came, and is still the same row. After a
+        restart of the server, the next row of each writer continues none. Of rows that are not live nothing is defined.
 
         Raises:
             SelectionError: A row is out of range.
         """
-        return ask_continuing(self._client, self.name, numbers, self._client.deadline(None))
+        return ask_sequences(self._client, self.name, numbers, self._client.deadline(None))
 
     def read_rows(
         self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None, pad: Pad = None

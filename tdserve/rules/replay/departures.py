@@ -159,6 +159,9 @@ class Departures(AgingTable):
                 self.selectors.acknowledge(owner, departure.consumer, rows)
                 self._remove_had_by_all(rows)
             yield len(rows)
+        # Not after a few rows of a queue: it looks at all holes.
+        if departure.is_final and not len(self.ring) and 2 * len(departure.rows) >= self.ring.num_holes:
+            self.ring.order_holes()
 
     def plan_clear(self, *, resets_counts: bool = False) -> Departure:
         """Decides that all rows leave, as :meth:`plan_departure`, and lets the limiter start again. Rows that come from

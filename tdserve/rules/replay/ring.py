@@ -134,9 +134,8 @@ class Ring:
         ring = cls(capacity, generations, first_generation=first_generation, shared=shared)
         ring.cursor, ring.inserts = state.get("cursor", 0), state.get("inserts", 0)
         if not 0 <= ring.cursor < capacity or ring.inserts < 0:
-            raise CorruptDataError(
-                path="state of a ring", expected=f"a cursor below {capacity}", actual=str(dict(state))
-            )
+            expected = f"a cursor below {capacity}"
+            raise CorruptDataError(path="state of a ring", expected=expected, actual=str(dict(state)))
         if int(generations.min()) < 0:
             raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
         is_odd = (generations & 1).astype(np.bool_)
@@ -153,10 +152,10 @@ class Ring:
             reservation = ring._register(kept, NO_ROWS)
             ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
         held = held[is_odd[held]]
-        is_odd[held] = False
-        ring._is_held[held] = True
+        is_odd[held], ring._is_held[held] = False, True
         ring._num_held = len(held)
         ring._in_line.add_holes(np.flatnonzero(is_odd).astype(np.int64, copy=False))
+        ring.order_holes()
         never_used = np.flatnonzero(generations[: ring.num_used] == 0).astype(np.int64, copy=False)
         ring._in_line.add_overdue(never_used, generations[never_used])  # they were promised before the restart
         return ring
@@ -166,10 +165,8 @@ class Ring:
         return self._num_live + self._num_held
 
     def __repr__(self) -> str:
-        return (
-            f"<Ring {self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved, "
-            f"{self.num_holes} holes, cursor {self.cursor}>"
-        )
+        written = f"{self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved"
+        return f"<Ring {written}, {self.num_holes} holes, cursor {self.cursor}>"
 
     @property
     def _num_live(self) -> int:
@@ -479,6 +476,10 @@ class Ring:
             self.num_left_held += len(held)
         self._num_live -= len(rows)
         self._in_line.add_holes(rows)
+
+    def order_holes(self) -> None:
+        """Has holes filled from the cursor on: so the next round evicts rows in the order in which they came."""
+        self._in_line.put_first(self.cursor)
 
     def hold(self, rows: Rows) -> None:
         """Holds live rows, each named once, a part of which is to be written: no writer gets them until

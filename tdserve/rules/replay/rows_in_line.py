@@ -52,6 +52,12 @@ class RowsInLine:
             missing -= len(piece)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
+    def put_first(self, row: int) -> None:
+        """Puts the holes with numbers from ``row`` on before the others."""
+        behind = [piece[piece >= row] for piece in self._holes]
+        ahead = [piece[piece < row] for piece in self._holes]
+        self._holes = deque(piece for piece in (*behind, *ahead) if len(piece))
+
     def add_overdue(self, rows: Rows, row_ids: Rows) -> None:
         """Adds rows whose promise has ended, which may be live or never used.
 

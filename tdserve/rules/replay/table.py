@@ -386,16 +386,15 @@ class Table(Departures):
         self.check_live(rows)
         return self.columns.priority[rows]
 
-    def find_continuing(self, rows: Rows) -> NDArray[np.bool_]:
-        """Returns which rows continue the row before theirs, see :mod:`tdserve.rules.replay.row_order`.
-
-        Of rows that are not live it is not defined.
+    def get_sequences(self, rows: Rows) -> Rows:
+        """Returns the sequences of rows, see :mod:`tdserve.rules.replay.row_order`: even where a row still continues
+        the row before it. Of rows that are not live they are not defined.
 
         Raises:
             SelectionError: A row is out of range.
         """
         self.check_numbers(rows)
-        return self.order.find_continuing(rows)
+        return self.columns.sequence[rows] | ~self.order.find_continuing(rows)
 
     def _set_priorities(self, rows: Rows, priorities: NDArray[np.float64]) -> None:
         if not len(rows):

@@ -32,7 +32,7 @@ from tdserve.store.watermark import SyncedStore, sync_store
 _LOSSES: dict[Table, str] = {
     "stores": "what was on record of store {!r}",
     "specs": "the structure {!r} of stores",
-    "states": "counts and changed settings of store {!r}",
+    "states": "versions, counts and changed settings of store {!r}",
     "packed": "the content of store {!r}",
 }
 """Tables whose records are taken from the copy, and what is lost if it has none; those of others are of requests and
@@ -109,7 +109,7 @@ def _has_whole_entries(folder: Path, record: StoreRecord, scanner: EnvironmentSc
 
 def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> Outcome:
     """Takes damaged records from the copy; deletes those that it does not have."""
-    num_found, losses = 0, list[str]()
+    num_found, losses, is_orderly = 0, list[str](), root.run.has_ended_in_order()
     copy_records(root.catalog_folder)  # LMDB refuses to change some damaged pages, or ends the process
     with _CatalogCopy(root) as copy, CatalogDB(root.catalog_folder) as db:
         stores = {record.uid: record.name for record in read_records(db)}
@@ -119,14 +119,30 @@ def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> Outcome
                 if copy is not None and table in _LOSSES:
                     with suppress(TDServeError):
                         content = copy.get(table, key)
+                        if content is not None and table == "stores":
+                            content = _fit_record(root, content)
                 if content is None:
                     txn.delete(table, key)
                     losses += _describe_loss(table, key, stores)
                 else:
                     txn.put(table, key, content)
                     num_found += 1
+                    if table == "states" and not is_orderly:
+                        losses += [f"{loss} since the last sync" for loss in _describe_loss(table, key, stores)]
     done = f"{num_found} records as of the last sync, {len(keys) - num_found} were deleted"
     return Outcome(done, losses=losses)
+
+
+def _fit_record(root: Root, content: bytes) -> bytes | None:
+    """Returns the record of a store from the copy, as its folder is now; None if that is of another store: the name may
+    have been used anew since."""
+    record = StoreRecord.from_bytes(content)
+    folder = root.store_folder(record.name)
+    if record.packed and not folder.exists():
+        return content
+    if not KINDS[record.kind].is_folder_of(folder, record):
+        return None
+    return record.with_files().to_bytes() if record.packed else content
 
 
 def _describe_loss(table: Table, key: bytes, stores: Mapping[str, str]) -> list[str]:

@@ -158,7 +158,7 @@ class Samples:
         table = store.get_table()
         _check_current(store, table, asked)
         adopt_reported_policy(self._stores, store, asked)
-        if asked.asks_newest or asked.asks_counts or asked.priorities_of or asked.continuing_of:
+        if asked.asks_newest or asked.asks_counts or asked.priorities_of or asked.sequences_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
         table.check_consumer(asked.consumer, is_lease=asked.is_lease)
@@ -185,9 +185,9 @@ class Samples:
         if asked.priorities_of:
             rows = decode_rows(asked.priorities_of, max_rows=MAX_ASKED_ROWS)
             return control_pb2.Done(priorities=store.get_table().get_priorities(rows).astype("<f8").tobytes())
-        if asked.continuing_of:
-            rows = decode_rows(asked.continuing_of, max_rows=MAX_ASKED_ROWS)
-            return control_pb2.Done(continuing=store.get_table().find_continuing(rows).tobytes())
+        if asked.sequences_of:
+            rows = decode_rows(asked.sequences_of, max_rows=MAX_ASKED_ROWS)
+            return control_pb2.Done(sequences=store.get_table().get_sequences(rows).astype("<i8").tobytes())
         staleness = get_staleness(self._stores, store)
         if staleness is None:
             return control_pb2.Done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,18 @@ def test_state_when_rows_have_several_dtypes_then_torch_saves_and_loads_it(
     buffer.load_state_dict(torch.load(tmp_path / "buffer.pt"))
     rows = buffer[:]
     assert (rows["obs"].tolist(), rows["action"].tolist(), rows["done"].tolist()) == ([4, 5], [1, 2], [True, False])
+
+
+@pytest.mark.parametrize("leaves", [lambda table: table.delete([7]), lambda table: table.clear()])
+def test_state_when_rows_have_left_a_full_ring_then_it_is_in_the_order_of_commits(
+    client: tdserve.Client, name: str, leaves: Callable[[tdserve.ReplayHandle], object]
+) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    buffer.extend(make_rows(*range(10)))
+    buffer.extend(make_rows(*range(10, 14)))
+    leaves(buffer.storage.table)
+    for first in range(20, 44, 3):
+        buffer.extend(make_rows(*range(first, first + 3)))
+        saved = buffer.state_dict()["_storage"]["_storage"]["obs"].tolist()
+        assert saved == sorted(saved)
+    assert saved[-9:] == [*range(35, 44)]

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.store.version_marks import adopt_marks, find_marks, find_whole_versions, is_of_another, sync_versions
+from tdserve.store.checked_json import encode_checked
+from tdserve.store.version_marks import (
+    FILE_NAME,
+    adopt_marks,
+    find_marks,
+    find_whole_versions,
+    is_of_another,
+    sync_versions,
+)
 from tdserve.store.version_names import make_values_name, retire
 
 UID, OTHER = "a" * 32, "b" * 32
@@ -89,3 +97,13 @@ def test_marks_when_missing_or_read_while_they_were_replaced_then_made_anew(
     assert not (folder / "synced.json").exists()
     sync_versions(folder, {1: '["one"]'}, uid=UID)
     assert find_whole_versions(folder, uid=UID) == {1: '["one"]'}
+
+
+@pytest.mark.parametrize(
+    "versions", [{"1": ["junk", "sum"], "2": ["[]", "sum"]}, {"1": "text", "x": ["[1]", "s"]}, {"1": [1, 2]}, [], None]
+)
+def test_marks_when_they_come_from_elsewhere_and_are_none_then_made_anew(folder: Path, versions: object) -> None:
+    (folder / FILE_NAME).write_bytes(encode_checked({"uid": OTHER, "versions": versions}))
+    adopt_marks(folder, uid=UID)
+    sync_versions(folder, {1: '["one"]', 2: '["two"]'}, uid=UID)
+    assert find_whole_versions(folder, uid=UID) == {1: '["one"]', 2: '["two"]'}

@@ -224,6 +224,7 @@ class _AgainstALoop(RuleBasedStateMachine):
         self.held = set(self.hidden)
         circle = [*range(self.cursor, _CAPACITY), *range(self.cursor)]
         self.cursor = next((row for row in circle if row not in {*self.holes, *self.held}), self.cursor)
+        self.holes.sort(key=lambda row: (row < self.cursor, row))
         self.overdue = [row for row in range(self.ring.num_used) if self.generations[row] == 0]
         self.owner.clear()
         self.state = dict.fromkeys(self.state, "closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from tdserve.rules.replay import row_order
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.row_order import to_place
 from tdserve.rules.replay.table import Table
-from tests.unit.rules.replay.tables import delete, numbers, reserve, small_table, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, reserve, small_table, table_of, write
 
 
 def list_continuing(table: Table) -> list[int]:
     rows = table.list_live_rows()
-    found: list[int] = rows[table.find_continuing(rows)].tolist()
+    found: list[int] = rows[table.get_sequences(rows) & 1 == 0].tolist()
     return found
 
 
@@ -30,7 +31,7 @@ def test_continuing_when_writers_take_turns_then_the_rows_of_one_turn_do() -> No
     assert list_continuing(table) == [1, 2, 3, 4, 6, 7, 9]
     assert to_place(table.columns.sequence[:10]).tolist() == list(range(1, 11))
     with pytest.raises(SelectionError, match="0 to 15"):
-        table.find_continuing(numbers(16))
+        table.get_sequences(numbers(16))
 
 
 def test_continuing_when_rows_of_several_writers_arrive_together_then_each_for_itself() -> None:
@@ -110,3 +111,21 @@ def test_continuing_when_there_are_too_many_writers_then_those_that_wrote_last_g
             table.arrive(blocks[place][step].rows, Arrival(writer=place))
             table.commit(blocks[place][step])
     assert list_continuing(table) == [3, 5]
+
+
+@pytest.mark.parametrize("empties", [clear, lambda table: delete(table, table.list_live_rows())])
+def test_ring_when_it_was_emptied_in_the_middle_of_a_round_then_the_newest_rows_stay(
+    empties: Callable[[Table], Any],
+) -> None:
+    table = table_of(20)
+    for num_rows in (8, 12, 8):
+        write(table, num_rows)
+    empties(table)
+    before = table.order.last_sequence
+    for _ in range(6):
+        write(table, 5)
+    live = table.list_live_rows()
+    assert len(live) == 20
+    places = np.sort(table.columns.sequence[live] - before) // 2
+    assert places.tolist() == [*range(places[0], places[0] + 20)]
+    assert to_place(int(table.columns.sequence[live].max())) == to_place(table.order.last_sequence)
