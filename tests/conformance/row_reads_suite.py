@@ -64,7 +64,7 @@ class RowReadsSuite(Suite):
             assert_same(some, rows[picked].select("text", ("nested", "wide")))
             assert table.get_at("number", []).shape == (0,)
             assert table.get_at("text", []).tolist() == []
-        for wrong in (True, torch.tensor(True)):
+        for wrong in (True, torch.tensor(True), [[0, 1], [2]]):
             with pytest.raises(SelectionError):
                 table[wrong]
         with pytest.raises(InvalidRequestError, match="nothing to read"):

@@ -119,6 +119,17 @@ def _check_number(value: Any) -> Any:
     raise InvalidRequestError(argument="pad", reason=f"{value!r} is not a number")
 
 
+def _fit_number(number: Any, dtype: torch.dtype) -> Any:
+    """Returns a number that this dtype holds, rounded where it is one of floating point."""
+    try:
+        found = torch.tensor(number, dtype=dtype).item()
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        found = None
+    if found is None or (found != number and not (dtype.is_floating_point or dtype.is_complex)):
+        raise InvalidRequestError(argument="pad", reason=f"{number!r} does not fit {str(dtype).rpartition('.')[2]}")
+    return number
+
+
 def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple[torch.Tensor, torch.Tensor]:
     depth = len(leaf.batch_size)
     pieces = Pieces.from_tensors(elements if depth == 1 else flatten_elements(elements, depth), ragged)
@@ -130,10 +141,7 @@ def _fill_up(elements: Any, leaf: ValueLeaf, ragged: Ragged, fill: Any) -> tuple
         steps = np.arange(sizes[dim]).reshape(-1, *(1,) * (len(free) - 1 - number))
         present &= steps < shapes[:, dim].reshape(-1, *(1,) * len(free))
     mask = torch.from_numpy(present)
-    try:
-        dense = torch.full((len(shapes), *sizes), fill, dtype=pieces.dtype)
-    except (RuntimeError, TypeError) as fault:
-        raise InvalidRequestError(argument="pad", reason=f"{fill!r} does not fit {ragged.dtype}: {fault}") from None
+    dense = torch.full((len(shapes), *sizes), _fit_number(fill, pieces.dtype), dtype=pieces.dtype)
     if free == [0]:
         to_indexable(dense)[mask] = to_indexable(flat).view(-1, *sizes[1:])
     else:

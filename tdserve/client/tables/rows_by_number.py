@@ -153,7 +153,10 @@ class RowsByNumber(ByAddress):
         index, shape = (slice(None) if index is Ellipsis else index), None
         pieces = [index]
         if not isinstance(index, slice):
-            array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            try:
+                array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+            except ValueError as fault:  # lists of different lengths
+                raise SelectionError(selection=f"of table {self.name!r}", reason=str(fault)) from None
             if array.dtype == np.bool_ and array.ndim != 1:
                 raise SelectionError(selection=f"of table {self.name!r}", reason="a mask has one flag for each row")
             if array.dtype != np.bool_:

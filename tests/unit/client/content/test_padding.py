@@ -74,9 +74,10 @@ def test_pad_when_it_is_no_number_then_invalid_request(pad: Any) -> None:
         filled(CASES["jagged"], pad)
 
 
-def test_pad_when_number_does_not_fit_the_dtype_then_invalid_request_names_the_dtype() -> None:
+@pytest.mark.parametrize("pad", [1 << 40, 1 << 70, 0.5, float("nan")])
+def test_pad_when_number_does_not_fit_the_dtype_then_invalid_request_names_the_dtype(pad: float) -> None:
     with pytest.raises(InvalidRequestError, match="uint8"):
-        filled(TensorDict({"t": jagged([1, 2], (), torch.uint8)}, [2]), 1 << 40)
+        filled(TensorDict({"t": jagged([1, 2], (), torch.uint8)}, [2]), pad)
 
 
 def test_pad_when_there_are_masks_already_then_invalid_request() -> None:
