@@ -88,8 +88,8 @@ class RowReadsSuite(Suite):
         self, client: tdserve.Client, name: str
     ) -> None:
         rows = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(n + 1), "b": torch.tensor(n)}) for n in range(4)])
-        for number, options in enumerate(({}, {"ragged": ["a"]})):
-            table = client.create_replay(f"{name}-{number}", like=rows[3], capacity=FEW, **options)
+        for number, ragged in enumerate((None, ["a"])):
+            table = client.create_replay(f"{name}-{number}", like=rows[3], capacity=FEW, ragged=ragged)
             table.extend(rows)
             assert table.get_at("a", [0, 2], pad=-1).tolist() == [[0, -1, -1], [0, 1, 2]]
             padded = table.get_at(["a", "b"], [1, 0], pad={"a": 7}, timeout_s=30)
@@ -99,7 +99,7 @@ class RowReadsSuite(Suite):
             assert table.get_at(["a", "missing"], [1], default="none") == "none"
             with pytest.raises(KeyNotFoundError):
                 table.get_at("missing", [1])
-            if options:
+            if ragged:
                 assert len(table.get_at("a", [])) == 0
                 continue
             with pytest.raises(SelectionError, match="selects no rows"):  # only rows know their keys

@@ -86,9 +86,10 @@ def test_table_when_ragged_rows_are_written_back_then_the_same(arrays: tdserve.C
     table.set_at_("x", found["x"][::-1], [0, 1])
     sizes = [x.tolist() for x in found["x"]]
     assert [x.tolist() for x in table[:]["x"]] == [sizes[1], sizes[0], *sizes, sizes[1]]
-    for write in (lambda: table.extend({"x": [ROUNDED[0]]}), lambda: table.set_at_("x", [ROUNDED[0]], [0])):
-        with pytest.raises(SpecMismatchError, match=r"'x'.*ragged bfloat16"):
-            write()
+    with pytest.raises(SpecMismatchError, match=r"'x'.*ragged bfloat16"):
+        table.extend({"x": [ROUNDED[0]]})
+    with pytest.raises(SpecMismatchError, match=r"'x'.*ragged bfloat16"):
+        table.set_at_("x", [ROUNDED[0]], [0])
 
 
 def test_stores_when_what_was_read_is_written_back_then_the_same(arrays: tdserve.Client, name: str) -> None:

@@ -51,7 +51,7 @@ def check_slices(sample: Any) -> int:
     return max(map(len, slices))
 
 
-def make_buffer(server: tdserve.Server, name: str, transport: str, sampler: Any, capacity: int = 100) -> Any:
+def make_buffer(server: tdserve.Server, name: str, transport: Any, sampler: Any, capacity: int = 100) -> Any:
     """Returns a buffer that writes and reads over a connection of its own."""
     client = tdserve.connect(server.address, transport=transport)
     storage = TDServeStorage(capacity, address=client, name=name)

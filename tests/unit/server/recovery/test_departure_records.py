@@ -16,7 +16,7 @@ ROW_SETS = [RowSet.run(1, 3), RowSet.from_rows(numbers(0, 1, 3)), RowSet.from_ma
 def test_complete_when_rows_are_there_then_they_leave_and_later_ones_stay(world: World, rows: RowSet) -> None:
     table = small_table(80_000)
     write(table, 4)
-    departure = Departure(rows & RowSet.run(0, 4), 2, newest=4)
+    departure = Departure(rows & RowSet.run(0, 4), 2, newest=table.order.last_sequence)
     with world.db.begin_transaction() as txn:
         save_departure("uid", departure, txn)
     complete_departure(world.db, "another", table)
