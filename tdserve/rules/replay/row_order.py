@@ -49,7 +49,7 @@ class RowOrder:
     """
 
     def __init__(self, columns: RowColumns, last_sequence: int) -> None:
-        self.last_sequence = last_sequence
+        self.last_sequence = last_sequence | 1  # odd, so that the next one begins at an even one
         self._sequence = columns.sequence
         self._capacity = columns.capacity
         self._tails: dict[Hashable, tuple[int, int]] = {}  # last row of each writer and its sequence, oldest first
