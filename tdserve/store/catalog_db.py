@@ -24,12 +24,12 @@ from typing import Any, Literal, get_args
 
 import lmdb
 
-from tdserve.base.errors import CapacityError, ClosedError
+from tdserve.base.errors import CapacityError, ClosedError, CorruptDataError
 from tdserve.base.failpoints import reach
 from tdserve.store import environments
 from tdserve.store.catalog_room import CatalogRoom, count_page_bytes
 from tdserve.store.faults import lmdb_faults
-from tdserve.store.sealed import is_whole, seal, unseal
+from tdserve.store.sealed import seal, unseal
 
 Table = Literal["stores", "specs", "states", "packed", "requests", "pending", "draws", "arriving"]
 
@@ -116,8 +116,10 @@ class PinnedCatalog:
         with lmdb_faults(self._folder, max_bytes=self._max_bytes):
             for key in keys:
                 record = self._txn.get(key, db=self._tables[table])
-                is_found = record is not None and is_whole(key, record)
-                value = bytes(unseal(key, record, str(self._folder))) if record is not None and is_found else None
+                value = None
+                if record is not None:
+                    with contextlib.suppress(CorruptDataError):
+                        value = bytes(unseal(key, record, str(self._folder)))
                 if (value := self._owed.get((table, key), value)) is not None:
                     found[key] = value
         return found

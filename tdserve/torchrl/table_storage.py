@@ -366,10 +366,7 @@ class TDServeStorage(Storage):
     @property
     def _last_cursor_index(self) -> int | None:
         """Number of the newest row. As long as other processes write none it is known; else rows are counted."""
-        return self.find_cursor(self.count_inserts())
-
-    def find_cursor(self, num_inserts: int) -> int | None:
-        """Returns the number of the newest row at the moment when ``num_inserts`` rows had ever been written."""
+        num_inserts = self.count_inserts()
         if num_inserts == self._num_written:
             known: int | None = super()._last_cursor_index
             return known
