@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tdserve.cli.exit_codes import DAMAGED
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import ProgressLine
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_lines, print_table
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--list", "lists", is_flag=True, help="Only list the checkpoints that the place has; asks no server.")
 @asks_server
-def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -> None:
+def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -> int:
     """Write all stores of the server, as they are at one moment, to PLACE, while they are used.
 
     PLACE is a folder on this machine, or a URL of fsspec (s3://bucket/run) whose package is installed. A further
@@ -37,7 +38,10 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     if lists:
         found = _list_place(place)
         inquiry.answer([each.describe() for each in found], lambda: _print_list(found))
-        return
+        damaged = [each.made for each in found if each.made.damage]
+        for one in damaged:
+            click.echo(f"{one.id} cannot be restored: {one.damage}; tdserve check PLACE --repair removes it", err=True)
+        return DAMAGED if damaged else 0
     progress, began_s = CheckpointLine("checkpoint"), time.monotonic()
     with inquiry.connect() as client:
         try:
@@ -49,6 +53,7 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
     )
     took_s = time.monotonic() - began_s
     inquiry.answer([each.describe() for each in written], lambda: _print_written(written, took_s))
+    return 0
 
 
 class CheckpointLine(ProgressLine):
@@ -72,7 +77,7 @@ class MadeOf(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Returns what is shown of it as JSON."""
-        shown = ("id", "created_s", "nbytes", "written_nbytes", "paused_s", "left_out", "server_id")
+        shown = ("id", "created_s", "nbytes", "written_nbytes", "paused_s", "left_out", "server_id", "damage")
         facts = {name: getattr(self.made, name) for name in shown}
         return {"server": self.server, **facts, "stores": [store.name for store in self.made.stores]}
 
@@ -103,8 +108,7 @@ def _print_list(found: list[MadeOf]) -> None:
             *([str(server)] if is_of_cluster else []),
             made.id,
             f"{datetime.fromtimestamp(made.created_s, timezone.utc):%Y-%m-%d %H:%M:%S}",
-            str(len(made.stores)),
-            format_nbytes(made.nbytes),
+            *(("?", "damaged") if made.damage else (str(len(made.stores)), format_nbytes(made.nbytes))),
         )
         for server, made in found
     ]

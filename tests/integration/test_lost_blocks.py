@@ -46,13 +46,15 @@ def test_place_when_a_block_was_lost_then_the_next_checkpoint_writes_it_again(
 
 @pytest.mark.slow
 def test_place_when_a_manifest_is_damaged_then_later_checkpoints_are_made_and_no_block_is_removed(
-    server: tdserve.Server, tmp_path: Path
+    server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "place"
     with server.client() as client:
         client.memmap(TensorDict({"x": torch.arange(4)}, [4]), "s")
         first = client.checkpoint(place)
         place.joinpath("checkpoints", f"{first.id}.json").write_text("something else")
+        assert main(["checkpoint", str(place), "--list"]) == 8
+        assert f"{first.id} cannot be restored" in capsys.readouterr().err
         blocks = {*place.glob("blocks/*/*")}
         client["s"].set_at_("x", torch.tensor(7), 0)
         client.checkpoint(place, keep=1)

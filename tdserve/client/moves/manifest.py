@@ -10,7 +10,6 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -23,6 +22,7 @@ from tdserve.v1 import control_pb2
 
 FORMAT = 1
 
+_MOMENT = "%Y%m%d-%H%M%S-%f"
 _FOLDER = "checkpoints"
 _BLOCKS = "blocks"
 _SUFFIX = ".json"
@@ -86,6 +86,8 @@ class Checkpoint:
         paused_s: For how long stores served nobody.
         written_nbytes: Size of the blocks that no earlier checkpoint had.
         server_id: Of the root of which it is; "": it is not on record.
+        damage: Why its manifest cannot be read, in a list of checkpoints: it cannot be restored then, and only its id
+            and moment are known.
     """
 
     id: str
@@ -95,6 +97,7 @@ class Checkpoint:
     paused_s: float = 0.0
     written_nbytes: int = 0
     server_id: str = ""
+    damage: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +112,15 @@ class Checkpoint:
 def make_id(created_s: float, uid: str) -> str:
     """Returns the id of a checkpoint of a moment."""
     moment = datetime.fromtimestamp(created_s, timezone.utc)
-    return f"{moment:%Y%m%d-%H%M%S-%f}-{uid[:8]}"
+    return f"{moment:{_MOMENT}}-{uid[:8]}"
+
+
+def _find_moment(checkpoint_id: str) -> float:
+    """Returns the moment that an id names; 0 if it is none of ``make_id``."""
+    try:
+        return datetime.strptime(checkpoint_id.rpartition("-")[0] + "Z", f"{_MOMENT}%z").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def get_uid(checkpoint_id: str) -> str:
@@ -181,12 +192,20 @@ def _read_file(path: str, nbytes: int, digests: list[str]) -> ArchivedFile:
     return ArchivedFile(path, nbytes, digests)
 
 
-def load_newest(archive: Archive) -> Checkpoint | None:
-    """Reads the newest manifest that can be read; None if there is none."""
-    for checkpoint_id in reversed(list_ids(archive)):
-        with suppress(CorruptDataError):
-            return load(archive, checkpoint_id)
-    return None
+def load_all(archive: Archive, *, newest_first: bool = False) -> Iterator[Checkpoint]:
+    """Reads all manifests, the oldest first; one that cannot be read hides no other, and comes with its damage."""
+    ids = list_ids(archive)
+    for each in reversed(ids) if newest_first else ids:
+        try:
+            yield load(archive, each)
+        except CorruptDataError as error:
+            yield Checkpoint(each, _find_moment(each), [], damage=str(error))
+
+
+def load_newest(archive: Archive, server_id: str = "") -> Checkpoint | None:
+    """Reads the newest manifest that can be read, of a root if one is given; None if there is none."""
+    readable = (made for made in load_all(archive, newest_first=True) if not made.damage)
+    return next((made for made in readable if server_id in ("", made.server_id)), None)
 
 
 def list_blocks(archive: Archive) -> set[str]:
@@ -237,10 +256,7 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     ids = list_ids(archive)
     if len(ids) <= num_kept:
         return []
-    found: dict[str, Checkpoint] = {}
-    for each in ids:
-        with suppress(CorruptDataError):
-            found[each] = load(archive, each)
+    found = {each.id: each for each in load_all(archive) if not each.damage}
     removed = [each for each in found if not server_id or found[each].server_id in (server_id, "")][:-num_kept]
     for checkpoint_id in removed:
         remove_checkpoint(archive, checkpoint_id)

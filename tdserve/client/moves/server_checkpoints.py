@@ -14,7 +14,7 @@ from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
-from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load
+from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load, load_all, load_newest
 from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.placement import find_whole
@@ -75,10 +75,8 @@ def report_checkpoint(client: SessionClient, made: Checkpoint, *, deadline: Dead
 
 
 def find_newest_of(place: Place, server_id: str) -> Checkpoint | None:
-    """Returns the newest checkpoint of a server that a place has; None if there is none. Raises CorruptDataError."""
-    archive = open_archive(place)
-    found = (load(archive, each) for each in reversed(list_ids(archive)))
-    return next((made for made in found if made.server_id == server_id), None)
+    """Returns the newest checkpoint of a server that a place has and that can be read; None if there is none."""
+    return load_newest(open_archive(place), server_id)
 
 
 def restore_server(
@@ -144,11 +142,10 @@ def find_server_place(place: Place, server: int) -> str:
 def list_checkpoints(place: Place) -> list[Checkpoint]:
     """Returns the checkpoints of a place, the oldest first; of a cluster, those below ``place/server-0`` and so on.
 
+    One whose manifest is damaged has that as its ``damage``, and can be restored no more; ``tdserve check PLACE``
+    finds damage of the content too.
+
     Args:
         place: Path of a folder, or a URL of fsspec.
-
-    Raises:
-        CorruptDataError: The manifest of one is damaged.
     """
-    archive = open_archive(place)
-    return [load(archive, each) for each in list_ids(archive)]
+    return [*load_all(open_archive(place))]

@@ -13,6 +13,7 @@ from tdserve.client.moves.manifest import (
     keep_newest,
     list_ids,
     load,
+    load_all,
     load_newest,
     make_id,
     read_block,
@@ -102,6 +103,26 @@ def test_manifest_when_it_is_damaged_or_of_another_format_then_refused(archive: 
     for name in ("../x", "", ".."):
         with pytest.raises(InvalidRequestError):
             load(archive, name)
+
+
+def test_list_when_a_manifest_is_damaged_then_it_has_that_reason_and_hides_no_other(
+    archive: Archive, tmp_path: Path
+) -> None:
+    made = [add(archive, number, b"x") for number in (1, 2_000_000_000, 3)]
+    add(archive, 4)
+    (tmp_path / "place/checkpoints" / f"{made[1].id}.json").write_bytes(b"")
+    foreign = tmp_path / "place/checkpoints/foreign.json"
+    foreign.write_bytes(b"{}")
+    listed = {each.id: each for each in load_all(archive)}
+    assert [*listed] == list_ids(archive)
+    assert [listed[each.id] for each in (made[0], made[2])] == [made[0], made[2]]
+    damaged = listed[made[1].id]
+    assert damaged.created_s == 2e9
+    assert made[1].id in damaged.damage
+    assert listed["foreign"].damage
+    newest = load_newest(archive)
+    assert newest is not None
+    assert newest.created_s == 4.0
 
 
 def test_block_when_its_content_is_another_then_refused(archive: Archive, tmp_path: Path) -> None:
