@@ -143,11 +143,11 @@ def mark_torn(generations: NDArray[np.int64], expected: NDArray[np.int64]) -> in
             so that a client that has the row on lease can still name it.
         expected: Generations at the moment when control selected the rows.
     """
+    if generations.tobytes() == expected.tobytes() and not np.bitwise_or.reduce(generations) & 1:
+        return 0  # nearly always, and found in half the time
     has_moved = (generations != expected) | (generations & 1 == 1)  # odd: a part of it is being written
-    num_torn = int(np.count_nonzero(has_moved))
-    if num_torn:
-        generations[has_moved] = -expected[has_moved]
-    return num_torn
+    generations[has_moved] = -expected[has_moved]
+    return int(np.count_nonzero(has_moved))
 
 
 def decode_paths(keys: Iterable[content_pb2.Path]) -> list[Path]:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -121,6 +120,8 @@ class Lane:
         self._num_queued = 0  # written only by the reading thread
         self._num_done = 0  # written only by the lane's thread
         self._sent: deque[tuple[Work, int]] = deque()  # with its bytes
+        self._nbytes_sent = 0  # of these; counted, since adding them up takes as long as posting a send
+        self._counting = Lock()
         self._orders: SimpleQueue[worker_pb2.Order | None] = SimpleQueue()
         self._kv_store: KVStore | None = None
         self._channel: Channel | None = None
@@ -152,11 +153,13 @@ class Lane:
     @property
     def num_sent(self) -> int:
         """Number of sends whose end is not awaited yet; a large one counts as several: its client may take none."""
-        return len(self._sent) + sum(nbytes for _, nbytes in list(self._sent)) // COUNTED_BYTES
+        return len(self._sent) + self._nbytes_sent // COUNTED_BYTES
 
     def keep(self, works: Sequence[Work], nbytes: int) -> None:
         """Keeps sends, of so many bytes in all, that are not awaited now: a send that is dropped is cancelled."""
-        self._sent.extend((work, nbytes // len(works)) for work in works)
+        with self._counting:
+            self._sent.extend((work, nbytes // len(works)) for work in works)
+            self._nbytes_sent += nbytes // len(works) * len(works)
 
     def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
         """Sends without waiting for the client; called by the thread that reads mail."""
@@ -275,12 +278,11 @@ class Lane:
         self._reap_mail(timeout_s)
         if self.num_sent <= MAX_SENT:
             return
-        oldest: list[Work] = []
-        with suppress(IndexError):  # another thread waits for the last ones
-            while len(oldest) < REAPED_AT_ONCE:
-                oldest.append(self._sent.popleft()[0])
+        with self._counting:
+            oldest = [self._sent.popleft() for _ in range(min(REAPED_AT_ONCE, len(self._sent)))]
+            self._nbytes_sent -= sum(nbytes for _, nbytes in oldest)
         try:
-            self.channel.wait_all(oldest, PerMessage(timeout_s))
+            self.channel.wait_all([work for work, _ in oldest], PerMessage(timeout_s))
         except (TransportError, DeadlineExceededError) as error:
             self.fail(error)
 

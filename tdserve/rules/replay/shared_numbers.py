@@ -28,7 +28,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows
 
@@ -212,7 +211,7 @@ class SharedNumbers:
         if not self._numbers[_READABLE] or not len(rows) or rows.min() < 0 or rows.max() >= len(generations):
             return None
         found = generations[rows]
-        return FoundRows(rows, found) if _is_live(found).all() else None
+        return FoundRows(rows, found) if _are_live(found) else None
 
     def draw(
         self,
@@ -244,16 +243,14 @@ class SharedNumbers:
         min_live, num_live, num_used = numbers[_MIN_LIVE], numbers[_NUM_LIVE], int(numbers[_NUM_USED])
         if not 0 < min_live <= num_live or not num_used <= num_live * _MIN_LIVE_PART:
             return None
-        rows = rng.integers(num_used, size=num_rows)
+        rows = _draw_numbers(num_used, num_rows, rng)
         found = generations[rows]
-        is_live = _is_live(found)
         for _ in range(_MAX_ROUNDS):
-            if is_live.all():
+            if _are_live(found):
                 return FoundRows(rows, found)
-            missing = np.flatnonzero(~is_live)
-            again = rng.integers(num_used, size=len(missing))
+            missing = np.flatnonzero((found <= 0) | (found & 1 == 1))
+            again = _draw_numbers(num_used, len(missing), rng)
             rows[missing], found[missing] = again, generations[again]
-            is_live[missing] = _is_live(found[missing])
         return None
 
     def _mix(self, found: FoundRows, uncommitted: UncommittedRows, *, rng: np.random.Generator) -> FoundRows:
@@ -281,7 +278,16 @@ class SharedNumbers:
         self._numbers[reader] += num_rows
 
 
-def _is_live(generations: Rows) -> NDArray[np.bool_]:
-    """Returns which of these generations belong to live rows."""
-    found: NDArray[np.bool_] = (generations > 0) & (generations & 1 == 0)
-    return found
+def _draw_numbers(stop: int, num_drawn: int, rng: np.random.Generator) -> Rows:
+    """Draws row numbers below ``stop``; in half the time of ``rng.integers``, with an error below one in 2**20 for a
+    table of 2**33 rows."""
+    return (rng.random(num_drawn) * stop).astype(np.int64)
+
+
+def _are_live(generations: Rows) -> bool:
+    """Returns whether all of these generations belong to live rows: above zero, and even.
+
+    One pass over all bits takes a third of the time of one comparison per condition.
+    """
+    bits = int(np.bitwise_or.reduce(generations))
+    return bits >= 0 and not bits & 1 and np.count_nonzero(generations) == len(generations)
