@@ -62,7 +62,7 @@ def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Findin
             repair = partial(_drop_version, checked.root, record, number, is_newest=number > max(whole))
             yield Finding(checked.get_name(path), f"version {number}: {reason}", record.name, repair=repair)
         else:
-            remedy = "no other version is whole: publish again, or delete the store"
+            remedy = "no other version is whole: publish again, after which --repair removes it, or delete the store"
             yield Finding(checked.get_name(path), f"version {number}: {reason}", record.name, remedy=remedy)
 
 
