@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Lock, Thread, current_thread
+from threading import Thread, current_thread
 from typing import cast
 
 from google.protobuf.message import DecodeError
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.control.framing import FrameReader, FrameWriter, frame
 from tdserve.control.lending import refuse_descriptors
+from tdserve.control.outbox import Outbox
 from tdserve.control.parts import MAX_RECEIVED_BYTES, PART_BYTES, cut_large
 from tdserve.v1 import control_pb2
 
@@ -202,8 +204,8 @@ class SocketEnd:
         self._on_end = on_end
         self._frames = FrameReader()
         self._waiting: deque[control_pb2.ServerMessage] = deque()
-        self._lock = Lock()
         self._socket = connection
+        self._outbox = Outbox(connection)
         self._thread = Thread(target=self._read, name="tdserve-local-socket", daemon=True)
 
     @property
@@ -216,19 +218,17 @@ class SocketEnd:
         self._thread.start()
 
     def send(self, message: control_pb2.ClientMessage) -> None:
-        """Sends a message.
+        """Sends a message, without waiting for a server that stands still.
 
         Raises:
             ConnectError: The server is gone, or the socket was closed.
         """
         content = message.SerializeToString()
-        contents = [content]
+        framed = frame(content)
         if len(content) > PART_BYTES:
-            contents = [part.SerializeToString() for part in cut_large([message])]
+            framed = b"".join(frame(part.SerializeToString()) for part in cut_large([message]))
         try:
-            with self._lock:  # held over a send to a local socket with a reading peer: frames must not mix
-                for content in contents:
-                    self._socket.sendall(frame(content))
+            self._outbox.send(framed)
         except OSError as error:
             raise ConnectError(address="the local socket", reason=error.strerror or str(error)) from error
 
@@ -253,10 +253,12 @@ class SocketEnd:
 
     def flush(self, timeout_s: float) -> None:
         """Ends sending, and waits at most ``timeout_s`` until the server has received everything and hangs up."""
+        end_s = time.monotonic() + timeout_s
+        self._outbox.join(timeout_s)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         if self._thread.is_alive() and self._thread is not current_thread():
-            self._thread.join(timeout_s)
+            self._thread.join(max(end_s - time.monotonic(), 0.0))
 
     def drop(self) -> None:
         """Closes this process's copy, in a forked child; the parent's connection goes on."""
@@ -268,6 +270,7 @@ class SocketEnd:
         if self._thread.is_alive() and self._thread is not current_thread():
             self._thread.join()
         elif not self._thread.ident:  # it was never started
+            self._outbox.join()
             self._socket.close()
 
     def _shut_down(self) -> None:
@@ -288,6 +291,8 @@ class SocketEnd:
         except (OSError, DecodeError, TDServeError):
             pass  # the session is over, as on_end reports
         finally:
+            self._shut_down()
+            self._outbox.join()  # its number may belong to another file once the socket is closed
             self._socket.close()
             self._on_end()
 

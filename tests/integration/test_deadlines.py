@@ -29,6 +29,9 @@ LIMIT_S = 6.0
 ROW = TensorDict({"x": torch.zeros(3), "y": torch.zeros(2000)}, [])
 ROWS = ROW.expand(300).clone()
 
+MANY = torch.arange(300).repeat(400)
+"""Row numbers that take more bytes than a socket's buffers."""
+
 Calls = dict[str, Callable[[], object]]
 
 
@@ -54,6 +57,7 @@ def calls_of(client: tdserve.Client, store: Any, replay: Any, queue: Any) -> Cal
         "extend": lambda: replay.extend(ROWS, timeout_s=0),
         "sample": lambda: replay.sample(256, timeout_s=0),
         "update_priority": lambda: replay.update_priority(torch.arange(2), torch.ones(2), timeout_s=0),
+        "update_priority of many": lambda: replay.update_priority(MANY, torch.ones(len(MANY)), timeout_s=0),
         "batches": lambda: next(replay.batches(4, timeout_s=0)),
         "take": lambda: queue.take(1, ack=False, timeout_s=0),
     }

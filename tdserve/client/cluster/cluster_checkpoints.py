@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -15,14 +14,13 @@ from tdserve.base.errors import (
     InvalidRequestError,
     StoreExistsError,
     StoreNotFoundError,
-    TDServeError,
     WrongStateError,
 )
 from tdserve.base.ids import make_uid
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import record_forwards
-from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
+from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores, take_back
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load, remove_checkpoint
 from tdserve.client.moves.server_checkpoints import (
@@ -33,7 +31,6 @@ from tdserve.client.moves.server_checkpoints import (
     keep_newest_of,
     write_server,
 )
-from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.placement import DIRECTORY, find_whole
 from tdserve.store.archive import Archive, open_archive
 
@@ -74,7 +71,10 @@ def checkpoint_cluster(
 
 
 def _list_names(members: Members, deadline: Deadline) -> set[str]:
-    calls = {server: members.get(server).catalog.stores for server in range(len(members))}
+    calls = {
+        server: partial(members.get(server).catalog.stores, timeout_s=deadline.remaining_s)
+        for server in range(len(members))
+    }
     return {name for names in _ask_each(members, calls, deadline) for name in names}
 
 
@@ -124,7 +124,7 @@ def restore_cluster(
     wanted = {names} if isinstance(names, str) else None if names is None else {*names}
     check_no_parts(wanted or ())
     chosen: dict[int, _Chosen] = {}
-    taken = {name for server in range(len(members)) for name in members.get(server).catalog.stores()}
+    taken = _list_names(members, deadline)
     for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
         archive = open_archive(find_server_place(place, server))
         found = load(archive, checkpoint_id)
@@ -149,9 +149,7 @@ def restore_cluster(
         record_forwards(members, restored)
     except BaseException:  # as of one server: nothing stays
         for server, made in restored.items():
-            for name in made:
-                with suppress(TDServeError):
-                    delete_store(members.get(server), name, deletes_record=True)
+            take_back(members.get(server), made)
         raise
     return sorted({_get_whole(name) for made in restored.values() for name in made})
 

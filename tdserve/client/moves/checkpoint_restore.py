@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreExistsError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreExistsError, StoreNotFoundError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
-from tdserve.client.moves.move_steps import request_step
+from tdserve.client.moves.move_steps import UNDO_S, request_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.catalog import StoreRecord
@@ -112,35 +112,42 @@ def restore_stores(
     copies = Copies({store.name: prefix + store.name for store in chosen}, {store.uid: make_uid() for store in chosen})
     total_nbytes, nbytes = sum(store.nbytes for store in chosen), 0
     restored: list[str] = []
+    begun: dict[str, str] = {}
     try:
         for store in chosen:
-            with closing(_restore(client, archive, store, copies, deadline)) as steps:
-                for written in steps:
-                    nbytes += written
-                    on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
-            restored.append(copies.names[store.name])
+            name = copies.names[store.name]
+            begun[name] = copies.uids[store.uid]
+            step = partial(request_step, client, name, move=begun[name], deadline=deadline)
+            for written in _write(archive, store, step, deadline):
+                nbytes += written
+                on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
+            step(complete=_make_copy(store.moved, copies))
+            step(show=True)
+            restored.append(name)
+            del begun[name]
     except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
-        for name in restored:
-            with suppress(TDServeError):
-                delete_store(client, name, deletes_record=True)
+        take_back(client, restored, begun)
         raise
     return sorted(restored)
 
 
-def _restore(
-    client: SessionClient, archive: Archive, store: ArchivedStore, copies: Copies, deadline: Deadline
-) -> Generator[int, None, None]:
-    """Restores a store; yields the sizes of the blocks that are in place."""
-    name, move = copies.names[store.name], copies.uids[store.uid]
-    step = partial(request_step, client, name, move=move, deadline=deadline)
-    try:
-        yield from _write(archive, store, step, deadline)
-        step(complete=_make_copy(store.moved, copies))
-        step(show=True)
-    except BaseException:
-        with suppress(TDServeError):
-            request_step(client, name, move=move, give_up=True)
-        raise
+def take_back(client: SessionClient, restored: Iterable[str], begun: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Deletes stores that were restored, as long as the server answers.
+
+    Args:
+        restored: Their names.
+        begun: Moves that are not complete, by the names of their stores.
+    """
+    giving_up = [partial(request_step, client, name, move=move, give_up=True) for name, move in begun.items()]
+    deleting = [partial(delete_store, client, name, deletes_record=True) for name in restored]
+    changes: list[Callable[..., object]] = [*giving_up, *deleting]
+    for change in changes:
+        try:
+            change(deadline=Deadline.after(UNDO_S))
+        except (ConnectError, DeadlineExceededError):
+            return
+        except TDServeError:
+            continue
 
 
 def _write(archive: Archive, store: ArchivedStore, step: Callable[..., object], deadline: Deadline) -> Iterator[int]:

@@ -30,7 +30,7 @@ from tdserve.client.moves.manifest import (
     save,
     write_block,
 )
-from tdserve.client.moves.move_steps import request_checkpoint_step
+from tdserve.client.moves.move_steps import UNDO_S, request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, iter_changed
 from tdserve.rules.catalog import StoreRecord
@@ -48,9 +48,6 @@ the checkpoint tries again after a pause."""
 
 RETRY_S, MAX_RETRY_S = 1.0, 30.0
 """The first of these pauses; each is twice as long as the one before, up to the longest."""
-
-END_S = 5.0
-"""Time for the server to remove what it has kept, also after the deadline of the checkpoint."""
 
 STEP_S = 1e-3
 """A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
@@ -156,7 +153,7 @@ class _CheckpointWriter:
         finally:
             with suppress(TDServeError):  # the end of the session does it too
                 request_checkpoint_step(
-                    self.client, deadline=Deadline.after(END_S), checkpoint=self.checkpoint, end=True
+                    self.client, deadline=Deadline.after(UNDO_S), checkpoint=self.checkpoint, end=True
                 )
         for future in self.writing:
             future.result()

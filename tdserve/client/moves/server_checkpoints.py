@@ -59,7 +59,8 @@ def write_server(
     """
     check_outside_roots(place)
     archive = open_archive(place)
-    names, server_id = client.catalog.stores(), client.catalog.get_server_stats().server_id
+    names = client.catalog.stores(timeout_s=deadline.remaining_s)
+    server_id = client.catalog.get_server_stats(timeout_s=deadline.remaining_s).server_id
     made = write_checkpoint(
         client, names, archive, server_id=server_id, uid=uid, deadline=deadline, on_progress=on_progress
     )
@@ -101,7 +102,7 @@ def restore_server(
         found,
         names=None if wanted is None else [*wanted, *parts],
         prefix=prefix,
-        taken=set(client.catalog.stores()),
+        taken=set(client.catalog.stores(timeout_s=deadline.remaining_s)),
         deadline=deadline,
         on_progress=on_progress,
     )

@@ -126,14 +126,15 @@ class CatalogClient:
         """Whether a fork inherited this client; it works only in the process that made it."""
         return os.getpid() != self._pid
 
-    def stores(self, prefix: str = "") -> list[str]:
+    def stores(self, prefix: str = "", *, timeout_s: float | None = None) -> list[str]:
         """Lists the names of all stores, sorted."""
+        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
         if not isinstance(prefix, str):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         names: list[str] = []
         request = control_pb2.ListStoresRequest(prefix=prefix)
         while True:
-            page = self.call("ListStores", request)
+            page = self.call("ListStores", request, timeout_s=deadline.remaining_s)
             names.extend(page.names)
             if not page.next_page_token:
                 return names
@@ -142,13 +143,14 @@ class CatalogClient:
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
+        deadline = Deadline.after(self.timeout_s)
         try:
             request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-            self._ask("DescribeStore", request)
+            self._ask("DescribeStore", request, deadline)
         except (StoreNotFoundError, InvalidRequestError):
             return False
         except StoreMovedError as error:
-            return name in self.find_moved(error, Deadline.after(self.timeout_s))
+            return name in self.find_moved(error, deadline)
         return True
 
     def keys(
@@ -193,7 +195,8 @@ class CatalogClient:
         """Describes a store; returns None at once if it does not exist."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name))
         try:
-            return from_message(self._ask("DescribeStore", request, timeout_s=timeout_s))
+            deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+            return from_message(self._ask("DescribeStore", request, deadline))
         except StoreNotFoundError:
             return None
 
@@ -214,9 +217,10 @@ class CatalogClient:
         """Returns the server's own figures as plain values."""
         return convert_stats(self.get_server_stats())
 
-    def get_server_stats(self) -> control_pb2.GetStatsResponse:
+    def get_server_stats(self, *, timeout_s: float | None = None) -> control_pb2.GetStatsResponse:
         """Returns the server's own figures: workers, sessions, bytes by transport."""
-        stats: control_pb2.GetStatsResponse = self.call("GetStats", control_pb2.GetStatsRequest())
+        request = control_pb2.GetStatsRequest()
+        stats: control_pb2.GetStatsResponse = self.call("GetStats", request, timeout_s=timeout_s)
         return stats
 
     def observe(
@@ -255,23 +259,22 @@ class CatalogClient:
 
     def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         """Calls a method of the server; None is the default timeout."""
+        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
         try:
-            return self._ask(method, request, timeout_s=timeout_s)
+            return self._ask(method, request, deadline)
         except StoreNotFoundError as error:
             raise self.missing_names.explain(error, timeout_s) from None
         except StoreMovedError as error:  # or is being moved
-            deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
             return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
 
-    def _ask(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
+    def _ask(self, method: str, request: object, deadline: Deadline) -> Any:
         """Calls a method of the server, again while the store is at rest for a move or a checkpoint, or the server, or
         a limit of the token, has no room for it."""
-        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
         backoff_s = RETRY_BACKOFF_S
         while True:
             pause_s = ASK_AGAIN_S
             try:
-                return self._ask_once(method, request, deadline.remaining_s or 0.0)
+                return self._ask_once(method, request, deadline)
             except StoreMovedError as error:
                 if error.server is not None or deadline.expired:
                     raise
@@ -281,15 +284,15 @@ class CatalogClient:
                 pause_s, backoff_s = backoff_s, min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
             time.sleep(pause_s)
 
-    def _ask_once(self, method: str, request: object, wait_s: float) -> Any:
+    def _ask_once(self, method: str, request: object, deadline: Deadline) -> Any:
         self.check_usable()
-        answer = self.ask_session(method, request, wait_s)
+        answer = self.ask_session(method, request, deadline.remaining_s or 0.0)
         if answer is not None:
             return answer
         reach = get_reach()
         if reach is not None:
-            self._wait_ready(reach, wait_s)
-        return self.connection.call(method, request, timeout_s=wait_s)
+            self._wait_ready(reach, deadline.remaining_s or 0.0)
+        return self.connection.call(method, request, timeout_s=deadline.remaining_s or 0.0)
 
     def _wait_ready(self, reach: Reach, timeout_s: float) -> None:
         """Waits until the server accepts connections, or is given up. Raises ConnectError."""
