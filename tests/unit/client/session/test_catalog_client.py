@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
+from threading import Event
 from typing import Any
 
 import pytest
@@ -8,8 +11,15 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import DeadlineExceededError, ForkedClientError, InvalidRequestError, StoreNotFoundError
+from tdserve.base.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    ForkedClientError,
+    InvalidRequestError,
+    StoreNotFoundError,
+)
 from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.v1 import control_pb2
 
 TD = TensorDict({"b": torch.zeros(4), "a": {"c": torch.zeros(4, 2)}}, [4])
 
@@ -77,3 +87,20 @@ def test_client_when_used_after_fork_then_the_error_names_the_remedy(
     client.catalog.is_closed = False
     assert isinstance(client.stores(), list)
     client.close()
+
+
+def test_call_when_its_session_is_lost_meanwhile_then_only_the_rest_of_its_time_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        catalog = CatalogClient(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0)
+        asked: list[float] = []
+
+        def lose_session(method: str, request: object, wait_s: float) -> None:
+            asked.append(wait_s)
+            Event().wait(wait_s)
+
+        catalog.ask_session = lose_session
+        begun_s = time.monotonic()
+        with catalog, pytest.raises((ConnectError, DeadlineExceededError)):
+            catalog.call("ListStores", control_pb2.ListStoresRequest(), timeout_s=4.0)
+        assert asked
+        assert time.monotonic() - begun_s < 7.5
