@@ -101,10 +101,10 @@ class SessionStream:
         with exclude_forks():
             self._call = open_call(cut_large(send_beside_forks(self._outgoing)))
         self._thread = Thread(target=self._read, name="tdserve-session-reader", daemon=True)
-        self._thread.start()
         # Also at the end of the interpreter: a thread that drops a gloo group at that moment aborts the process
         # (measured).
         self._end = weakref.finalize(self, _end_stream, self._call, self._outgoing, self._thread, os.getpid())
+        self._thread.start()
 
     def send(self, message: control_pb2.ClientMessage) -> None:
         """Hands a message to the stream; never blocks. The message is lost if the stream is lost."""
@@ -130,6 +130,8 @@ class SessionStream:
             lost = from_rpc_error(error, address=self._address, what="the session", timeout_s=0.0)
         self._outgoing.put(None)
         self._on_lost(lost)
+        # The call is the error that was raised here: by its traceback the end would keep all of a lost session alive.
+        self._end.detach()
 
 
 def _end_stream(call: Any, outgoing: SimpleQueue[control_pb2.ClientMessage | None], thread: Thread, pid: int) -> None:
