@@ -1,8 +1,8 @@
 """Dicts of NumPy arrays as content: read as tensordicts, which share their memory where torch can.
 
 A dict has no batch size. Where a structure is known it follows from the dimensions that leaves have there, so that one
-row and several rows are told apart. Its arrays and tensors are leaves. Its numbers are leaves only where a structure
-has leaves, or where the dict declares one; elsewhere they remain the values that they are.
+row and several rows are told apart. Its arrays and tensors are leaves. Its numbers and lists are leaves only where a
+structure has leaves, or where the dict declares one; elsewhere they remain the values that they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tensordict import NonTensorData, NonTensorStack, is_tensor_collection, lazy
 
 from tdserve.base.errors import SpecMismatchError
 from tdserve.structure.array_tensors import make_refusal, read_array
+from tdserve.structure.listed_tensors import list_items, make_array, stack_tensors
 from tdserve.structure.matching import show
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import make_single_value
@@ -243,37 +244,59 @@ class _DictReader:
         return self._find_leading(content, place, place.num_dims, path) or batch_size
 
     def _read_list(self, value: Sequence[Any], entry: Any, batch_size: tuple[int, ...], path: Path) -> Any:
-        try:
-            array = np.asarray(value)
-        except ValueError:  # of several lengths
-            array = np.empty(0, object)
+        """Reads a list or tuple: as a leaf where a structure has or declares one, else as the value that it is."""
+        if not isinstance(entry, TensorLeaf) and not self._declares:
+            return _make_value(value, batch_size)
+        array = self._make_array(value, path)
+        if array is None:
+            return _make_value(value, batch_size)
         if _is_unknown(array.dtype):
             return read_array(array, path, store=self._store)  # raises the reason
         is_large = array.dtype.kind == "O" and array.size and all(type(each) is int for each in array.flat)
         if array.dtype.kind not in "biufc" and not (is_large and isinstance(entry, TensorLeaf)):
             return _make_value(value, batch_size)
-        return self._read_numbers(value, entry, batch_size, path)
+        return self._read_leaf(value, entry.dtype if isinstance(entry, TensorLeaf) else "", path)
+
+    def _make_array(self, value: Any, path: Path) -> NDArray[Any] | None:
+        """Returns an array of a number or of nested lists; None if they differ in length."""
+        try:
+            return make_array(value)
+        except ValueError:
+            return None
+        except (TypeError, RuntimeError) as error:
+            what = "a list of what no array consists of"
+            raise make_refusal(what, path, self._store, f"stack its items, or give an array ({error})") from None
 
     def _read_numbers(self, value: Any, entry: Any, batch_size: tuple[int, ...], path: Path) -> Any:
-        """Reads a number, or a list of them, as a leaf in the dtype of the structure; without one, see ``declares``."""
+        """Reads a number as a leaf in the dtype of the structure; without one, see ``declares``."""
         if isinstance(entry, TensorLeaf):
             return self._read_leaf(value, entry.dtype, path)
-        if isinstance(value, np.generic) or _has_arrays(value):
+        if isinstance(value, np.generic):
             return read_array(np.asarray(value), path, store=self._store)
         return self._read_leaf(value, "", path) if self._declares else _make_value(value, batch_size)
 
     def _read_leaf(self, value: Any, dtype: str, path: Path) -> torch.Tensor:
         """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
-        array = np.asarray(value)
-        is_typed = isinstance(value, np.generic) or _has_arrays(value)
+        array = self._make_array(value, path)
+        if array is None:
+            raise self._make_mismatch(path, f"{dtype or 'numbers'} in lists of one length", f"{value!r}"[:80])
+        is_typed = _has_arrays(value)
         if dtype and not is_typed and not array.size:
             array = array.astype(np.bool_)  # NumPy makes floats of nothing, which fits any dtype
         if array.dtype.kind == "f" and dtype == "uint64" and not is_typed:
             array = _find_integers(value, array)
         if array.dtype.kind == "O" or (array.dtype.kind == "u" and not is_typed and not dtype):
             raise self._make_mismatch(path, f"{dtype or 'int64'} numbers, integers of up to 64 bits", f"{value!r}"[:80])
-        if not dtype:
-            return read_array(array, path, store=self._store) if is_typed else torch.tensor(value)
+        tensor = self._convert(array, value, dtype, path) if dtype else None if is_typed else torch.tensor(value)
+        if tensor is None and (tensor := stack_tensors(value)) is None:
+            tensor = read_array(array, path, store=self._store)
+        if not _keeps_integers(value, tensor):
+            expected = f"integers that {str(tensor.dtype).removeprefix('torch.')} holds exactly"
+            raise self._make_mismatch(path, expected, f"{value!r}"[:80])
+        return tensor
+
+    def _convert(self, array: NDArray[Any], value: Any, dtype: str, path: Path) -> torch.Tensor:
+        """Returns the array of a value as a tensor of a dtype, which must hold its numbers."""
         tensor = read_array(np.array(array), path, store=self._store)
         if dtype.startswith(("float", "bfloat", "complex")):
             is_fit = (array.dtype.kind != "c" or dtype.startswith("complex")) and _is_in_range(array, dtype)
@@ -401,6 +424,17 @@ def _find_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     items = np.asarray(value, object)
     is_unsigned = all(type(each) is int and 0 <= each < 1 << 64 for each in items.flat)
     return items.astype(np.uint64) if is_unsigned else array
+
+
+def _keeps_integers(value: Any, tensor: torch.Tensor) -> bool:
+    """Returns whether no integer in lists with fractions was rounded, as NumPy and torch do without a word."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not isinstance(value, (list, tuple)):
+        return True
+    found = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    if not (found.abs() >= 2 / torch.finfo(tensor.dtype).eps).any():
+        return True
+    pairs = zip(list_items(value), found.flatten().tolist(), strict=True)
+    return all(given == kept for given, kept in pairs if type(given) is int)
 
 
 def _has_arrays(value: Any) -> bool:

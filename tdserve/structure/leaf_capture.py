@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from tdserve.structure import unbatched
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.fake_tensors import has_no_content, to_meta
 from tdserve.structure.file_tensors import FileTensor
+from tdserve.structure.listed_tensors import REMEDY, find_listed_tensor
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
@@ -174,25 +175,45 @@ class LeafReader:
             raise self._make_contradiction_error(path, own, batch_size)
         is_stack = isinstance(item, NonTensorStack)
         if path in self.packed or (is_stack and -1 in own):
-            if self.checks:
-                check_values(list(_iter_values(item)), key=show(path))
+            self._check_values(list(_iter_values(item)), path)
             self.values[path] = split_elements(item, batch_size)
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
         value = list_values(item) if is_stack else item.data
         if is_stack and not _has_rows(value, own):
             raise self._make_refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
         if self.checks and self.encodes and is_stack and len(own) == 1:
-            value = EncodedValues(value, encode_many(value, key=show(path)))  # which checks them too
-        elif self.checks:
-            check_values(flatten_elements(value, len(own)) if is_stack else (value,), key=show(path))
+            value = self._encode_values(value, path)
+        else:
+            self._check_values(flatten_elements(value, len(own)) if is_stack else (value,), path)
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
     def _capture_bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        if self.checks:
-            check_values((value,), key=show(path))
+        self._check_values((value,), path)
         self.values[path] = value
         return ValueLeaf(batch_size, False)
+
+    def _check_values(self, values: Sequence[Any], path: Path) -> None:
+        try:
+            if self.checks:
+                check_values(values, key=show(path))
+        except NotSupportedError as error:
+            raise self._add_place(error, values, path) from None
+
+    def _encode_values(self, values: list[Any], path: Path) -> EncodedValues:
+        """Returns values with their records, whose making checks them too."""
+        try:
+            return EncodedValues(values, encode_many(values, key=show(path)))
+        except NotSupportedError as error:
+            raise self._add_place(error, values, path) from None
+
+    def _add_place(self, error: NotSupportedError, values: Sequence[Any], path: Path) -> NotSupportedError:
+        """Returns the refusal of values with the name of the store, and what to do about a tensor among them."""
+        store = f" of store {self.store!r}" if self.store else ""
+        held = values[0] if len(values) == 1 else values
+        if (place := find_listed_tensor(held)) is None:
+            return NotSupportedError(feature=error.feature + store, reason=error.reason)
+        return NotSupportedError(feature=f"a tensor in a list, at {quote(path)}{place}{store},", reason=REMEDY)
 
     def _make_refusal(self, what: str, path: Path, reason: str) -> NotSupportedError:
         where = f" at key {quote(path)}" if path else ""

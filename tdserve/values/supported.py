@@ -73,7 +73,7 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         content: _IterContent = _iter_content if dict in kinds else chain.from_iterable
         kinds = set(map(type, content(held)))
         level = [] if ATOMS.issuperset(kinds) else list(content(held))
-    raise _make_refusal(f"the value at key {key!r}", "its containers are nested too deep")
+    raise _make_refusal(f"the value at key {key!r}", "it contains itself, or its containers are nested too deep")
 
 
 def _iter_content(held: Collection[Any]) -> Iterator[Any]:

@@ -85,6 +85,33 @@ def test_like_when_a_dict_then_its_numbers_are_columns_which_refuse_what_they_ca
     assert len(entries) == 0
 
 
+def test_lists_when_no_structure_is_known_then_arrays_stay_listed_and_tensors_are_refused_by_key(
+    client: tdserve.Client, name: str
+) -> None:
+    arrays = [np.array([2**53 + 1]), np.array([2.5, 1.0])]
+    tensors = {"t": torch.ones(1), "o": [torch.ones(2), torch.ones(2)]}
+    for write in (client.init_remote, client.memmap, lambda content, at: client.publish(at, content)):
+        with pytest.raises(tdserve.NotSupportedError, match=rf"list, at 'o'\[0\] of store '{name}'.*stack the tensors"):
+            write(tensors, name)
+    assert name not in client
+    client.init_remote({"t": torch.ones(1), "o": arrays}, name)
+    client.publish(f"{name}-published", {"t": torch.ones(1), "o": arrays})
+    published = client.latest(f"{name}-published")
+    assert published is not None
+    for found in (client.from_remote_init(name), published.data):
+        assert [each.tolist() for each in found["o"]] == [[2**53 + 1], [2.5, 1.0]]
+        assert [each.dtype for each in found["o"]] == [np.int64, np.float64]
+
+
+def test_table_when_a_list_mixes_integers_and_fractions_then_none_is_rounded(client: tdserve.Client, name: str) -> None:
+    table = client.create_replay(name, {"x": np.float64(0)}, 10)
+    table.extend({"x": [2**53, 2.5]})
+    for listed in ([2**53 + 1, 2.5], [torch.tensor(2**53 + 1), torch.tensor(2.5)]):
+        with pytest.raises(tdserve.SpecMismatchError, match=f"'{name}', key 'x'"):
+            table.extend({"x": listed})
+    assert table[:]["x"].tolist() == [2**53, 2.5]
+
+
 def test_handle_when_a_number_is_set_then_a_tensor_as_of_tensordict(client: tdserve.Client, name: str) -> None:
     client.init_remote({"x": np.zeros(2)}, name)
     store = client[name]

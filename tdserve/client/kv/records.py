@@ -34,6 +34,7 @@ from tdserve.structure.array_dicts import has_tensors, read_dict
 from tdserve.structure.array_tensors import read_array
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
+from tdserve.structure.listed_tensors import REMEDY, find_listed_tensor
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
@@ -45,7 +46,7 @@ TENSOR_KEY = "tensor"
 """Key of the only leaf in the structure of a store whose entries are tensors."""
 
 _VALUE, _ELEMENT = range(2)
-_VALUE_FORM, _PICKLED = bytes([_VALUE]), bytes([PICKLED])
+_VALUE_FORM, _ELEMENT_FORM, _PICKLED = bytes([_VALUE]), bytes([_ELEMENT]), bytes([PICKLED])
 
 _SIMPLE_TYPES = {*ATOMS, list, tuple}
 """Of values that are never tensors or structures themselves."""
@@ -86,15 +87,13 @@ class AnyRecords:
             value = read_dict(value, store=self._store)
         try:
             if is_tensor_collection(value) or isinstance(value, torch.Tensor):
-                return bytes([_ELEMENT]) + encode_value(pack(value), key=key, allow_pickle=self._allow_pickle)
+                return _ELEMENT_FORM + encode_value(pack(value), key=key, allow_pickle=self._allow_pickle)
             return _VALUE_FORM + encode_value(value, key=key, allow_pickle=self._allow_pickle)
         except NotSupportedError as error:
-            if (place := _find_tensor(given)) is None:
-                raise
-            raise NotSupportedError(
-                feature=f"a tensor in a list, at {place} of entry {key!r} of {self._store!r},",
-                reason="stack the tensors, or give them as values of a dict with a key each",
-            ) from error
+            feature, reason = f"{error.feature} of {self._store!r}", error.reason
+            if (place := find_listed_tensor(given)) is not None:
+                feature, reason = f"a tensor in a list, at {place} of entry {key!r} of {self._store!r},", REMEDY
+            raise NotSupportedError(feature=feature, reason=reason) from error
 
     def encode_many(self, keys: Sequence[str], values: Any, *, copies: bool = True) -> SplitColumn:
         """Returns the records of several entries: of each item of a list, or of each row of a tensordict or tensor.
@@ -320,19 +319,6 @@ def _is_simple(value: Any) -> bool:
         return type(value) in _SIMPLE_TYPES or (type(value) is dict and not has_tensors(value))
     except RecursionError:  # it contains itself; encoded by itself, it is pickled or refused with its key
         return False
-
-
-def _find_tensor(value: Any, place: str = "") -> str | None:
-    """Returns where in nested containers the first tensor or tensordict in a list or tuple is; None without any."""
-    if not isinstance(value, (list, tuple, dict)):
-        return None
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        inner = f"{place}[{key!r}]"
-        if not isinstance(value, dict) and (isinstance(each, torch.Tensor) or is_tensor_collection(each)):
-            return inner
-        if (found := _find_tensor(each, inner)) is not None:
-            return found
-    return None
 
 
 def _select(found: Any, select: Sequence[Path], key: str, store: str) -> Any:

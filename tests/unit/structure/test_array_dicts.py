@@ -88,9 +88,7 @@ def test_array_when_no_tensor_can_show_it_then_refused_by_key_with_a_remedy(arra
 SCALARS: dict[str, tuple[Any, str]] = {
     "date": (np.datetime64("2020-01-01"), r"view\('int64'\)"),
     "time": (np.timedelta64(1, "s"), r"view\('int64'\)"),
-    "dates in a list": ([np.datetime64("2020-01-01")], r"view\('int64'\)"),
     "long double": (np.longdouble(1), r"astype\('float64'\)"),
-    "long doubles in a list": ([np.longdouble(1)], r"astype\('float64'\)"),
     "fields": (np.zeros(2, "i4,f4")[0], "under a key of its own"),
 }
 
@@ -100,6 +98,12 @@ SCALARS: dict[str, tuple[Any, str]] = {
 def test_scalar_when_its_arrays_are_refused_then_refused_like_them(value: Any, remedy: str, like: Spec | None) -> None:
     with pytest.raises(NotSupportedError, match=rf"'n', 'a'.*store 'frames'.*{remedy}"):
         read_dict({"n": {"a": value}}, like, store="frames")
+
+
+@pytest.mark.parametrize("listed", [[np.datetime64("2020-01-01")], [np.longdouble(1)]], ids=["dates", "long doubles"])
+def test_list_when_it_declares_what_no_tensor_shows_then_refused_with_a_remedy(listed: Any) -> None:
+    with pytest.raises(NotSupportedError, match=r"'n', 'a'.*store 'frames'.*(view|astype)\("):
+        read_dict({"n": {"a": listed}}, store="frames", declares=True)
 
 
 @pytest.mark.parametrize("given", [np.array(["2020-01-01"], "M8[D]"), np.datetime64("2020-01-01")], ids=["array", "1"])

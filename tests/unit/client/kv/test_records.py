@@ -240,6 +240,26 @@ def test_value_when_it_needs_pickle_then_only_as_allowed() -> None:
         ANY.decode("k", record, None)
 
 
+LISTED = {
+    "equal": [torch.ones(2), torch.ones(2)],
+    "unequal": (torch.ones(2), torch.ones(3)),
+    "nested": [[torch.ones(2)]],
+    "dtypes": [torch.tensor([2**53 + 1]), torch.tensor([2.5])],
+    "bfloat16": [torch.ones(2, dtype=torch.bfloat16)],
+    "with a gradient": [torch.ones(2, requires_grad=True)],
+    "tensordicts": [TensorDict(a=torch.ones(2))],
+    "in dicts": [{"a": torch.ones(2)}],
+}
+
+
+@pytest.mark.parametrize("beside", [{}, {"t": torch.ones(1)}], ids=["alone", "beside a tensor"])
+@pytest.mark.parametrize("listed", list(LISTED.values()), ids=list(LISTED))
+def test_tensors_when_in_a_list_then_refused_by_place_with_a_remedy(listed: Any, beside: dict[str, Any]) -> None:
+    for value, place in (({**beside, "o": listed}, r"\['o'\]"), ({**beside, "d": {"o": listed}}, r"\['d'\]\['o'\]")):
+        with pytest.raises(NotSupportedError, match=rf"list, at {place}\[0\].* of entry 'k' of 's'.*stack the tensors"):
+            ANY.encode("k", value)
+
+
 @pytest.mark.parametrize("record", [b"", b"\x07", b"\x02", b"\x02\x01\x02\0\0\0\0\0", b"\x01\x90", b"\x00"])
 def test_decode_when_it_is_no_record_then_refused(record: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
@@ -269,7 +289,7 @@ def make_cycle(kind: type) -> Any:
 @pytest.mark.parametrize("kind", [list, dict])
 def test_any_record_when_a_value_contains_itself_then_error_has_store_and_key(kind: type) -> None:
     for encode in (lambda value: ANY.encode("k", value), lambda value: ANY.encode_many(["k"], [value])):
-        with pytest.raises(NotSupportedError, match=r"entry 'k' of 's'.*contains itself"):
+        with pytest.raises(NotSupportedError, match=r"'k' of 's'.*contains itself"):
             encode(make_cycle(kind))
 
 
