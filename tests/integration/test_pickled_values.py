@@ -103,6 +103,17 @@ def test_objects_when_a_client_does_not_allow_pickle_then_the_error_names_key_an
     assert own(allowing.from_remote_init(name)) == ROWS
 
 
+def test_entry_when_it_needs_no_pickle_then_other_clients_read_it(
+    allowing: tdserve.Client, server: tdserve.Server, name: str
+) -> None:
+    kv = allowing.create_kv(name)
+    kv["plain"] = {"w": torch.ones(2), "n": 1}
+    assert kv.get("plain", select="w")["w"].tolist() == [1, 1]
+    with server.client(transport=allowing.transport) as other:
+        found = other.kv(name)["plain"]
+    assert (found["w"].tolist(), found["n"]) == ([1, 1], 1)
+
+
 def test_client_when_pickled_then_allows_what_it_allowed(allowing: tdserve.Client, name: str) -> None:
     allowing.init_remote(rows(), name)
     with pickle.loads(pickle.dumps(allowing)) as copied:

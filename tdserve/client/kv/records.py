@@ -82,13 +82,24 @@ class AnyRecords:
             value.is_nested or value.layout is not torch.strided or value.is_meta
         ):
             return encode_tensor(value)
+        try:
+            return self._encode_plainly(key, value)
+        except (NotSupportedError, RecursionError):
+            if not self._allow_pickle:
+                raise
+        if is_tensor_collection(value) or isinstance(value, torch.Tensor):
+            return _ELEMENT_FORM + encode_value(pack(value), key=key, allow_pickle=True)
+        return _VALUE_FORM + encode_value(value, key=key, allow_pickle=True)
+
+    def _encode_plainly(self, key: str, value: Any) -> bytes:
+        """Returns the record of an entry that needs no pickle, which every client reads."""
         given = value
-        if isinstance(value, dict) and not self._allow_pickle and has_tensors(value):
+        if isinstance(value, dict) and has_tensors(value):
             value = read_dict(value, store=self._store)
         try:
             if is_tensor_collection(value) or isinstance(value, torch.Tensor):
-                return _ELEMENT_FORM + encode_value(pack(value), key=key, allow_pickle=self._allow_pickle)
-            return _VALUE_FORM + encode_value(value, key=key, allow_pickle=self._allow_pickle)
+                return _ELEMENT_FORM + encode_value(pack(value), key=key)
+            return _VALUE_FORM + encode_value(value, key=key)
         except NotSupportedError as error:
             feature, reason = f"{error.feature} of {self._store!r}", error.reason
             if (place := find_listed_tensor(given)) is not None:

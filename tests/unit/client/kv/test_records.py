@@ -240,6 +240,22 @@ def test_value_when_it_needs_pickle_then_only_as_allowed() -> None:
         ANY.decode("k", record, None)
 
 
+@pytest.mark.parametrize("extra", [1, "text", [1, "b"], (np.arange(2),), {"x": torch.zeros(2)}], ids=repr)
+def test_dict_when_it_needs_no_pickle_then_the_same_record_with_and_without_leave(extra: Any) -> None:
+    value = {"w": torch.ones(2), "extra": extra}
+    assert AnyRecords("s", allow_pickle=True).encode("k", value) == ANY.encode("k", value)
+
+
+def test_dict_when_it_needs_pickle_then_a_dict_again() -> None:
+    trusting = AnyRecords("s", allow_pickle=True)
+    for extra in ({1}, [torch.ones(2)], {0: torch.ones(2)}):
+        value = {"w": torch.ones(2), "extra": extra}
+        with pytest.raises(NotSupportedError, match=r"of (store )?'s'"):
+            ANY.encode("k", value)
+        found = trusting.decode("k", trusting.encode("k", value), None)
+        assert (type(found), type(found["extra"])) == (dict, type(extra))
+
+
 LISTED = {
     "equal": [torch.ones(2), torch.ones(2)],
     "unequal": (torch.ones(2), torch.ones(3)),
