@@ -38,6 +38,8 @@ COLUMN_NOTES = {
     " keys, so instances come back as TensorDicts; `replay[index]` returns instances.",
     "weights": "Weights keep content only: parameters and buffers come back as plain tensors; `init_remote` preserves"
     " their kind.",
+    "keyed entries": "Entries of keyed stores keep content only, as weights do: no locks, parameters or"
+    " `requires_grad`.",
     "`map()`": "`map()` needs shared memory; over a network it raises `NotSupportedError`.",
 }
 """What holds of every kind."""

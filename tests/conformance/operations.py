@@ -274,6 +274,16 @@ def publish(trial: Trial) -> None:
     check_same(into, published(trial.expected), "latest into")
 
 
+@operation("keyed entries")
+def put_and_get(trial: Trial) -> None:
+    """Puts an entry of a keyed store, alone and with others, whose entries are content only."""
+    entries = trial.client.create_kv(trial.fresh("entries"))
+    entries.put("a", trial.kind.make())
+    entries.put(["b", "c"], [trial.kind.make(), 1])
+    for found in (entries.get("a"), *entries.get(["a", "b"])):
+        check_same(found, published(trial.expected), "get")
+
+
 @operation("live values")
 def share_non_tensor(trial: Trial) -> None:
     """Reads values that are read again at each access, and a snapshot of them."""
