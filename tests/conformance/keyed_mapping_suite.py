@@ -129,3 +129,18 @@ class KeyedMappingSuite(KeyedSuite):
         kv.clear()
         assert (len(kv), list(kv.items())) == (0, [])
         kv.clear()
+
+    def test_pop_when_a_key_is_named_twice_then_its_value_twice(self, client: tdserve.Client, name: str) -> None:
+        kv = client.create_kv(name)
+        kv.put(["a", "b"], [1, 2])
+        assert kv.pop(["a", "b", "a", "none"], None) == [1, 2, 1, None]
+        assert len(kv) == 0
+        with pytest.raises(tdserve.KeyNotFoundError):
+            kv.pop(["a", "a"])
+
+    def test_keys_when_a_prefix_is_longer_than_any_key_then_none(self, client: tdserve.Client, name: str) -> None:
+        kv = client.create_kv(name)
+        kv.put("x" * 500, 1)
+        assert kv.keys("x" * 500) == ["x" * 500]
+        assert kv.keys("x" * 501) == []
+        assert list(kv.items("é" * 251)) == []

@@ -176,18 +176,18 @@ class KeyedHandle(EntryMapping, ByAddress):
         """
         keys = _settle_keys(keys)
         encoded = _encode_keys(keys)
-        if len(set(encoded)) < len(encoded):
-            raise InvalidRequestError(argument="keys", reason="a key occurs twice")
         wait = self._make_wait(timeout_s, default)
         self._coalescer.flush(self._client.deadline(None))
         for number in range(MAX_POP_TRIES):
             found = self._find(encoded, wait, default)
             values = self._decode(keys, found, select, numpy, default)
-            there = [(key, version) for key, version in zip(encoded, found.versions, strict=True) if version != ABSENT]
+            pairs = zip(encoded, found.versions, strict=True)
+            there = {
+                key: version for key, version in pairs if version != ABSENT
+            }  # each once, however often it is named
             try:
                 if there:
-                    present, versions = map(list, zip(*there, strict=True))
-                    self._remove(present, versions, self._client.deadline(None), missing_ok=False)
+                    self._remove([*there], [*there.values()], self._client.deadline(None), missing_ok=False)
                 break
             except (VersionConflictError, KeyNotFoundError):  # changed since it was read
                 if number + 1 == MAX_POP_TRIES:
@@ -277,6 +277,8 @@ class KeyedHandle(EntryMapping, ByAddress):
         """Lists the keys that begin with a prefix, sorted by code point. Of very many, each page is of one moment."""
         if not isinstance(prefix, str):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
+        if len(prefix.encode(errors="replace")) > MAX_KEY_BYTES:
+            return []  # no key is as long
         encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
         while True:
             page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys

@@ -47,12 +47,5 @@ def test_calls_when_without_keys_then_nothing_happens(kv: Any) -> None:
     assert kv.versions([]) == []
 
 
-def test_pop_when_a_key_occurs_twice_then_refused(kv: Any) -> None:
-    kv.put("a", 1)
-    with pytest.raises(InvalidRequestError):
-        kv.pop(["a", "a"])
-    assert kv["a"] == 1
-
-
 def test_repr_when_shown_then_names_the_store(kv: Any) -> None:
     assert kv.name in repr(kv)
