@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.structure.matching import check_node, quote, show
+from tdserve.structure.matching import check_node, describe_only, quote, show
 from tdserve.structure.nodes import Entry, Node, Path
 
 _OF_CONTENT = frozenset({"entries", "members"})
@@ -33,7 +33,7 @@ def find_difference(one: Node, other: Node) -> Difference | None:
     """
     for left, right, is_turned in ((one, other, False), (other, one, True)):
         try:
-            check_node(left, right, (), "", advises=False)  # free sizes match any other, so check both ways
+            check_node(left, right, (), "", advise=describe_only)  # free sizes match any other, so check both ways
         except SpecMismatchError as error:
             found = Difference(error.key, error.expected, error.actual)
             return found._replace(one=found.other, other=found.one) if is_turned else found

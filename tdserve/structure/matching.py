@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tdserve.base.errors import SpecMismatchError
 from tdserve.structure.dtypes import WIDER, holds_all_values
 from tdserve.structure.nodes import PACKED, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
@@ -44,14 +46,32 @@ def describe_misfit(expected: Entry, actual: Entry) -> str:
     return f"{describe(actual)}, of which {expected.dtype} does not hold all values: {remedy}"
 
 
+def describe_destination(expected: Entry, actual: Entry) -> str:
+    """Describes an entry of an ``out=`` that does not fit the content for it."""
+    if not isinstance(expected, TensorLeaf) or not isinstance(actual, TensorLeaf) or expected.dtype == actual.dtype:
+        return describe(actual)
+    return f"{describe(actual)} in out=: give a tensor of {expected.dtype}, or read without out= and convert the result"
+
+
+def describe_only(_: Entry, actual: Entry) -> str:
+    """Describes an entry that differs, where nothing is to be done about it."""
+    return describe(actual)
+
+
 def check_node(
-    expected: Node, actual: Node, path: Path, store: str, *, is_packed: bool = False, advises: bool = True
+    expected: Node,
+    actual: Node,
+    path: Path,
+    store: str,
+    *,
+    is_packed: bool = False,
+    advise: Callable[[Entry, Entry], str] = describe_misfit,
 ) -> None:
     """Compares nodes at a path as ``check_matches`` does.
 
     Args:
         is_packed: Whether they summarise elements of a packed node.
-        advises: Whether the error says how the actual content could be made to fit.
+        advise: Describes an entry that does not fit, given the expected and the actual one, and what to do about it.
     """
     theirs_inner, inner = actual.inner, expected.inner
     is_fit = expected.batch_size == actual.batch_size and (inner is None) is (theirs_inner is None)
@@ -74,12 +94,11 @@ def check_node(
             difference = "no such key" if unknown is None else f"no such key, but {quote((*path, unknown))}"
             raise _make_mismatch(store, (*path, key), describe(entry), difference)
         if isinstance(entry, Node) and isinstance(other, Node):
-            check_node(entry, other, (*path, key), store, is_packed=is_packed, advises=advises)
+            check_node(entry, other, (*path, key), store, is_packed=is_packed, advise=advise)
         elif is_packed and (_is_any(entry) or has_nothing(other)):
             continue
         elif type(entry) is not type(other) or not fits(entry, other):
-            text = describe_misfit(entry, other) if advises else describe(other)
-            raise _make_mismatch(store, (*path, key), describe(entry), text)
+            raise _make_mismatch(store, (*path, key), describe(entry), advise(entry, other))
     if is_packed and expected.tensorclass is not None:
         return  # fields that are not always set
     for key, other in theirs.items():

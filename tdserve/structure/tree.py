@@ -18,7 +18,15 @@ from tdserve.structure.changes import (
     set_per_row,
     strip_to_content,
 )
-from tdserve.structure.matching import check_node, describe, fits, quote, show
+from tdserve.structure.matching import (
+    check_node,
+    describe,
+    describe_destination,
+    describe_misfit,
+    fits,
+    quote,
+    show,
+)
 from tdserve.structure.nodes import (
     DimNames,
     Entry,
@@ -346,7 +354,7 @@ class Spec:
         return {}
 
 
-def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
+def check_matches(expected: Spec, actual: Spec, *, store: str, is_destination: bool = False) -> None:
     """Raises unless ``actual`` has exactly what ``expected`` requires.
 
     The following does not count: the order of entries, devices, names of dimensions, locks, parameters and buffers,
@@ -354,11 +362,18 @@ def check_matches(expected: Spec, actual: Spec, *, store: str) -> None:
     for each, which changes with every stacking and indexing. Where ``expected`` allows elements of any size, every size
     matches. Elements of a packed node may lack keys, and an instance there may have any of its fields.
 
+    Args:
+        expected: The structure of a store, or of content.
+        actual: That of content for the store, or of a destination of the content.
+        store: Name, for errors.
+        is_destination: Whether ``actual`` is a destination.
+
     Raises:
         SpecMismatchError: The structures differ; the error names the first key, with both sides.
     """
     if expected is not actual:
-        check_node(expected.root, actual.root, (), store)
+        advise = describe_destination if is_destination else describe_misfit
+        check_node(expected.root, actual.root, (), store, advise=advise)
 
 
 def _walk(node: Node, path: Path, *, is_nested: bool = True) -> Iterator[tuple[Path, Entry]]:

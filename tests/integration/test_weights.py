@@ -177,6 +177,15 @@ def test_publish_when_structure_changes_then_readers_get_the_new_one(client: tds
     assert difference(weights(3), latest(client, name, out=out).data) is None
 
 
+def test_out_when_of_another_dtype_then_refused_with_the_dtype_to_give(client: tdserve.Client, name: str) -> None:
+    client.publish(name, TensorDict({"w": torch.ones(2)}, []))
+    out = TensorDict({"w": torch.zeros(2, dtype=torch.float64)}, [])
+    expected = r"'w': expected float32\[2\], got float64\[2\] in out=: give a tensor of float32, or read without out="
+    with pytest.raises(tdserve.SpecMismatchError, match=expected):
+        client.latest(name, out=out)
+    assert out["w"].tolist() == [0, 0]
+
+
 def test_publish_when_module_then_its_parameters_come_back(client: tdserve.Client, name: str) -> None:
     torch.manual_seed(0)
     policy, copy = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(2))

@@ -124,7 +124,7 @@ class Destination:
     def _check(self, spec: Spec) -> None:
         memo = self._captured.memo
         if memo.get("fits") is not spec:  # a second check of thousands of leaves takes half a millisecond
-            check_matches(spec, self._captured.spec, store=self._store)
+            check_matches(spec, self._captured.spec, store=self._store, is_destination=True)
             memo["fits"] = spec
 
     def find_places(self, layout: Layout) -> Leaves | None:
