@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import socket
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,7 +29,7 @@ from tdserve.cli.certs import make_authority
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.v1 import control_pb2
-from tests.processes import quiet_port
+from tests.processes import quiet_port, wait_for
 from tests.unit.control.serving import Answering, same, serving
 
 TIMEOUT_S = 30.0
@@ -225,6 +226,21 @@ def test_session_when_it_fails_then_lost_with_the_servers_error(connection: Cont
     peer = Listener(connection)
     peer.send(98)
     assert same(peer.ends.get(timeout=TIMEOUT_S), WrongStateError(state="a", event="b"))
+
+
+@pytest.mark.parametrize("request_number", [98, 99])
+def test_session_when_it_is_lost_then_its_stream_is_freed(connection: ControlConnection, request_number: int) -> None:
+    peer = Listener(connection)
+    stream = weakref.ref(peer.stream)
+    peer.send(request_number)
+    peer.ends.get(timeout=TIMEOUT_S)
+    del peer
+
+    def is_freed() -> bool:
+        gc.collect()
+        return stream() is None
+
+    wait_for(is_freed, "the end of the stream")
 
 
 @pytest.mark.parametrize("is_serving", [True, False])
