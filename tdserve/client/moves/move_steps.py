@@ -10,7 +10,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
-UNDO_S = 2.0
+UNDO_S = 1.2
 """How long a checkpoint or restore that has failed, perhaps because its time is over, waits for each answer of the
 server while it takes back what it has begun."""
 

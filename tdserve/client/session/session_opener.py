@@ -13,6 +13,9 @@ from tdserve.client.session.session import Session
 JOIN_TIMEOUT_S = 1.0
 """Timeout for the end of the thread when its client is closed: its connection is gone by then, which ends its wait."""
 
+UNOPENED_JOIN_S = 0.1
+"""The same of one that has opened nothing: a call that failed is late already."""
+
 MIN_OPENING_S = 5.0
 """An opening goes on for this long although the call that began it had less time: the next call uses the session."""
 
@@ -73,9 +76,10 @@ class Opening:
         raise self._make_silence_error(time.monotonic() - begun_s, self._error)
 
     def join(self) -> None:
-        """Waits for the thread to end, once nothing blocks it any more."""
+        """Waits for the thread to end, once nothing blocks it any more; shortly if it has not opened a session, since
+        it may be looking why a server does not answer."""
         if self._thread.ident is not None and self._thread is not current_thread():
-            self._thread.join(JOIN_TIMEOUT_S)
+            self._thread.join(UNOPENED_JOIN_S if self._session is None else JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
