@@ -11,15 +11,18 @@ LongList = content_pb2.IntArray | control_pb2.Rows | control_pb2.RowColumn
 
 
 def find_lists(message: control_pb2.ClientMessage) -> Sequence[LongList]:
-    """Returns the lists of a request that may be long: of its selection, of rows to be deleted, or one entry per new
-    row."""
+    """Returns the lists of a request that may be long: of its selection, of rows to be deleted and their generations,
+    or one entry per new row."""
     kind = message.WhichOneof("body")
     if kind == "read" or kind == "write":
         selection = message.read.selection if kind == "read" else message.write.selection
         return [item.positions for item in selection.items if item.HasField("positions")]
     if kind == "extend":
         return find_columns(message.extend)
-    return [message.change.delete] if kind == "change" and message.change.HasField("delete") else []
+    if kind != "change" or not message.change.HasField("delete"):
+        return []
+    has_generations = message.change.HasField("delete_generations")
+    return [message.change.delete, *([message.change.delete_generations] if has_generations else [])]
 
 
 def find_columns(extend: control_pb2.ExtendRequest) -> Sequence[control_pb2.RowColumn]:

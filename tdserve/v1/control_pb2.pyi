@@ -536,7 +536,7 @@ class RankShare(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., balance: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "forget_draws", "resets_counts")
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "forget_draws", "resets_counts", "delete_generations")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +549,7 @@ class ChangeRequest(_message.Message):
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     FORGET_DRAWS_FIELD_NUMBER: _ClassVar[int]
     RESETS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DELETE_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
     priorities: Priorities
@@ -561,7 +562,8 @@ class ChangeRequest(_message.Message):
     sampler: str
     forget_draws: bool
     resets_counts: bool
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ...) -> None: ...
+    delete_generations: RowColumn
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ..., delete_generations: _Optional[_Union[RowColumn, _Mapping]] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")

@@ -231,6 +231,7 @@ def test_sample_when_of_arrays_then_its_rows_with_columns_stand_for_them(table: 
     table.set_at_("reward", np.full(4, 5, np.float32), sample)
     assert set(table[sample["index"]]["reward"]) == {5.0}
     assert table.delete(sample) == len(set(sample["index"].tolist()))
+    assert table.delete(sample["index"], generation=sample["generation"]) == table.delete(sample) == 0
 
 
 def test_sample_when_written_to_then_the_table_is_not(table: tdserve.ReplayHandle) -> None:

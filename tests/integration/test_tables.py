@@ -191,7 +191,8 @@ def test_delete_when_of_sampled_rows_then_gone_everywhere(client: tdserve.Client
     with pytest.raises(tdserve.SelectionError):
         replay[batch["index"]]
     with pytest.raises(tdserve.SelectionError):
-        replay.delete(batch)
+        replay.delete(batch["index"])
+    assert replay.delete(batch) == 0, "a batch stands for its rows, which are gone"
     index = replay.extend(rows(*range(8, 8 + len(gone))))
     assert sorted(index.tolist()) == sorted(set(batch["index"].tolist())), "their places are the next ones"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.errors import WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
@@ -21,7 +21,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
-from tdserve.client.tables.change_requests import to_priorities, to_row_numbers
+from tdserve.client.tables.change_requests import spread_generations, to_priorities, to_row_numbers
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_share
@@ -171,15 +171,11 @@ class ShardedReplayHandle(ShardedTable):
         wait_s = self._get_timeout_s(timeout_s)
         num_rows = len(to_row_numbers(index))
         priority = to_priorities(priority, num_rows)
-        if generation is not None:
-            generation = to_row_numbers(generation)
-            if len(generation) != num_rows:
-                reason = f"{len(generation)} generations for {num_rows} rows"
-                raise InvalidRequestError(argument="generation", reason=reason)
+        generations = spread_generations(generation, num_rows)
 
         def update() -> int:
             def change(part: Any, rows: Any, where: torch.Tensor) -> int:
-                given = None if generation is None else select_rows(generation, where, num_rows)
+                given = select_rows(generations, where, num_rows)
                 found: int = part.update_priority(
                     rows, select_rows(priority, where, num_rows), generation=given, timeout_s=wait_s
                 )

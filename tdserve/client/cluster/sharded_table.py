@@ -33,7 +33,7 @@ from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
-from tdserve.client.tables.change_requests import flatten_row_dims, to_row_numbers
+from tdserve.client.tables.change_requests import flatten_row_dims, spread_generations, to_row_numbers
 from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
@@ -326,12 +326,13 @@ class ShardedTable(ShardedRows):
         self.change_rows(index, timeout_s, change, done="written")
         return self._show(written)
 
-    def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
+    def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
         """Deletes rows, those of each shard together; returns their number. See ``TableHandle.delete``."""
-        wait_s = self._get_timeout_s(timeout_s)
+        wait_s, num_rows = self._get_timeout_s(timeout_s), len(to_row_numbers(index))
+        generations = spread_generations(generation, num_rows)
 
-        def delete(part: Any, rows: Any, _: torch.Tensor) -> int:
-            return int(part.delete(rows, timeout_s=wait_s))
+        def delete(part: Any, rows: Any, where: torch.Tensor) -> int:
+            return int(part.delete(rows, generation=select_rows(generations, where, num_rows), timeout_s=wait_s))
 
         return sum(self.change_rows(index, timeout_s, delete, done="deleted"))
 

@@ -14,7 +14,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
-from tdserve.messages.row_numbers import Rows, encode_few_bytes
+from tdserve.messages.row_numbers import Rows, encode_few_bytes, encode_rows
 from tdserve.rules.replay.plans import check_priorities
 from tdserve.v1 import control_pb2
 
@@ -131,6 +131,17 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
     return [message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
 
 
+def encode_deletion(rows: Any, generation: Any) -> dict[str, Any]:
+    """Returns the fields of ``change`` that delete rows; arguments and errors as of ``encode_priorities``."""
+    numbers = to_row_numbers(rows)
+    generations = to_generations(rows, generation, len(numbers))
+    if not len(generations):
+        return {"delete": control_pb2.Rows(data=encode_rows(numbers))}
+    # Not as runs, which must not be longer than the table: a sample may name a row many times.
+    named = control_pb2.Rows(data=encode_few_bytes(numbers))
+    return {"delete": named, "delete_generations": control_pb2.RowColumn(data=generations.tobytes())}
+
+
 def ask_priorities(
     client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
 ) -> NDArray[np.float32]:
@@ -180,10 +191,23 @@ def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint
         return np.zeros(0, "<u4")
     generations = to_row_numbers(generation).astype("<u4")
     if len(generations) not in (1, num_rows):
-        reason = f"{len(generations)} generations for {num_rows} rows"
-        raise InvalidRequestError(argument="generation", reason=reason)
+        raise _make_number_error(len(generations), num_rows)
     is_one = len(generations) > 0 and bool((generations == generations[0]).all())
     return generations[:1] if is_one else generations
+
+
+def spread_generations(generation: Any, num_rows: int) -> NDArray[np.int64] | None:
+    """Returns the generation of each row, of one for each or one for all; None if none is given.
+
+    Raises:
+        InvalidRequestError: Their number differs from that of the rows.
+    """
+    if generation is None:
+        return None
+    found = to_row_numbers(generation)
+    if len(found) not in (1, num_rows):
+        raise _make_number_error(len(found), num_rows)
+    return np.full(num_rows, found[0]) if len(found) == 1 else found
 
 
 def to_whole_generations(rows: Any, generation: Any) -> NDArray[np.int64]:
@@ -202,6 +226,10 @@ def to_whole_generations(rows: Any, generation: Any) -> NDArray[np.int64]:
         reason = "none is given" if found is None else f"{array.size} of {array.dtype} for {num_rows} rows"
         raise InvalidRequestError(argument="generation", reason=reason)
     return array.reshape(-1).astype(np.int64)
+
+
+def _make_number_error(num_generations: int, num_rows: int) -> InvalidRequestError:
+    return InvalidRequestError(argument="generation", reason=f"{num_generations} generations for {num_rows} rows")
 
 
 def is_batch(rows: Any) -> bool:

@@ -24,6 +24,7 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.tables.change_requests import (
     change,
+    encode_deletion,
     flatten_row_dims,
     to_generations,
     to_row_numbers,
@@ -45,7 +46,7 @@ from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.content import ADDED_KEYS
-from tdserve.messages.row_numbers import Rows, encode_rows
+from tdserve.messages.row_numbers import Rows
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
@@ -378,17 +379,21 @@ class TableHandle(FollowedTable):
     def _read_generations(self, rows: Rows) -> NDArray[np.int64]:
         return find_generations(lambda part: self.read_with_generations(part)[1].numpy(), rows)
 
-    def delete(self, index: Any, *, timeout_s: float | None = None) -> int:
+    def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
         """Deletes rows, all of them or none; returns their number.
 
         Args:
-            index: Row numbers; a sampled batch stands for its rows. A number that occurs twice counts once.
+            index: A sampled batch, or row numbers. A batch stands for exactly its rows: those that were overwritten or
+                deleted since are skipped, and do not count. Bare numbers mean whatever rows have them now. A row that
+                occurs twice counts once.
+            generation: Generation of each row, if ``index`` is not a batch: the numbers then stand for exactly these
+                rows, as in a batch.
 
         Raises:
-            SelectionError: A row is out of range, or not live. Nothing was changed.
+            SelectionError: A row is out of range; or, of bare numbers, not live. Nothing was changed.
+            InvalidRequestError: The number of generations differs from that of the rows. Nothing was changed.
         """
-        rows = control_pb2.Rows(data=encode_rows(to_row_numbers(index)))
-        return self._change(timeout_s, delete=rows).num_rows
+        return self._change(timeout_s, **encode_deletion(index, generation)).num_rows
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
         """Deletes all rows and resets the limiter; returns how many rows there were.

@@ -132,15 +132,31 @@ class Departures(AgingTable):
         self.selectors.leave(rows)
         self.columns.times_sampled[rows] = self.settings.max_times_sampled
 
-    def plan_departure(self, rows: RowSet, consumer: str = OWN) -> Departure:
+    def find_same_in_parts(self, rows: Rows, generations: NDArray[np.uint32]) -> Iterator[Rows]:
+        """Yields those of the rows that are live and still have their generation, a part at a time. Between two parts
+        rows may come and go: plan their departure with ``newest`` as it was before the first part.
+
+        Raises:
+            SelectionError: A number is not that of a row.
+        """
+        for same in self._iter_same_rows(rows, generations, ends_claims=True):
+            yield same[self.is_live(same)]
+
+    def plan_departure(self, rows: RowSet, consumer: str = OWN, *, newest: int | None = None) -> Departure:
         """Decides that rows leave the table, or with ``consumer`` that it has had them: then those leave that all have
         had. Claims of writers end; nothing else changes until :meth:`depart_in_pieces`, before which the decision is
-        put on record."""
+        put on record.
+
+        Args:
+            newest: Sequence of the newest row that may leave, where the rows were found some turns ago: those that came
+                into their places since stay. None: all of them may.
+        """
         self.take_back_claims()
         num_leaving = len(rows)
         if consumer != OWN:
             num_leaving = len(self.selectors.select_had_by_all(rows.rows, consumer)) if self.settings.consumers else 0
-        return Departure(rows, len(rows), self.order.last_sequence, consumer, num_leaving=num_leaving)
+        newest = self.order.last_sequence if newest is None else newest
+        return Departure(rows, len(rows), newest, consumer, num_leaving=num_leaving)
 
     def depart_in_pieces(self, departure: Departure, *, owner: int = 0) -> Iterator[int]:
         """Carries a departure out, a piece at a time, and yields how many rows; between two pieces rows may come and
@@ -232,11 +248,20 @@ class Departures(AgingTable):
             self.shared.num_sampled -= len(held) * uncounts
             yield len(named)
 
-    def _iter_same_rows(self, rows: Rows, generations: NDArray[np.uint32] | None) -> Iterator[Rows]:
-        """Yields those rows that still have their generation."""
+    def _iter_same_rows(
+        self, rows: Rows, generations: NDArray[np.uint32] | None, *, ends_claims: bool = False
+    ) -> Iterator[Rows]:
+        """Yields those rows that still have their generation.
+
+        Args:
+            ends_claims: Whether claims of writers end before each part, so that it is known which rows they have
+                filled.
+        """
         # What a consumer has had is in a file: each of its rows may need a page that was written to the disk meanwhile.
         step_rows = self.step_rows if self.selectors.is_plain else self.step_rows // 2
         for start in range(0, max(len(rows), 1), step_rows):
             part = slice(start, start + step_rows)
+            if ends_claims:
+                self.take_back_claims()
             self.check_numbers(rows[part])
             yield rows[part][self._is_same(rows[part], None if generations is None else generations[part])]

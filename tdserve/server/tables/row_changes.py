@@ -112,6 +112,8 @@ async def _plan_departure(
     """Decides which rows leave, or are consumed, by a change; None: it is another change. Nothing was changed yet that
     a crash would leave half done."""
     table = store.get_table()
+    if kind == "delete" and asked.HasField("delete_generations"):
+        return await _plan_same_departure(store, asked)
     if kind == "delete":
         named = await _decode_rows(store, asked.delete)
         await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
@@ -124,10 +126,31 @@ async def _plan_departure(
         generations = decode_generations(leased.generations, len(rows))
         parts: list[Rows] = []
         await call_in_turns(table.find_acknowledged_in_parts(session.number, consumer, rows, generations), parts.append)
-        held = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        named = await asyncio.to_thread(RowSet.from_rows, held) if len(parts) > 1 else RowSet.from_rows(held)
-        return table.plan_departure(named, consumer)
+        return table.plan_departure(await _join(parts), consumer)
     return None
+
+
+async def _plan_same_departure(store: OpenedStore, asked: control_pb2.ChangeRequest) -> Departure:
+    """Decides that those rows leave that are live and still have the generations that the client has seen."""
+    table, capacity = store.get_table(), store.record.capacity
+
+    def decode() -> tuple[Rows, NDArray[Any]]:
+        rows = decode_rows(read_list(asked.delete), max_rows=capacity)
+        return rows, decode_column("generation", read_list(asked.delete_generations), "<u4", len(rows))
+
+    is_long = asked.delete.file or asked.delete_generations.file or len(asked.delete.data) > PIECE_ROWS
+    rows, generations = await asyncio.to_thread(decode) if is_long else decode()
+    newest = table.order.last_sequence  # a row that comes from here on is another one
+    parts: list[Rows] = []
+    await call_in_turns(table.find_same_in_parts(rows, generations), parts.append)
+    return table.plan_departure(await _join(parts), newest=newest)
+
+
+async def _join(parts: list[Rows]) -> RowSet:
+    """Returns the rows of some parts, joined in a thread if there are several."""
+    if len(parts) == 1:
+        return RowSet.from_rows(parts[0])
+    return await asyncio.to_thread(lambda: RowSet.from_rows(np.concatenate(parts)))
 
 
 async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, asked: control_pb2.ChangeRequest) -> int:

@@ -36,6 +36,7 @@ def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name
     table.set_at_("wide", torch.zeros(20, 30), sample)
     assert (table[sample["index"]]["wide"] == 0).all()
     assert table.delete(sample) == len(set(sample["number"].tolist()))
+    assert table.delete(sample) == table.delete(sample["index"], generation=sample["generation"]) == 0
     left = sorted(set(every) - set(sample["number"].tolist()), key=every.index)
     assert table[:]["number"].tolist() == left
     assert [int(row["number"]) for row in table] == left

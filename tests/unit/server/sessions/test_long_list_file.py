@@ -50,6 +50,18 @@ def test_place_when_rows_are_to_be_deleted_then_they_are_read_from_the_file(tmp_
     assert read_list(control_pb2.Rows(data=b"few")) == b"few"
 
 
+def test_place_when_rows_to_be_deleted_have_generations_then_these_come_after_the_rows(tmp_path: Path) -> None:
+    ahead = LongListFile(tmp_path)
+    ahead.add(b"rowsgenerations")
+    change = control_pb2.ChangeRequest(
+        delete=control_pb2.Rows(nbytes_ahead=4), delete_generations=control_pb2.RowColumn(nbytes_ahead=11)
+    )
+    message = control_pb2.ClientMessage(change=change)
+    place_lists(message, ahead)
+    assert read_list(message.change.delete) == b"rows"
+    assert read_list(message.change.delete_generations) == b"generations"
+
+
 def test_place_when_an_extend_has_long_row_columns_then_each_column_has_its_part(tmp_path: Path) -> None:
     ahead = LongListFile(tmp_path)
     ahead.add(b"prioritiesversions")

@@ -109,6 +109,21 @@ def test_delete_when_retried_then_answered_from_the_record(
     assert len(store.get_table()) == 4
 
 
+def test_delete_when_rows_have_generations_then_only_those_that_still_have_them(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    seen = store.get_generation_values()[[0, 1, 3, 1]].astype("<u4").tobytes()
+    extend(world, run, store, rows(20, 3), request=2)  # two free places, then that of row 0
+    generations = control_pb2.RowColumn(data=seen)
+    for request, num_rows in ((3, 2), (4, 0)):
+        named = control_pb2.Rows(data=numbers(0, 1, 3, 1))
+        done = change(world, run, request, delete=named, delete_generations=generations)
+        assert done.num_rows == num_rows
+        assert store.get_table().list_live_rows().tolist() == [0, 2, 4, 5, 6, 7]
+    with pytest.raises(InvalidRequestError, match="generation"):
+        change(world, run, 5, delete=control_pb2.Rows(data=numbers(0, 2, 4)), delete_generations=generations)
+
+
 def test_acknowledge_when_retried_after_a_restart_then_answered_from_the_record(world: World, run: Loop) -> None:
     made = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True)
     extend(world, run, made, rows(10, 4))
