@@ -89,8 +89,24 @@ class CatalogRoom:
         unused_bytes = self._tail_bytes + self._end_bytes() - self._compute_used_bytes()
         usable_bytes = unused_bytes if nbytes <= self._page_nbytes else self._tail_bytes
         if usable_bytes < wanted_bytes:
-            free = max(usable_bytes - kept_bytes, 0)
-            raise CapacityError(what=f"{self._what} {self._path}: its disk, or its limit", asked=nbytes, free=free)
+            raise self._make_full_error(nbytes, wanted_bytes, max(usable_bytes - kept_bytes, 0))
+
+    def _make_full_error(self, nbytes: int, wanted_bytes: int, usable_bytes: int) -> CapacityError:
+        """Returns the error for ``nbytes`` of values.
+
+        Args:
+            nbytes: Length of the values.
+            wanted_bytes: What has to be free behind the last page in use: for values, copied pages and the reserve.
+            usable_bytes: What is unused in the file, without the reserve.
+        """
+        end_bytes = self._end_bytes() + wanted_bytes
+        if end_bytes > self._max_bytes:
+            reason = f"it has reached its limit of {self._max_bytes} bytes"
+            return CapacityError(what=f"{self._what} {self._path}: {reason}", asked=nbytes, free=usable_bytes)
+        free = free_bytes(self._path)
+        missing_bytes = end_bytes - self._allocated_bytes
+        reason = f"its disk is full ({free} bytes are free there), and the file must grow by {missing_bytes} bytes"
+        return CapacityError(what=f"{self._what} {self._path}: {reason}", asked=nbytes, free=free)
 
     def _grow(self, nbytes: int) -> bool:
         """Allocates the file up to ``nbytes``, and a step more if there is room; returns whether it has ``nbytes``."""

@@ -33,8 +33,18 @@ def test_put_when_the_disk_was_full_and_has_room_again_then_goes_on(small_disk: 
         with pytest.raises(CapacityError) as caught:
             db.put("states", b"large", value)
         assert caught.value.asked == len(value)
+        num_free = int(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize)
+        assert caught.value.free == num_free < len(value)
+        assert f"its disk is full ({num_free} bytes are free there)" in str(caught.value)
         filling.unlink()
         db.put("states", b"large", value)
+
+
+def test_put_when_the_catalog_has_reached_its_limit_then_the_error_names_it(tmp_path: Path) -> None:
+    with CatalogDB(tmp_path, max_bytes=4 * RESERVE_BYTES) as db:
+        with pytest.raises(CapacityError, match=f"has reached its limit of {4 * RESERVE_BYTES} bytes") as caught:
+            db.put("states", b"large", bytes(4 * RESERVE_BYTES))
+        assert "disk is full" not in str(caught.value)
 
 
 def test_catalog_when_it_is_opened_on_a_full_disk_then_can_be_read_and_emptied(small_disk: Path) -> None:
