@@ -175,7 +175,8 @@ class _JsonLines(logging.Formatter):
 
 
 class SparseLog:
-    """Logs warnings that strangers can cause often: at most one line per interval, with the number of lines left out.
+    """Logs warnings that strangers, or a full disk, can cause often: at most one line per interval, with the number of
+    lines left out.
 
     Threads: one.
 

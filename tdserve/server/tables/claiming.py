@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from tdserve.base.errors import TDServeError
 from tdserve.base.failpoints import reach
+from tdserve.base.logs import SparseLog
 from tdserve.rules.replay.promises import count_promisable
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.table import Table
@@ -52,6 +53,7 @@ class Claiming:
         self._context = ClaimContext(stores, answers, traffic)
         self._nums = count(1)
         self._writers: WeakKeyDictionary[Table, deque[bytes]] = WeakKeyDictionary()  # those that were offered last
+        self._failures: WeakKeyDictionary[Table, SparseLog] = WeakKeyDictionary()
 
     def end_used_up(self, session: ClientSession, store: OpenedStore, num_rows: int) -> None:
         """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it wants
@@ -121,12 +123,12 @@ class Claiming:
         try:
             file = ClaimFile.create(path, num_allowed)
         except TDServeError as error:  # for example a full disk; the client extends without a claim
-            _log.warning("rows of store %r cannot be claimed: %s", store.name, error)
+            self._warn(store, error)
             return None
         try:
             record.save(self._stores.db)
         except TDServeError as error:  # no room in the catalog; the extend that asks is committed, and must not fail
-            _log.warning("rows of store %r cannot be claimed: %s", store.name, error)
+            self._warn(store, error)
             file.unlink()
             return None
         promised = table.ring.promise(num_allowed) if is_block else None
@@ -137,6 +139,11 @@ class Claiming:
         claim.structure, claim.is_sole = store.record.structure, not is_block
         claim.path = str(path.relative_to(self._stores.root.path))
         return claim
+
+    def _warn(self, store: OpenedStore, error: TDServeError) -> None:
+        """Logs that rows cannot be claimed, though not for each of the extends that ask for a claim until they can."""
+        failures = self._failures.setdefault(store.get_table(), SparseLog(_log))
+        failures.warn(f"rows of store {store.name!r} cannot be claimed: {error}")
 
     def _may_be_claimed(self, store: OpenedStore) -> bool:
         record = store.record

@@ -103,6 +103,19 @@ def test_offer_when_rows_are_grouped_or_the_table_is_closed_then_none(
     assert claiming.offer(peer.session, store, wish(store)) is None
 
 
+def test_offer_when_the_disk_refuses_the_file_of_each_claim_then_one_line_in_the_log(
+    store: OpenedStore, claiming: Claiming, peer: LocalPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = store.folder / FOLDER
+    in_the_way.write_bytes(b"")
+    for _ in range(20):
+        assert claiming.offer(peer.session, store, wish(store)) is None
+    (line,) = [each.getMessage() for each in caplog.records if "cannot be claimed" in each.getMessage()]
+    assert line.startswith(f"rows of store {store.name!r} cannot be claimed: ")
+    in_the_way.unlink()
+    assert claiming.offer(peer.session, store, wish(store)) is not None
+
+
 def test_catch_up_when_rows_were_filled_then_readers_see_them_and_more_may_be_claimed(
     world: World, store: OpenedStore, peer: LocalPeer, writer: Claimant
 ) -> None:
