@@ -83,9 +83,14 @@ class MadeOf(NamedTuple):
 
 
 def _list_place(place: str) -> list[MadeOf]:
-    """Returns the checkpoints of a place, those of a cluster server by server."""
-    from tdserve.client.moves.server_checkpoints import find_server_place, list_checkpoints
+    """Returns the checkpoints of a place, those of a cluster server by server.
 
+    Raises:
+        InvalidRequestError: There is no such place.
+    """
+    from tdserve.client.moves.server_checkpoints import check_exists, find_server_place, list_checkpoints
+
+    check_exists(place)
     if own := list_checkpoints(place):
         return [MadeOf(None, made) for made in own]
     of_servers = takewhile(bool, (list_checkpoints(find_server_place(place, server)) for server in count()))

@@ -32,6 +32,9 @@ class Archive(Protocol):
     def remove(self, name: str) -> None:
         """Removes a content, if it is there."""
 
+    def exists(self) -> bool:
+        """Returns whether the place is there, be it empty. Raises InvalidRequestError if that cannot be found out."""
+
 
 def open_archive(place: str | os.PathLike[str]) -> Archive:
     """Opens a place, which may not exist yet.
@@ -115,6 +118,10 @@ class _FolderArchive:
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
 
+    def exists(self) -> bool:
+        with convert_os_errors(self._folder):
+            return self._folder.is_dir()
+
 
 class _UrlArchive:
     def __init__(self, url: str) -> None:
@@ -153,3 +160,9 @@ class _UrlArchive:
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._folder}/{name}")
+
+    def exists(self) -> bool:
+        try:
+            return bool(self._fs.exists(self._folder))
+        except OSError as fault:
+            raise InvalidRequestError(argument="place", reason=f"{self._folder} cannot be read: {fault}") from fault

@@ -140,11 +140,18 @@ def find_server_place(place: Place, server: int) -> str:
     return f"{os.fspath(place)}/server-{server}"
 
 
+def check_exists(place: Place) -> None:
+    """Raises InvalidRequestError if nothing at all is at a place, which is probably misspelt."""
+    if not open_archive(place).exists():
+        reason = f"there is no {os.fspath(place)}, so that no checkpoint was ever written to it; check its name"
+        raise InvalidRequestError(argument="place", reason=reason)
+
+
 def list_checkpoints(place: Place) -> list[Checkpoint]:
     """Returns the checkpoints of a place, the oldest first; of a cluster, those below ``place/server-0`` and so on.
 
     One whose manifest is damaged has that as its ``damage``, and can be restored no more; ``tdserve check PLACE``
-    finds damage of the content too.
+    finds damage of the content too. A place that is not there yet has none, as before the first checkpoint.
 
     Args:
         place: Path of a folder, or a URL of fsspec.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, StoreExistsError
 from tdserve.cli.exit_codes import EXIT_CODES, FAILED
+from tdserve.cli.main import main
 from tdserve.store.root import Root
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, wait_for
@@ -45,6 +47,20 @@ def test_checkpoint_when_written_then_listed_and_restored_beside(
     assert len(client.replay("old-table")) == 3
     shell.lines("checkpoint", place, "--keep", "1")
     assert len(shell.json("checkpoint", place, "--list")) == 1
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_checkpoint_when_the_place_to_be_listed_is_misspelt_then_an_error_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    empty = tmp_path / "place"
+    empty.mkdir()
+    assert main(["checkpoint", f"{scheme}{empty}", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["checkpoint", f"{scheme}{tmp_path}/plaec", "--list"]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, "/plaec, so that no checkpoint was ever written to it" in shown.err) == ("", True)
+    assert tdserve.list_checkpoints(f"{scheme}{tmp_path}/plaec") == []
 
 
 @pytest.mark.slow

@@ -32,6 +32,12 @@ def test_contents_when_written_then_read_listed_and_removed(archive: Archive) ->
         archive.read("blocks/ab/abcd")
 
 
+def test_exists_when_nothing_was_written_yet_then_false(archive: Archive) -> None:
+    assert not archive.exists()
+    archive.write("others/a", b"")
+    assert archive.exists()
+
+
 @pytest.mark.parametrize("scheme", ["", "file://", "local://"])
 def test_contents_when_of_this_machine_then_closed_to_other_users(tmp_path: Path, scheme: str) -> None:
     open_archive(f"{scheme}{tmp_path}").write("blocks/a", b"1")
