@@ -153,7 +153,8 @@ class TableHandle(FollowedTable):
                 removed rows to make room, and they stay removed.
             WrongStateError: The table was closed. Nothing was written.
             DeadlineExceededError: There was no room in time; the error names what it waited for. Or the answer did not
-                come in time, and it is unknown whether the rows were stored.
+                come in time, and it is unknown whether the rows were stored: the same call, made again, may store them
+                twice, and a full table may have removed rows to make room.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         annotations, stored = RowAnnotations(priority, ends, writer, policy_version), self._stored
