@@ -160,6 +160,8 @@ def test_replay_when_used_then_as_the_synchronous_one(run: Run) -> None:
             assert len(await anext(batches)) == 3
         assert isinstance(await client["r"], aio.AsyncReplayHandle)
         assert [name async for name in client] == ["r"]
+        assert await replay.delete(sample) == len(set(sample["index"].tolist()))
+        assert await replay.delete(sample["index"], generation=sample["generation"]) == 0
 
     run(scenario)
 
