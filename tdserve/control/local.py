@@ -39,6 +39,9 @@ milliseconds."""
 
 _RECEIVE_BYTES = 1 << 18
 
+MAX_REST_READS = 64
+"""Most reads at the end of a connection: a client that goes on sending must not hold up the others."""
+
 
 class LocalConnection(asyncio.Protocol):
     """The control process's end of one connection, on its event loop.
@@ -100,10 +103,22 @@ class LocalConnection(asyncio.Protocol):
             cast(asyncio.Transport, self._transport).resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
         self._writer.close()
         self._strangers.pop(self, None)
         self._on_lost(self)
+        self._transport = None
+
+    def read_rest(self) -> None:
+        """Handles what the client has sent and this end has not read yet. A client that sends its last messages and
+        hangs up may otherwise not be heard: the loop stops to read once something cannot be sent to it."""
+        named = None if self._transport is None else self._transport.get_extra_info("socket")
+        if named is None or named.fileno() < 0:
+            return
+        with contextlib.suppress(OSError), named.dup() as rest:  # all is read, or the connection has failed
+            for _ in range(MAX_REST_READS):
+                if not (data := rest.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)):
+                    break
+                self.data_received(data)
 
     def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
         """Sends a message; does nothing when the client is gone. ``rest``, and errors, as of

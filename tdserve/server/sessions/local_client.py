@@ -168,8 +168,10 @@ class LocalClient:
         return self.is_writing(request) and bool(self.lock_name) and not self._is_gone(self.lock_name)
 
     def lose(self) -> None:
-        """Ends the connection with its session; all waits for the client fail. Idempotent."""
+        """Ends the connection with its session; all waits for the client fail that it has not ended itself.
+        Idempotent."""
         self._is_lost = True
+        self._connection.read_rest()
         waiting, self._writing = self._writing, dict.fromkeys(self._writing)
         for future in waiting.values():
             if future is not None and not future.done():

@@ -93,17 +93,19 @@ class LocalListener:
             self._attach(connection, message)
             return
         session, client = self._inside[connection]
-        if session.ended.is_set():
-            connection.close()
-        elif message.HasField("written"):
+        if message.HasField("written"):  # counts even at the end: rows that it does not mention may be half written
             client.on_written(message.request, message.written)
+        elif session.ended.is_set():
+            connection.close()
         else:
             self._take(session, message)
 
     def _on_lost(self, connection: LocalConnection) -> None:
         if connection in self._inside:
-            session, _ = self._inside.pop(connection)
+            session, _ = self._inside[connection]
             session.ended.set()
+            connection.read_rest()
+            del self._inside[connection]
             if connection in self._places:
                 self._free_places.append(self._places.pop(connection))
 

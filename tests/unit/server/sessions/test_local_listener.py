@@ -97,6 +97,10 @@ class Visitor:
         except ConnectionResetError:  # with something that was not even read
             return True
 
+    def hang_up(self) -> None:
+        """Ends the connection in the same turn of the loop, so that nobody has read what was sent in it."""
+        self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
     async def leave(self) -> None:
         """Closes the connection."""
         self._writer.close()
@@ -152,6 +156,30 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
             assert isinstance(session.connection, LocalClient)
             assert session.mover.lock_name == invited(session).lock_name
             assert (bool(session.connection.lock_name), session.connection.lacks_values) == (True, True)
+        lock.release()
+
+    within(scenario)
+
+
+@pytest.mark.parametrize("is_ended_first", [False, True])
+def test_written_when_its_client_hangs_up_at_once_then_it_counts(within: Within, is_ended_first: bool) -> None:
+    async def scenario(house: House) -> None:
+        session = await house.session()
+        lock = house.lock(session)
+        async with visiting(house.root.path) as visitor:
+            await visitor.attach(session)
+            await visitor.receive()
+            assert isinstance(session.connection, LocalClient)
+            writing = [session.connection.let_write(number, control_pb2.Accepted(uid="u")) for number in (4, 5)]
+            visitor.say(request=4, written={})
+            visitor.hang_up()
+            if is_ended_first:
+                session.ended.set()
+            else:
+                await session.connection.send(control_pb2.ServerMessage(request=6))  # fails: it has hung up
+            assert await writing[0] == control_pb2.Written()
+            with pytest.raises(PeerLostError):
+                await writing[1]
         lock.release()
 
     within(scenario)
