@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
@@ -9,6 +10,7 @@ from tdserve.base.failpoints import reach
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.inline_tasks import ensure_task
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.row_write_hold import Check, hold_rows
@@ -58,9 +60,12 @@ class InPlace:
         async with hold_rows(store, rows, keys, check) as held:
             overwrite.save(self._stores.db)
         reach("in-place.recorded")
-        has_values = False
+        brings_values, has_values = bool(asked.content.values or asked.content.spool_nbytes), False
         try:
-            if asked.content.values or asked.content.spool_nbytes:
+            if brings_values:  # what replaces values cannot be taken back: look first at what came with the request
+                await ensure_task()
+            _check_wanted(session, request)
+            if brings_values:
                 await store_values()
                 has_values = True
             if not keys or store.spec.select(keys).tensors:
@@ -106,3 +111,9 @@ class InPlace:
                 deadline,
                 lambda: f"the end of the process that stopped while it overwrote rows of {store.name!r}",
             )
+
+
+def _check_wanted(session: ClientSession, request: int) -> None:
+    """Raises CancelledError if the client has given a request up, or its session has ended: it gets no permit."""
+    if session.ended.is_set() or request in session.cancelled_requests:
+        raise asyncio.CancelledError

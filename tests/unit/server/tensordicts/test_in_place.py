@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -123,6 +123,30 @@ def test_write_when_the_client_will_not_then_its_reason_and_the_rows_are_readabl
     assert not store.lost
     assert world.db.scan("pending") == []
     assert read(world, run, store).inline
+
+
+@pytest.mark.parametrize("leaf", ["a", "text"])
+def test_write_when_its_client_gave_it_up_before_its_permit_then_it_gets_none_and_all_is_as_before(
+    world: World, run: Loop, leaf: str
+) -> None:
+    store = run(world.create("y", TD.clone().set("text", NonTensorStack(*"abcd"))))
+    stored = content_of(TD[1].clone().set("text", NonTensorData("new"))).values if leaf == "text" else b""
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            peer.session.begin(1)
+            write = begin(world, peer, writing(store, 1, values=stored))
+            peer.session.cancel(1)
+            await asyncio.wait({write}, timeout=5.0)
+            assert write.cancelled()
+            peer.session.end(1)
+            await peer.leave()
+            assert await peer.is_let_go()
+
+    run(scenario())
+    assert all(number % 2 == 0 for number in numbers(store))
+    assert not store.lost
+    assert world.db.scan("pending") == []
 
 
 async def lose(world: World, store: OpenedStore) -> None:
