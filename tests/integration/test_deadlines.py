@@ -18,7 +18,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
+from tdserve.client.local.end import OVERWRITES_TIMEOUT_S
+from tdserve.client.session import abandoned_requests
 from tests.integration.crashing import Crashing
+from tests.integration.local_roles import numbers_in, rows
 from tests.processes import all_below, is_gone, state_of, wait_for
 
 pytestmark = pytest.mark.integration
@@ -102,6 +105,27 @@ def check_all_end_in_time(calls: Calls) -> None:
     with ThreadPoolExecutor(len(calls)) as threads:
         took_s = dict(zip(calls, threads.map(timed, calls.values()), strict=True))
     assert {name: round(each_s, 2) for name, each_s in took_s.items() if each_s > LIMIT_S} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["", "text"])
+def test_call_when_a_write_in_place_was_never_permitted_by_a_silent_server_then_in_time_and_its_rows_are_whole(
+    crashing: Crashing, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(abandoned_requests, "SILENT_S", 0.0)
+    name = f"unpermitted-{text}"
+    with crashing.server.client(transport="shm") as client:
+        handle = client.memmap(TensorDict({"all": rows(1, 4, text=text)}, [4]), name)
+        assert numbers_in(handle[:]["all"]) == [1] * 4
+        with stopped(crashing.server):
+            with pytest.raises(tdserve.DeadlineExceededError):
+                handle.set_at_("all", rows(2, 2, text=text), slice(0, 2), timeout_s=0.1)
+            assert (
+                timed(lambda: handle.set_at_("all", rows(3, 1, text=text)[0], 3, timeout_s=0.1)) < OVERWRITES_TIMEOUT_S
+            )
+            assert not client.has_session
+        wait_for(lambda: client.stats()["num_sessions"] == 1, "the end of the silent session")
+        assert numbers_in(handle[:]["all"]) == [1] * 4
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
-from threading import Condition, Lock
+from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
@@ -24,8 +24,10 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.base.timed_queue import TimedQueue
+from tdserve.client.local.overwrites import Overwrites
 from tdserve.client.local.root_files import FileAccess, RootFiles, StoreFolder, find_files
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
+from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
@@ -37,61 +39,6 @@ from tdserve.store.version_mappings import drop_unlinked
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import Buffer
-
-
-class Overwrites:
-    """The overwrites of one session, from request to answer. Threads: safe.
-
-    If a writer is lost, its new rows are simply never committed. Existing rows that it was about to overwrite, however,
-    are lost to all clients. So before a session ends, its waiting overwrites are cancelled, and permitted ones are
-    finished; only the answers show which these are.
-
-    Args:
-        place: The session's place, for errors.
-    """
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-        self._changed = Condition()
-        self._under_way: set[int] = set()
-        self._is_ending = False
-
-    def begin(self, message: control_pb2.ClientMessage) -> None:
-        """Notes a message that is sent now. Raises ConnectError if it begins an overwrite after ``end``."""
-        if message.HasField("write"):
-            with self._changed:
-                if self._is_ending:
-                    raise ConnectError(address=self._place, reason="the session is being closed by this client")
-                self._under_way.add(message.request)
-
-    def on_message(self, message: control_pb2.ServerMessage) -> None:
-        """Notes a message of the server that was handled."""
-        if self._under_way and not message.HasField("accepted"):
-            with self._changed:
-                self._under_way.discard(message.request)
-                self._changed.notify_all()
-
-    def end(self, give_up: Callable[[int], None], timeout_s: float) -> None:
-        """Lets no overwrite begin any more, and waits for those under way, at most for this time.
-
-        Args:
-            give_up: Asks the server to cancel a request that still waits.
-        """
-        with self._changed:
-            self._is_ending = True
-            under_way = list(self._under_way)
-        for request in under_way:
-            give_up(request)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way, timeout_s)
-
-    def lose(self) -> None:
-        """Notes that the session is over: no answer comes any more."""
-        with self._changed:
-            self._is_ending = True
-            self._under_way.clear()
-            self._changed.notify_all()
-
 
 MIN_SPOOLED_BYTES = 32 * 1024
 """Fewer values are sent faster in the request than through a file."""
@@ -344,19 +291,35 @@ class LocalEnd:
     def end_overwrites(self) -> None:
         """Cancels waiting overwrites, and waits some seconds for those under way; none can begin any more.
 
-        Rows that are being overwritten when the connection ends are lost, even if they were written completely. Does
-        nothing in the thread that receives messages, which would wait for itself.
+        Rows that are being overwritten when the connection ends are lost, even if they were written completely. In the
+        thread that receives messages it waits for nothing, since that would be for itself.
         """
-        if self._socket is not None and not self._socket.is_reading_here:
-            self._overwrites.end(self._give_up, OVERWRITES_TIMEOUT_S)
+        if self._socket is not None:
+            self._end_overwrites(0.0 if self._socket.is_reading_here else OVERWRITES_TIMEOUT_S)
+
+    def _end_overwrites(self, timeout_s: float) -> None:
+        self._overwrites.end(self._give_up, self._refuse, timeout_s)
+
+    def _refuse(self, request: int) -> None:
+        error = TransferAbortedError(transfer=request, reason="its client closes the session before it was permitted")
+        written = control_pb2.Written(failure=encode_failure(error))
+        with suppress(ConnectError):  # the session is over: nothing was permitted
+            self.send(control_pb2.ClientMessage(request=request, written=written))
 
     def _give_up(self, request: int) -> None:
         with suppress(ConnectError):  # the session is over: nothing to cancel
             self.send(control_pb2.ClientMessage(cancel=control_pb2.CancelRequest(cancelled=request)))
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether an overwrite is being copied: meanwhile no message is received."""
+        return self._overwrites.is_copying
+
     def close(self) -> None:
-        """Ends the connection; finishes content that is being written. Idempotent."""
+        """Ends the connection; refuses overwrites without a permit, and finishes content that is being written.
+        Idempotent."""
         if self._socket is not None:
+            self._end_overwrites(0.0)
             self._socket.close()
 
     def _attach(
@@ -373,7 +336,7 @@ class LocalEnd:
                 is_in = True
                 self.own_reads = OwnReads(message.welcome.reader)
                 self._welcomed.put(True)
-            else:
+            elif self._overwrites.admit(message):
                 on_message(message)
                 self._overwrites.on_message(message)
 

@@ -117,7 +117,7 @@ class Session:
         self.requests = requests
         self.observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
-        greeting = Pending(on_silence=self._close_without_waiting)
+        greeting = Pending(on_silence=self.close_without_waiting)
         self._open_requests = OpenRequests(greeting)
         self._contents = ContentChannels(
             self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
@@ -368,8 +368,8 @@ class Session:
 
     @property
     def is_silent(self) -> bool:
-        """Returns whether the server has owed this session an answer for long."""
-        return self._abandoned.is_silent
+        """Whether the server has owed this session an answer for long, which this client would have received."""
+        return self._abandoned.is_silent and not (self.local is not None and self.local.is_copying)
 
     def _stop_waiting(self, request: int, body: dict[str, Any]) -> None:
         self._abandoned.add(request, body)
@@ -384,10 +384,10 @@ class Session:
         if not self.is_lost:
             self.report_calls()
         self.end_overwrites()
-        self._close_without_waiting()
+        self.close_without_waiting()
 
-    def _close_without_waiting(self) -> None:
-        """Closes the session of a server that no longer answers: waits for nothing."""
+    def close_without_waiting(self) -> None:
+        """Closes the session of a server that no longer answers: waits for nothing of it."""
         self._lose(ConnectError(address=self.address, reason="the session was closed by this client"))
         self._stream.close()
 
@@ -433,7 +433,7 @@ class Session:
         """Handles a message if it answers an abandoned request; returns whether it does."""
         brings = self._abandoned.look(message)
         if brings is Brings.PLACE:
-            self._close_without_waiting()
+            self.close_without_waiting()
         elif brings is Brings.CONTENT:
             self._lose_channel(message.accepted.channel, "the caller of its content has stopped waiting")
         return brings is not Brings.NOTHING

@@ -366,7 +366,7 @@ class SessionClient:
         self.catalog.check_usable()
         session = self._session
         if session is not None and session.is_silent:
-            session.close()
+            session.close_without_waiting()
         if session is None or session.is_lost:
             session = self._open_session(deadline)
         remaining_s = deadline.remaining_s
