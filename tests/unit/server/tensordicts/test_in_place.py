@@ -130,7 +130,7 @@ def test_write_when_its_client_gave_it_up_before_its_permit_then_it_gets_none_an
     world: World, run: Loop, leaf: str
 ) -> None:
     store = run(world.create("y", TD.clone().set("text", NonTensorStack(*"abcd"))))
-    stored = content_of(TD[1].clone().set("text", NonTensorData("new"))).values if leaf == "text" else b""
+    stored = content_of(TD[1].clone().set_non_tensor("text", "new")).values if leaf == "text" else b""
 
     async def scenario() -> None:
         async with LocalPeer(world) as peer:
