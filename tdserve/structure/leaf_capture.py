@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ class LeafReader:
             raise self._make_contradiction_error(path, own, batch_size)
         is_stack = isinstance(item, NonTensorStack)
         if path in self.packed or (is_stack and -1 in own):
-            self._check_values(list(_iter_values(item)), path)
+            self._check_values(lambda: list(_iter_values(item)), path)
             self.values[path] = split_elements(item, batch_size)
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
         value = list_values(item) if is_stack else item.data
@@ -184,19 +184,22 @@ class LeafReader:
         if self.checks and self.encodes and is_stack and len(own) == 1:
             value = self._encode_values(value, path)
         else:
-            self._check_values(flatten_elements(value, len(own)) if is_stack else (value,), path)
+            self._check_values(lambda: flatten_elements(value, len(own)) if is_stack else (value,), path)
         self.values[path] = value
         return ValueLeaf(own, is_stack)
 
     def _capture_bare_value(self, value: Any, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
-        self._check_values((value,), path)
+        self._check_values(lambda: (value,), path)
         self.values[path] = value
         return ValueLeaf(batch_size, False)
 
-    def _check_values(self, values: Sequence[Any], path: Path) -> None:
+    def _check_values(self, list_held: Callable[[], Sequence[Any]], path: Path) -> None:
+        """Checks values, which are listed only for that."""
+        if not self.checks:
+            return
+        values = list_held()
         try:
-            if self.checks:
-                check_values(values, key=show(path))
+            check_values(values, key=show(path))
         except NotSupportedError as error:
             raise self._add_place(error, values, path) from None
 
