@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -192,10 +192,10 @@ def _read_file(path: str, nbytes: int, digests: list[str]) -> ArchivedFile:
     return ArchivedFile(path, nbytes, digests)
 
 
-def load_all(archive: Archive, *, newest_first: bool = False) -> Iterator[Checkpoint]:
-    """Reads all manifests, the oldest first; one that cannot be read hides no other, and comes with its damage."""
-    ids = list_ids(archive)
-    for each in reversed(ids) if newest_first else ids:
+def load_all(archive: Archive, ids: Iterable[str] | None = None) -> Iterator[Checkpoint]:
+    """Reads the manifests of these checkpoints, of all by default, the oldest first. One that cannot be read hides no
+    other, and comes with its damage."""
+    for each in list_ids(archive) if ids is None else ids:
         try:
             yield load(archive, each)
         except CorruptDataError as error:
@@ -204,7 +204,7 @@ def load_all(archive: Archive, *, newest_first: bool = False) -> Iterator[Checkp
 
 def load_newest(archive: Archive, server_id: str = "") -> Checkpoint | None:
     """Reads the newest manifest that can be read, of a root if one is given; None if there is none."""
-    readable = (made for made in load_all(archive, newest_first=True) if not made.damage)
+    readable = (made for made in load_all(archive, reversed(list_ids(archive))) if not made.damage)
     return next((made for made in readable if server_id in ("", made.server_id)), None)
 
 
@@ -256,7 +256,7 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     ids = list_ids(archive)
     if len(ids) <= num_kept:
         return []
-    found = {each.id: each for each in load_all(archive) if not each.damage}
+    found = {each.id: each for each in load_all(archive, ids) if not each.damage}
     removed = [each for each in found if not server_id or found[each].server_id in (server_id, "")][:-num_kept]
     for checkpoint_id in removed:
         remove_checkpoint(archive, checkpoint_id)
