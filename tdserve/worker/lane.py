@@ -157,9 +157,10 @@ class Lane:
 
     def keep(self, works: Sequence[Work], nbytes: int) -> None:
         """Keeps sends, of so many bytes in all, that are not awaited now: a send that is dropped is cancelled."""
+        each_nbytes = nbytes // len(works)
         with self._counting:
-            self._sent.extend((work, nbytes // len(works)) for work in works)
-            self._nbytes_sent += nbytes // len(works) * len(works)
+            self._sent.extend((work, each_nbytes) for work in works)
+            self._nbytes_sent += each_nbytes * len(works)
 
     def send_at_once(self, tag: int, messages: Sequence[Message], source: Source) -> None:
         """Sends without waiting for the client; called by the thread that reads mail."""

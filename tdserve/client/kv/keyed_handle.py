@@ -182,9 +182,8 @@ class KeyedHandle(EntryMapping, ByAddress):
             found = self._find(encoded, wait, default)
             values = self._decode(keys, found, select, numpy, default)
             pairs = zip(encoded, found.versions, strict=True)
-            there = {
-                key: version for key, version in pairs if version != ABSENT
-            }  # each once, however often it is named
+            # Each key once, however often it is named.
+            there = {key: version for key, version in pairs if version != ABSENT}
             try:
                 if there:
                     self._remove([*there], [*there.values()], self._client.deadline(None), missing_ok=False)

@@ -128,7 +128,7 @@ class CatalogClient:
 
     def stores(self, prefix: str = "", *, timeout_s: float | None = None) -> list[str]:
         """Lists the names of all stores, sorted."""
-        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._make_deadline(timeout_s)
         if not isinstance(prefix, str):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         names: list[str] = []
@@ -143,7 +143,7 @@ class CatalogClient:
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        deadline = Deadline.after(self.timeout_s)
+        deadline = self._make_deadline(None)
         try:
             request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
             self._ask("DescribeStore", request, deadline)
@@ -195,7 +195,7 @@ class CatalogClient:
         """Describes a store; returns None at once if it does not exist."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name))
         try:
-            deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+            deadline = self._make_deadline(timeout_s)
             return from_message(self._ask("DescribeStore", request, deadline))
         except StoreNotFoundError:
             return None
@@ -259,13 +259,16 @@ class CatalogClient:
 
     def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         """Calls a method of the server; None is the default timeout."""
-        deadline = Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._make_deadline(timeout_s)
         try:
             return self._ask(method, request, deadline)
         except StoreNotFoundError as error:
             raise self.missing_names.explain(error, timeout_s) from None
         except StoreMovedError as error:  # or is being moved
             return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
+
+    def _make_deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
 
     def _ask(self, method: str, request: object, deadline: Deadline) -> Any:
         """Calls a method of the server, again while the store is at rest for a move or a checkpoint, or the server, or
