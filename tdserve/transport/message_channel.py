@@ -7,6 +7,7 @@ channel must agree on every length, and because slots are posted on the receivin
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
@@ -61,6 +62,7 @@ class MessageChannel:
         self._on_message = on_message
         self._on_lost = on_lost
         self._sent: deque[Work] = deque()
+        self._numbers = itertools.count(1)
         self._slots: deque[tuple[torch.Tensor, Work]] = deque()
         self._thread = Thread(target=self._read, name=name, daemon=True)
 
@@ -75,8 +77,10 @@ class MessageChannel:
         """Number of messages sent whose end ``reap`` has not seen yet."""
         return len(self._sent)
 
-    def send(self, content: bytes, label: int = 0) -> None:
-        """Sends a message without waiting for the other end. Call ``reap`` from time to time.
+    def send(self, content: bytes, label: int = 0) -> int:
+        """Sends a message without waiting for the other end; returns its number, from 1. ``reap`` must follow at times.
+
+        Messages that two threads send at the same time may be numbered in either order.
 
         Args:
             content: The message.
@@ -92,6 +96,7 @@ class MessageChannel:
         _HEADER.pack_into(slot, 0, len(content), label)
         slot[_HEADER.size : _HEADER.size + len(content)] = content
         self._sent.append(self._channel.send(torch.frombuffer(slot, dtype=torch.uint8), MAIL_TAG))
+        return next(self._numbers)
 
     def reap(self, timeout_s: float, *, keep: int = MAX_SENT) -> None:
         """Waits for the end of all sends but the last ``keep``.

@@ -58,7 +58,7 @@ def test_batches_when_the_second_request_is_served_first_then_neither_waits_for_
         wait_for(lambda: session.inline_bytes == MAIL_INLINE_BYTES, "the control channel, over which requests go then")
         send, num_sent = ClientControlChannel.send, 0
 
-        def swap(control_channel: ClientControlChannel, message: control_pb2.ClientMessage) -> bool:
+        def swap(control_channel: ClientControlChannel, message: control_pb2.ClientMessage) -> int:
             """Sends the first sample behind the second one."""
             nonlocal num_sent
             if not message.HasField("sample"):
@@ -66,8 +66,9 @@ def test_batches_when_the_second_request_is_served_first_then_neither_waits_for_
             num_sent += 1
             if num_sent == 1:
                 held.append(message)
-                return True
-            return send(control_channel, message) and (not held or send(control_channel, held.pop()))
+                return 1
+            number = send(control_channel, message)
+            return send(control_channel, held.pop()) if number and held else number
 
         monkeypatch.setattr(ClientControlChannel, "send", swap)
         with replay.batches(MANY, prefetch=2) as batches:

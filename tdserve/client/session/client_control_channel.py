@@ -13,7 +13,7 @@ from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
 from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK
-from tdserve.transport.message_channel import MessageChannel
+from tdserve.transport.message_channel import MAX_SENT, MessageChannel
 from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
@@ -21,6 +21,10 @@ from tdserve.v1 import control_pb2
 
 REAP_TIMEOUT_S = 30.0
 """Time for the server to receive small messages that were sent long ago."""
+
+MAX_UNRECEIVED = 4096
+"""Messages that a server may leave unreceived, 16 MiB, before senders wait for it: one that stands still must not hold
+calls beyond their deadlines."""
 
 
 class _Route(Enum):
@@ -71,6 +75,7 @@ class ClientControlChannel:
         self._lock = Lock()
         self._is_closed = False
         self._mail: MessageChannel | None = None
+        self._num_received = 0  # by the server, as far as its answers show
         self._extends: dict[int, _SentExtend] = {}  # those that are not answered yet, by request
         self._kv_store = KVStore(self._on_entry)
         self._forming: Forming | None = None
@@ -92,10 +97,10 @@ class ClientControlChannel:
         """Whether extends will be sent here as soon as those from before the channel are answered."""
         return self._mail is not None and any(each.route is _Route.EARLY for each in list(self._extends.values()))
 
-    def send(self, message: control_pb2.ClientMessage) -> bool:
-        """Sends a message, or returns False.
+    def send(self, message: control_pb2.ClientMessage) -> int:
+        """Sends a message and returns its number, or returns 0.
 
-        False: it must go over gRPC, because it is too long, the channel is not open, or it would overtake an earlier
+        0: it must go over gRPC, because it is too long, the channel is not open, or it would overtake an earlier
             message.
 
         Raises:
@@ -113,12 +118,13 @@ class ClientControlChannel:
         elif _is_for_worker(message):
             label = MAIL_READ
         if mail is None or not is_mail:
-            return False
+            return 0
         if message.HasField("join_group"):  # must not overtake the notice of leaving, which is no request
-            return False
-        mail.send(message.SerializeToString(), label)
-        mail.reap(REAP_TIMEOUT_S)
-        return True
+            return 0
+        number = mail.send(message.SerializeToString(), label)
+        num_kept = number - self._num_received + MAX_SENT  # some more: others may have been numbered meanwhile
+        mail.reap(REAP_TIMEOUT_S, keep=min(num_kept, MAX_UNRECEIVED))
+        return number
 
     def _choose_route(self, message: control_pb2.ClientMessage, *, is_mail: bool) -> _Route:
         """Returns the route of an extend, which must not overtake another on a faster route."""
@@ -134,9 +140,16 @@ class ClientControlChannel:
             message.extend.follows = min(request for request, _ in before)
         return _Route.WORKER
 
-    def forget(self, request: int) -> None:
-        """Forgets a request that is answered."""
+    def forget(self, request: int, *, number: int = 0, is_answered: bool = False) -> None:
+        """Forgets a request.
+
+        Args:
+            number: Of its message; 0 if it went over gRPC.
+            is_answered: Whether the server has received it, and so all messages before it.
+        """
         self._extends.pop(request, None)
+        if is_answered and number > self._num_received:
+            self._num_received = number
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Receives an entry of the server's rendezvous."""

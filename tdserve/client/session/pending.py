@@ -92,7 +92,7 @@ class Pending:
         has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
         has_ended: Whether the server has finished the request, or the session has ended.
         is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
-        is_mailed: Whether the request was sent over the control channel.
+        mail_number: Number of its message on the control channel; 0 if it was sent over gRPC.
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
         call: Kind of the request; "" if it is not counted.
@@ -118,13 +118,18 @@ class Pending:
         self.has_failed = False
         self.has_ended = False
         self.is_given_up = False
-        self.is_mailed = False
+        self.mail_number = 0
         self.content_channel: ContentChannel | None = None
         self.announced: Announced | None = None
         self.call = self.code = ""
         self.begun_s = 0.0
         self.traced_call: TracedCall | None = None
         self._on_announced = on_announced
+
+    @property
+    def is_mailed(self) -> bool:
+        """Whether the request was sent over the control channel."""
+        return self.mail_number > 0
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""
@@ -142,10 +147,25 @@ class Pending:
         if self.traced_call is not None:
             self.traced_call.end(self.code)
 
-    def disown(self) -> None:
-        """Abandons the request: nobody waits for an answer, and the content may change from now on."""
-        self._take_callback()
+    def disown(self) -> bool:
+        """Abandons the request: nobody waits for an answer, and the content may change from now on.
+
+        Returns whether the answer had not come.
+        """
+        is_unanswered = self._take_callback() is not None
         self.withdraw()
+        return is_unanswered
+
+    def give_up(self) -> bool:
+        """Does what ``disown`` does, and tells the server: the time for the answer is up."""
+        is_unanswered = self.disown()
+        if is_unanswered:
+            self._fall_silent()
+        return is_unanswered
+
+    def _fall_silent(self) -> None:
+        self.is_given_up, self.code = True, DeadlineExceededError.code
+        self._on_silence()
 
     def _take_callback(self) -> OnAnswer | None:
         if self._on_answer is None:
@@ -213,8 +233,7 @@ class Pending:
                 on_slow(end_s - time.monotonic())
             elif remaining_s <= poll_s:
                 if is_owed:
-                    self.is_given_up, self.code = True, DeadlineExceededError.code
-                    self._on_silence()
+                    self._fall_silent()
                 raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s)
         self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
         return check_answer(answer)

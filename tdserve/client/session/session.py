@@ -193,7 +193,7 @@ class Session:
         if (traces := find_call_traces()) is not None:
             pending.traced_call = traces.trace_request(message, pending.call, self)
         try:
-            pending.is_mailed = self._control_channel is not None and self._control_channel.send(message)
+            pending.mail_number = 0 if self._control_channel is None else self._control_channel.send(message)
             if not pending.is_mailed:
                 self._connection.send(message)
         except TransportError:
@@ -221,8 +221,9 @@ class Session:
         The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
         pending = self._open_requests.forget(request)
-        if self._control_channel is not None:
-            self._control_channel.forget(request)
+        if self._control_channel is not None and pending is not None:
+            number, is_answered = pending.mail_number, pending.has_ended
+            self._control_channel.forget(request, number=number, is_answered=is_answered)
         if pending is not None and pending.call:
             self.count_call(pending.call, pending.begun_s, pending.code)
             pending.end_trace()
