@@ -289,7 +289,7 @@ class StoreClient(ByAddress):
 
     def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
         """Performs a write now, or in the background and returns a future of its result."""
-        return self._client.perform(write, return_early)
+        return self._client.perform(write, Deadline.never, return_early)
 
     def _read_shared(self, path: Path) -> Any:
         """Reads what all rows share at a key."""

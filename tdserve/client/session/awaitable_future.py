@@ -58,6 +58,17 @@ class AwaitableFuture(Future[_Result]):
         self.add_done_callback(settle)
         return converted
 
+    def pass_on(self, to: Future[_Result]) -> None:
+        """Ends another future as this one ends, in the same thread."""
+
+        def settle(done: Future[_Result]) -> None:
+            if (error := done.exception()) is None:
+                to.set_result(done.result())
+            else:
+                to.set_exception(error)
+
+        self.add_done_callback(settle)
+
     @classmethod
     def gather(
         cls, futures: Sequence[Future[Any]], join: Callable[[Sequence[Any]], _Result]

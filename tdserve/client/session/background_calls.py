@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from threading import Lock
-from typing import Any, TypeVar
+from threading import Lock, Semaphore
+from typing import Any, Generic, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError
+from tdserve.base.errors import ClosedError, DeadlineExceededError
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_order import CallOrder
 from tdserve.client.session.call_traces import carry_context
+from tdserve.client.session.deadline_watch import DeadlineWatch
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 
 _Result = TypeVar("_Result")
 
@@ -27,23 +29,35 @@ class BackgroundCalls:
 
     Args:
         name: Name of the threads.
+
+    Attributes:
+        watch: Ends calls that return early when their time is over.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.watch = DeadlineWatch()
         self._lock = Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._order = CallOrder()
 
-    def run(self, work: Callable[[], _Result], *, in_turn: str = "") -> AwaitableFuture[_Result]:
+    def run(
+        self, work: Callable[[], _Result], *, deadline: Deadline = Deadline.never, in_turn: str = ""
+    ) -> AwaitableFuture[_Result]:
         """Runs work in one of the threads, also after ``close``: work that finds its client closed fails by itself, as
         all work does once the interpreter is exiting.
 
         Args:
+            deadline: Of the call, which the work observes itself: work that has not begun by then is not done, and its
+                future fails with DeadlineExceededError.
             in_turn: Name of a store: the work begins when earlier work that was given this name has ended.
         """
-        future: AwaitableFuture[_Result] = AwaitableFuture()
-        submit = partial(self._submit, future, carry_context(work))
+        call = _Call(carry_context(work))
+        future = call.future
+        if deadline.at_s is not None:
+            watched = self.watch.add(compute_answer_timeout_s(deadline), partial(call.expire, deadline))
+            future.add_done_callback(lambda _: self.watch.remove(watched))
+        submit = partial(self._submit, call)
         if in_turn:
             self._order.run(in_turn, submit)
         else:
@@ -65,16 +79,40 @@ class BackgroundCalls:
         if executor is not None:
             executor.shutdown(wait=False)
 
-    def _submit(self, future: AwaitableFuture[_Result], work: Callable[[], _Result]) -> Future[None]:
+    def _submit(self, call: _Call[Any]) -> Future[None]:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix=self._name)
             try:
-                return self._executor.submit(future.run, work)
+                return self._executor.submit(call.begin)
             except RuntimeError:
-                future.run(_refuse_at_exit)
+                call.refuse(ClosedError(what="the interpreter"))
                 return AwaitableFuture.make_done(None)
 
 
-def _refuse_at_exit() -> Any:
-    raise ClosedError(what="the interpreter")
+class _Call(Generic[_Result]):
+    """Work that a thread begins, unless its time is over before. Threads: safe.
+
+    Attributes:
+        future: Gets its result.
+    """
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        self.future: AwaitableFuture[_Result] = AwaitableFuture()
+        self._work = work
+        self._is_free = Semaphore(1)
+
+    def begin(self) -> None:
+        """Does the work, if it was not refused before."""
+        if self._is_free.acquire(blocking=False):
+            self.future.run(self._work)
+
+    def refuse(self, error: ClosedError | DeadlineExceededError) -> None:
+        """Ends the future with an error, if the work has not begun."""
+        if self._is_free.acquire(blocking=False) and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+    def expire(self, deadline: Deadline) -> None:
+        """Ends the future, since the time is over; does nothing if the work has begun."""
+        what = "a free thread: earlier calls of this client that return early are under way"
+        self.refuse(DeadlineExceededError(what=what, timeout_s=deadline.timeout_s))

@@ -90,6 +90,7 @@ class SessionClient:
         step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.
         find_moved: Finds the client to which calls about a store that has moved go on.
+        deadline_watch: Ends its calls that return early when their time is up.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class SessionClient:
         self._opening: Opening | None = None
         self._session: Session | None = None
         self._background = BackgroundCalls("tdserve-client")
+        self.deadline_watch = self._background.watch
 
     @property
     def address(self) -> str:
@@ -291,13 +293,15 @@ class SessionClient:
             session.forget(number)
         return getattr(answer.done.catalog, field)
 
-    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
-        return self._background.run(work)
+        return self._background.run(work, deadline=deadline)
 
-    def perform(self, work: Callable[[], _Result], return_early: bool) -> _Result | AwaitableFuture[_Result]:
+    def perform(
+        self, work: Callable[[], _Result], deadline: Deadline, return_early: bool
+    ) -> _Result | AwaitableFuture[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""
-        return self.later(work) if return_early else work()
+        return self.later(work, deadline) if return_early else work()
 
     def perform_in_turn(
         self, name: str, work: Callable[[], _Result], deadline: Deadline, return_early: bool
@@ -309,7 +313,7 @@ class SessionClient:
             DeadlineExceededError: That has not ended in time.
         """
         if return_early:
-            return self._background.run(work, in_turn=name)
+            return self._background.run(work, deadline=deadline, in_turn=name)
         self._background.wait(name, deadline)
         return work()
 

@@ -119,7 +119,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
 
     def submit(self, part: ExtendPart) -> None:
         if part.number is not None:
-            self._client.later(partial(self._send_in_background, part))
+            self._send_in_background(part)
             return
         super().submit(part)
         if (mover := self._client.mover) is not None:
@@ -189,14 +189,14 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         if isinstance(found, torch.Tensor):
             part.future.set_result(found)
         elif found is not None:
-            self._client.later(partial(self._send_in_background, part._replace(number=found.request)))
+            self._send_in_background(part._replace(number=found.request))
         return found is not None
 
     def _send_in_background(self, part: ExtendPart) -> None:
-        try:
-            part.future.set_result(self.send(part))
-        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
-            part.future.set_exception(error)
+        sent = self._client.later(partial(self.send, part), part.deadline)
+        if (number := part.number) is not None:
+            sent.add_done_callback(lambda _: self._client.requests.end(number))
+        sent.pass_on(part.future)
 
     def _send(self, parts: list[ExtendPart]) -> None:
         claim_request: ClaimRequest | None = None

@@ -243,7 +243,7 @@ class ReplayHandle(TableHandle):
         def update() -> int:
             return change_priorities(self._client, self.name, deadline, messages)
 
-        return self._client.perform(update, return_early)
+        return self._client.perform(update, deadline, return_early)
 
     def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
         """Returns the priorities of rows, float32 ``[n]``; this does not count as sampling.

@@ -322,7 +322,7 @@ class TableHandle(FollowedTable):
                 deadline=deadline,
             )
 
-        return self._client.perform(partial(self.follow_and_retry, write), return_early)
+        return self._client.perform(partial(self.follow_and_retry, write), deadline, return_early)
 
     def update_if_present(
         self,

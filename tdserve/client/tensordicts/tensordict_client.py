@@ -95,7 +95,7 @@ class TensorDictClient(SessionClient):
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewStore(self, name, td, options, batch_size)
         deadline = self.deadline(timeout_s)
-        return self.perform(lambda: new.fill(deadline), return_early)
+        return self.perform(lambda: new.fill(deadline), deadline, return_early)
 
     def from_remote_init(
         self,
@@ -140,7 +140,7 @@ class TensorDictClient(SessionClient):
             found = drop_extra(show_content(self, name, content, device, pad), paths, content.spec)
             return self.hand_over(found, numpy, device)
 
-        return self.perform(read, return_early)
+        return self.perform(read, deadline, return_early)
 
     def send(self, td: Any, name: str, *, timeout_s: float | None = None, return_early: bool = False) -> Any:
         """Replaces a store's content as a whole; returns the content version of the write, or a future of it.
@@ -220,7 +220,7 @@ class TensorDictClient(SessionClient):
             new.fill(deadline)
             return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
-        return self.perform(make, return_early)
+        return self.perform(make, deadline, return_early)
 
     save = memmap
 
@@ -261,6 +261,8 @@ class TensorDictClient(SessionClient):
             raise NotSupportedError(feature=f"memmap_() of a {what},", reason=advice)
         check_own_entries(td, call="memmap_()", advice=advice)
 
+        deadline = self.deadline(timeout_s)
+
         def share() -> Any:
             handle = self.memmap(
                 td,
@@ -271,11 +273,11 @@ class TensorDictClient(SessionClient):
                 max_object_bytes=max_object_bytes,
                 durability=durability,
                 checksum=checksum,
-                timeout_s=timeout_s,
+                timeout_s=deadline.remaining_s,
             )
             return self._shows.show(td, handle)
 
-        return self.perform(share, return_early)
+        return self.perform(share, deadline, return_early)
 
     def memmap_like(
         self,
@@ -318,7 +320,7 @@ class TensorDictClient(SessionClient):
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewZeros(self, name, like, options, batch_size, ragged)
         deadline = self.deadline(timeout_s)
-        return self.perform(lambda: new.make(deadline), return_early)
+        return self.perform(lambda: new.make(deadline), deadline, return_early)
 
     def adopt(
         self,
@@ -400,7 +402,7 @@ class TensorDictClient(SessionClient):
         """
         deadline = self.deadline(timeout_s)
         loading = Loading(self, name, deadline, device, out, subpath, mode, allow_pickle, pad)
-        return self.perform(loading.load, return_early)
+        return self.perform(loading.load, deadline, return_early)
 
     load = load_memmap
 

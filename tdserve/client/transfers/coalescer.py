@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError, wait
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from tdserve.base.deadline import Deadline
@@ -97,10 +97,9 @@ class Coalescer(ABC, Generic[_Part]):
         when its time is over, its future fails, and it is not sent."""
         is_hasty = self._submit(part)
         if is_hasty and not part.future.done():
-            timer = Timer(compute_answer_timeout_s(part.deadline) or 0.0, self._expire)
-            timer.name, timer.daemon = "tdserve-expiry", True
-            timer.start()
-            part.future.add_done_callback(lambda _: timer.cancel())
+            watch = self._client.deadline_watch
+            watched = watch.add(compute_answer_timeout_s(part.deadline), self._expire)
+            part.future.add_done_callback(lambda _: watch.remove(watched))
 
     def submit_and_wait(self, part: _Part) -> Any:
         """Submits a part, and returns its result. Errors as of the future of ``submit``."""

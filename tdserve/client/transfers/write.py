@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
-    ClosedError,
     DeadlineExceededError,
     InvalidRequestError,
     ServerBusyError,
@@ -170,17 +169,18 @@ class _Sent:
             **body,
         )
 
-    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> None:
+    def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> Pending:
         """Sends the request, and starts to send the content. Errors as of ``ask``.
 
         A caller that is interrupted meanwhile, for example by Ctrl-C, gets no answer.
         """
         try:
-            self.ask(request, body, on_answer=on_answer)
+            pending = self.ask(request, body, on_answer=on_answer)
             self.post(request, pool)
         except BaseException as error:
             self._session.disown(request, is_sent=not isinstance(error, TDServeError))
             raise
+        return pending
 
     def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
         """Sends the content. If the channel is lost meanwhile, the answer reports that too.
@@ -286,6 +286,7 @@ class _EarlyWrite:
         self._deadline = deadline
         self._what = what
         self._on_later = on_later
+        self._watched = 0  # no number of the deadline watch
         traces = find_call_traces()
         self._traced_call = None if traces is None else TracedCall(traces)
         if self._traced_call is not None:
@@ -310,15 +311,22 @@ class _EarlyWrite:
             sent = _Sent(session, outgoing)
             sent.check_formed()
             body = self._make_body(session, outgoing, self._deadline)
-            sent.ask_early(self._request, body, client.pool, on_answer=partial(self._settle, session, sent))
+            on_answer = partial(self._settle, session, sent)
+            pending = sent.ask_early(self._request, body, client.pool, on_answer=on_answer)
         except TransportError:
             self._retry()
+            return
         except BaseException:
             client.requests.end(self._request)
             raise
+        timeout_s = compute_answer_timeout_s(self._deadline, outgoing.content_nbytes)
+        self._watched = client.deadline_watch.add(timeout_s, partial(self._expire, session, sent, pending))
+        if pending.has_ended:  # before there was anything to remove
+            client.deadline_watch.remove(self._watched)
 
     def _settle(self, session: Session, sent: _Sent, answer: Answer) -> None:
         requests, request = self._client.requests, self._request
+        self._client.deadline_watch.remove(self._watched)
         try:
             done = check_answer(answer).done
         except TDServeError as error:
@@ -336,21 +344,25 @@ class _EarlyWrite:
             session.forget(request)
         requests.end(request)
 
+    def _expire(self, session: Session, sent: _Sent, pending: Pending) -> None:
+        """Ends the write, whose answer has not come in time: it may be carried out, or not."""
+        if not pending.give_up():
+            return
+        error = DeadlineExceededError(what=f"an answer to {self._what}", timeout_s=self._deadline.timeout_s)
+        sent.give_up(error)  # the peer may still read posted content: it must not see the caller's next one
+        session.forget(self._request)
+        self._client.requests.end(self._request)
+        self.future.set_exception(error)
+
     def _retry(self) -> None:
         self._on_later()
-        try:
-            self._client.later(self._write)
-        except ClosedError as error:
-            self._client.requests.end(self._request)
-            self.future.set_exception(error)
+        written = self._client.later(self._write, self._deadline)
+        written.add_done_callback(lambda _: self._client.requests.end(self._request))
+        written.pass_on(self.future)
 
-    def _write(self) -> None:
+    def _write(self) -> control_pb2.Done:
         with nullcontext() if self._traced_call is None else self._traced_call.make_current():
-            self._write_again()
-
-    def _write_again(self) -> None:
-        try:
-            done = write(
+            return write(
                 self._client,
                 self._make_outgoing,
                 self._make_body,
@@ -358,10 +370,6 @@ class _EarlyWrite:
                 what=self._what,
                 request=self._request,
             )
-        except BaseException as error:  # noqa: BLE001 (outermost frame: the future takes it)
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(done)
 
 
 def write_selection(
