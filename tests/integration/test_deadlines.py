@@ -8,12 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tensordict import TensorDict
 
 import tdserve
@@ -22,6 +21,17 @@ from tdserve.client.local.end import OVERWRITES_TIMEOUT_S
 from tdserve.client.session import abandoned_requests
 from tests.integration.crashing import Crashing
 from tests.integration.local_roles import numbers_in, rows
+from tests.integration.timed_calls import (
+    NOT_TRIED,
+    ROW,
+    ROWS,
+    Calls,
+    Handles,
+    create_stores,
+    list_methods,
+    make_calls,
+    open_handles,
+)
 from tests.processes import all_below, is_gone, state_of, wait_for
 
 pytestmark = pytest.mark.integration
@@ -29,47 +39,11 @@ pytestmark = pytest.mark.integration
 LIMIT_S = 6.0
 """Limit for calls without a timeout of their own, twenty at once on a busy machine; alone they take 2 s."""
 
-ROW = TensorDict({"x": torch.zeros(3), "y": torch.zeros(2000)}, [])
-ROWS = ROW.expand(300).clone()
-
-MANY = torch.arange(300).repeat(400)
-"""Row numbers that take more bytes than a socket's buffers."""
-
-Calls = dict[str, Callable[[], object]]
-
-
-def calls_of(client: tdserve.Client, store: Any, replay: Any, queue: Any) -> Calls:
-    """Returns every kind of call that takes ``timeout_s`` and needs the server."""
-    return {
-        "latest": lambda: client.latest("weights", timeout_s=0),
-        "publish": lambda: client.publish("weights", ROW, timeout_s=0),
-        "recv": lambda: client.recv(ROWS.clone(), "store", timeout_s=0),
-        "send": lambda: client.send(ROWS, "store", timeout_s=0),
-        "from_remote_init": lambda: client.from_remote_init("store", timeout_s=0),
-        "init_remote": lambda: client.init_remote(ROW, "fresh", timeout_s=0),
-        "load_memmap": lambda: client.load_memmap("store", timeout_s=0),
-        "describe": lambda: client.describe("store", timeout_s=0),
-        "replay": lambda: client.replay("replay", timeout_s=0),
-        "queue": lambda: client.queue("queue", timeout_s=0),
-        "group": lambda: client.group("group", 2, timeout_s=0),
-        "get": lambda: store.get("y", timeout_s=0),
-        "to_tensordict": lambda: store.to_tensordict(timeout_s=0),
-        "set_at_": lambda: store.set_at_("x", torch.zeros(3), 0, timeout_s=0),
-        "set_": lambda: store.set_("y", torch.zeros(300, 2000), timeout_s=0),
-        "set": lambda: store.set("z", torch.zeros(300), timeout_s=0),
-        "extend": lambda: replay.extend(ROWS, timeout_s=0),
-        "sample": lambda: replay.sample(256, timeout_s=0),
-        "update_priority": lambda: replay.update_priority(torch.arange(2), torch.ones(2), timeout_s=0),
-        "update_priority of many": lambda: replay.update_priority(MANY, torch.ones(len(MANY)), timeout_s=0),
-        "batches": lambda: next(replay.batches(4, timeout_s=0)),
-        "take": lambda: queue.take(1, ack=False, timeout_s=0),
-    }
-
 
 def timed(call: Callable[[], object]) -> float:
     """Returns how many seconds a call takes until it gives up, or has read what this process can read by itself."""
     began_s = time.monotonic()
-    with suppress(tdserve.DeadlineExceededError, tdserve.ConnectError, tdserve.PeerLostError):
+    with suppress(tdserve.TDServeError):
         call()
     return time.monotonic() - began_s
 
@@ -78,10 +52,7 @@ def timed(call: Callable[[], object]) -> float:
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
     """A server with a store of each kind."""
     with Crashing(tmp_path_factory.mktemp("deadlines")) as made, made.server.client() as client:
-        client.memmap(ROWS, "store")
-        client.create_replay("replay", ROW, 1000, sampler=tdserve.Prioritized()).extend(ROWS)
-        client.create_queue("queue", ROW, 10)
-        client.publish("weights", ROW)
+        create_stores(client)
         yield made
 
 
@@ -100,11 +71,23 @@ def stopped(server: tdserve.Server) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def check_all_end_in_time(calls: Calls) -> None:
-    """Makes all calls at once and checks their times."""
+def check_all_end_in_time(calls: Calls, meanwhile: AbstractContextManager[None] | None = None) -> None:
+    """Makes all calls at once and checks their times.
+
+    Args:
+        meanwhile: What happens while they are under way.
+    """
     with ThreadPoolExecutor(len(calls)) as threads:
-        took_s = dict(zip(calls, threads.map(timed, calls.values()), strict=True))
-    assert {name: round(each_s, 2) for name, each_s in took_s.items() if each_s > LIMIT_S} == {}
+        took_s = threads.map(timed, calls.values())
+        with meanwhile or nullcontext():
+            found_s = dict(zip(calls, took_s, strict=True))
+    assert {name: round(each_s, 2) for name, each_s in found_s.items() if each_s > LIMIT_S} == {}
+
+
+def test_methods_with_a_timeout_when_listed_then_each_has_a_case(crashing: Crashing, tmp_path: Path) -> None:
+    with crashing.server.client() as client:
+        tried = {name.split(" ")[0] for name in make_calls(client, open_handles(client), 0.0, tmp_path)}
+    assert set(list_methods()) - tried - set(NOT_TRIED) == set()
 
 
 @pytest.mark.slow
@@ -129,46 +112,76 @@ def test_call_when_a_write_in_place_was_never_permitted_by_a_silent_server_then_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["gloo", "shm", "none"])
+@pytest.mark.parametrize("transport", ["gloo", "grpc", "shm", "none"])
 def test_calls_when_the_server_stands_still_then_they_end_in_time_and_its_session_goes_on(
-    crashing: Crashing, transport: Any
+    crashing: Crashing, transport: Any, tmp_path: Path
 ) -> None:
     with crashing.server.client(transport="auto" if transport == "none" else transport) as client:
-        calls = calls_of(client, *handles_of(client))
+        handles = open_handles(client)
+        calls = make_calls(client, handles, 0.0, tmp_path)
         session = client.session(Deadline.after(20.0))
         if transport == "none":
             other = pickle.loads(pickle.dumps(client))
-            calls = calls_of(other, *(pickle.loads(pickle.dumps(each)) for each in handles_of(client)))
+            calls = make_calls(other, copy_handles(handles), 0.0, tmp_path)
         with stopped(crashing.server):
             check_all_end_in_time(calls)
         assert client["store"].get("x").shape == (300, 3)
-        assert transport == "gloo" or client.session(Deadline.after(20.0)) is session
+        assert transport in ("gloo", "grpc") or client.session(Deadline.after(20.0)) is session
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])
+def test_calls_when_the_server_stops_amid_them_then_they_end_in_time_and_later_ones_succeed(
+    crashing: Crashing, transport: Any, tmp_path: Path
+) -> None:
+    with crashing.server.client(transport=transport) as client:
+        client.checkpoint(str(tmp_path / "checkpoint"))
+        for _ in range(3):
+            calls = make_calls(client, open_handles(client), 0.3, tmp_path)
+            check_all_end_in_time(calls, stopped(crashing.server))
+            wait_for(lambda: is_whole(client), "reads after the server has gone on")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])
+def test_calls_when_many_were_given_up_before_them_then_they_end_in_time(crashing: Crashing, transport: Any) -> None:
+    with crashing.server.client(transport=transport) as client:
+        replay = client.replay("uniform")
+        replay.sample(4)
+        with stopped(crashing.server):
+            took_s = [timed(lambda: replay.sample(4, timeout_s=0.01)) for _ in range(60)]
+            assert max(took_s) < LIMIT_S
+        wait_for(lambda: is_whole(client), "reads after the server has gone on")
+
+
+def is_whole(client: tdserve.Client) -> bool:
+    """Returns whether everything can be read again."""
+    with suppress(tdserve.TDServeError):
+        return client["store"].get("x", timeout_s=1.0).shape == (300, 3) and "a" in client.kv("entries")
+    return False
+
+
+def copy_handles(handles: Handles) -> Handles:
+    """Returns handles of a client without a session."""
+    return Handles(*(pickle.loads(pickle.dumps(each)) for each in handles))
 
 
 @pytest.mark.slow
 def test_calls_when_the_server_is_gone_then_they_end_in_time(crashing: Crashing, tmp_path: Path) -> None:
     with crashing.server.client() as client:
-        handles = handles_of(client)
+        handles = open_handles(client)
         other = pickle.loads(pickle.dumps(client))
         workers = all_below(crashing.server.pid)
         crashing.kill()
         try:
             for pid in workers:
                 wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")  # type: ignore[misc]
-            check_all_end_in_time(calls_of(other, *(pickle.loads(pickle.dumps(each)) for each in handles)))
-            check_all_end_in_time(calls_of(client, *handles))
+            check_all_end_in_time(make_calls(other, copy_handles(handles), 0.0, tmp_path))
+            check_all_end_in_time(make_calls(client, handles, 0.0, tmp_path))
         finally:
             crashing.start()
         assert other["store"].get("x", timeout_s=30.0).shape == (300, 3)
         other.close()
-
-
-def handles_of(client: tdserve.Client) -> tuple[Any, Any, Any]:
-    """Returns handles of the stores, each of which was used once."""
-    store, replay, queue = client["store"], client.replay("replay"), client.queue("queue")
-    store[0]
-    replay.sample(256)
-    return store, replay, queue
 
 
 @pytest.mark.slow
