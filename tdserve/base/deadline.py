@@ -70,6 +70,11 @@ class Deadline:
         remaining_s = self.remaining_s
         return seconds if remaining_s is None else min(seconds, remaining_s)
 
+    def shorten(self, seconds: float) -> Deadline:
+        """Returns the deadline of a step that may take so many seconds, and no longer than the call."""
+        remaining_s = self.remaining_s
+        return Deadline.after(seconds, self.clock) if remaining_s is None or seconds < remaining_s else self
+
     @property
     def begun_s(self) -> float | None:
         """Reading of ``clock`` when it was made; ``None`` if it never comes."""

@@ -243,8 +243,11 @@ class ControlConnection:
             self._has_warned = True
             _log.warning("no server answers at %s yet: %s", self.address, why)
 
-    def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
+    def call(self, method: str, request: Any, *, timeout_s: float, grace_s: float | None = None) -> Any:
         """Makes a unary call; retries until the time is over if no server listens yet.
+
+        Args:
+            grace_s: Seconds beyond ``timeout_s`` for the answer; None is the grace of a call that has this timeout.
 
         Raises:
             ConnectError: No connection within ``timeout_s``. Nothing was changed.
@@ -259,7 +262,7 @@ class ControlConnection:
             remaining_s = deadline - time.monotonic()
             try:
                 # Some extra time, so that the server's answer "not within your timeout" arrives before our own.
-                patience_s = max(remaining_s, 0.0) + compute_grace_s(timeout_s)
+                patience_s = max(remaining_s, 0.0) + (compute_grace_s(timeout_s) if grace_s is None else grace_s)
                 return self._ask(method, request, patience_s)
             except (grpc.RpcError, ValueError) as error:
                 ours = self._convert_error(error, what=method, timeout_s=timeout_s)

@@ -236,7 +236,9 @@ def test_read_when_the_worker_could_answer_it_then_it_passes_a_hidden_store_on_a
     for _ in range(20):  # from then on its worker answers such reads without control
         operator["hidden-td"][:2]
         operator.replay("hidden-ring").sample(2)
-    fingerprints = {name: operator.catalog.get_fingerprint(name) for name in ("hidden-td", "hidden-ring")}
+    fingerprints = {
+        name: operator.catalog.get_fingerprint(name, operator.deadline(None)) for name in ("hidden-td", "hidden-ring")
+    }
     asks: list[Callable[[], dict[str, Any]]] = [
         lambda: {"read": control_pb2.ReadRequest(store="hidden-td", fingerprint=fingerprints["hidden-td"])},
         lambda: {

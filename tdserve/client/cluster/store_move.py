@@ -138,7 +138,7 @@ def _move_whole(
     servers: ClusterServers, name: str, source: int, target: int, on_progress: OnProgress, deadline: Deadline
 ) -> None:
     if source == target:
-        servers.members.get(source).catalog.get_fingerprint(name, timeout_s=deadline.remaining_s)  # it exists
+        servers.members.get(source).catalog.get_fingerprint(name, deadline)  # it exists
         return
     move = _Copying(servers, name, source, target, on_progress, deadline).run()
     owner = servers.directory.get_owner(name)

@@ -74,7 +74,7 @@ class StoreClient(ByAddress):
             StoreNotFoundError: The store was deleted.
         """
         deadline = self._client.deadline(timeout_s)
-        if self._client.catalog.get_fingerprint(self.name, timeout_s=deadline.remaining_s) == self.spec.fingerprint:
+        if self._client.catalog.get_fingerprint(self.name, deadline) == self.spec.fingerprint:
             return False
         description = self._client.catalog.describe_existing(self.name, deadline)
         self.spec, self.uid = description.spec, description.uid

@@ -13,7 +13,7 @@ from threading import Lock, Timer
 from typing import Any, Final
 
 from tdserve.base.addresses import parse_address
-from tdserve.base.deadline import GRACE_S, Deadline
+from tdserve.base.deadline import GRACE_S, Deadline, compute_grace_s
 from tdserve.base.errors import (
     ClosedError,
     ConnectError,
@@ -59,11 +59,11 @@ ASK_AGAIN_S = 0.01
 FindMoved = Callable[[StoreMovedError, Deadline], "CatalogClient"]
 """Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
 
-AskSession = Callable[[str, Any, float], Any]
-"""A method of the server, its request, and the seconds that it may take, to its response, or None."""
+AskSession = Callable[[str, Any, Deadline], Any]
+"""A method of the server, its request, and the deadline of the call, to its response, or None."""
 
 
-def _ask_no_session(method: str, request: object, timeout_s: float) -> None:
+def _ask_no_session(method: str, request: object, deadline: Deadline) -> None:
     return None
 
 
@@ -134,7 +134,7 @@ class CatalogClient:
         names: list[str] = []
         request = control_pb2.ListStoresRequest(prefix=prefix)
         while True:
-            page = self.call("ListStores", request, timeout_s=deadline.remaining_s)
+            page = self.call_within("ListStores", request, deadline)
             names.extend(page.names)
             if not page.next_page_token:
                 return names
@@ -168,22 +168,32 @@ class CatalogClient:
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Describes a store; see ``Client.describe``."""
         if timeout_s is ONCE:
-            return self._describe_once(name, self.timeout_s)
-        wait_s = check_wait_s(self.timeout_s if timeout_s is None else timeout_s)
-        deadline = Deadline.after(wait_s)
+            return self.describe_existing(name, self._make_deadline(None))
+        return self.describe_awaited(
+            name, Deadline.after(check_wait_s(self.timeout_s if timeout_s is None else timeout_s))
+        )
+
+    def describe_awaited(self, name: str, deadline: Deadline) -> StoreDescription:
+        """Describes a store, and waits for its creation, as one step of a call with this deadline.
+
+        Raises:
+            StoreNotFoundError: It does not exist, and the call asks once.
+            StoreNotCreatedError: It was not created in time.
+        """
         try:
-            return self._describe_once(name, wait_s)
+            return self.describe_existing(name, deadline)
         except StoreNotFoundError:
-            if not wait_s:
+            if deadline.timeout_s == 0:
                 raise
-        remaining_s = deadline.remaining_s or 0.0
+        remaining_s = deadline.limit(LONGEST_WAIT_S)
         try:
             if not remaining_s:  # the first query took all the time
-                raise StoreNotCreatedError(what=f"the creation of store {name!r}", timeout_s=wait_s, name=name)
+                what = f"the creation of store {name!r}"
+                raise StoreNotCreatedError(what=what, timeout_s=deadline.timeout_s, name=name)
             with self.missing_names.watch(name, remaining_s):
-                return self._describe_once(name, remaining_s, wait_s=remaining_s)
+                return self._describe(name, deadline, wait_s=remaining_s)
         except StoreNotCreatedError as error:
-            raise self.missing_names.explain(error, wait_s) from None
+            raise self.missing_names.explain(error, deadline.timeout_s) from None
 
     def find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         """Lists up to so many names around one, in their order, with that name if there is such a store."""
@@ -202,16 +212,20 @@ class CatalogClient:
 
     def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
         """Describes a store that exists, as one step of a call with this deadline."""
-        return self._describe_once(name, deadline.remaining_s)
+        return self._describe(name, deadline)
 
-    def _describe_once(self, name: str, timeout_s: float | None, *, wait_s: float = 0.0) -> StoreDescription:
+    def _describe(self, name: str, deadline: Deadline, *, wait_s: float = 0.0) -> StoreDescription:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
-        return from_message(self.call("DescribeStore", request, timeout_s=timeout_s))
+        return from_message(self.call_within("DescribeStore", request, deadline))
 
-    def get_fingerprint(self, name: str, *, timeout_s: float | None = None) -> bytes:
-        """Returns the current fingerprint of a store's structure. Raises StoreNotFoundError."""
+    def get_fingerprint(self, name: str, deadline: Deadline) -> bytes:
+        """Returns the current fingerprint of a store's structure, as one step of a call with this deadline.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-        return bytes(self.call("DescribeStore", request, timeout_s=timeout_s).fingerprint)
+        return bytes(self.call_within("DescribeStore", request, deadline).fingerprint)
 
     def stats(self) -> dict[str, Any]:
         """Returns the server's own figures as plain values."""
@@ -259,13 +273,20 @@ class CatalogClient:
 
     def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         """Calls a method of the server; None is the default timeout."""
-        deadline = self._make_deadline(timeout_s)
+        return self.call_within(method, request, self._make_deadline(timeout_s))
+
+    def call_within(self, method: str, request: object, deadline: Deadline) -> Any:
+        """Calls a method of the server, as one step of a call with this deadline."""
         try:
             return self._ask(method, request, deadline)
         except StoreNotFoundError as error:
-            raise self.missing_names.explain(error, timeout_s) from None
+            raise self.missing_names.explain(error, deadline.timeout_s) from None
+        except StoreNotCreatedError:
+            raise
+        except DeadlineExceededError as error:
+            raise self.missing_names.explain(error, deadline.timeout_s) from error.__cause__
         except StoreMovedError as error:  # or is being moved
-            return self.find_moved(error, deadline).call(method, request, timeout_s=deadline.remaining_s)
+            return self.find_moved(error, deadline).call_within(method, request, deadline)
 
     def _make_deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
@@ -289,13 +310,15 @@ class CatalogClient:
 
     def _ask_once(self, method: str, request: object, deadline: Deadline) -> Any:
         self.check_usable()
-        answer = self.ask_session(method, request, deadline.remaining_s or 0.0)
+        answer = self.ask_session(method, request, deadline)
         if answer is not None:
             return answer
         reach = get_reach()
         if reach is not None:
             self._wait_ready(reach, deadline.remaining_s or 0.0)
-        return self.connection.call(method, request, timeout_s=deadline.remaining_s or 0.0)
+        # Time that has run out in an earlier step is no reason for the patience of a call that asks once.
+        grace_s = compute_grace_s(deadline.timeout_s)
+        return self.connection.call(method, request, timeout_s=deadline.remaining_s or 0.0, grace_s=grace_s)
 
     def _wait_ready(self, reach: Reach, timeout_s: float) -> None:
         """Waits until the server accepts connections, or is given up. Raises ConnectError."""

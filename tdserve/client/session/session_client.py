@@ -45,7 +45,7 @@ from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
 from tdserve.client.session.step_counts import StepCounts
-from tdserve.client.session.timeouts import compute_min_channel_s
+from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_min_channel_s
 from tdserve.messages.call_names import READ
 from tdserve.messages.span_attributes import name_rows
 from tdserve.structure.array_views import to_arrays
@@ -277,7 +277,7 @@ class SessionClient:
                 attributes = name_rows(store, num_rows, transport=session.transport)
                 self._traces.note_local_call(call, begun_s, attributes)
 
-    def _ask_session(self, method: str, request: Any, timeout_s: float) -> Any:
+    def _ask_session(self, method: str, request: Any, deadline: Deadline) -> Any:
         """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""
         session, field = self._session, CATALOG_FIELDS.get(method)
         if session is None or session.is_lost or session.is_silent or field is None or has_to_wait(request):
@@ -286,7 +286,7 @@ class SessionClient:
         getattr(asked, field).CopyFrom(request)
         try:
             pending = session.send(number, catalog=asked)
-            answer = pending.wait(timeout_s + compute_grace_s(timeout_s), f"{method} at {self.address}")
+            answer = pending.wait(compute_answer_timeout_s(deadline), f"{method} at {self.address}")
         except (TransportError, ServerBusyError):
             return None
         finally:

@@ -40,6 +40,16 @@ def test_limit_when_less_is_left_then_that_and_never_below_zero() -> None:
     assert Deadline.never.limit(9.0) == 9.0
 
 
+def test_shorten_when_less_is_left_then_the_same_deadline_and_else_one_so_far_away() -> None:
+    clock = _Clock()
+    deadline = Deadline.after(2.0, clock)
+    assert deadline.shorten(1.5) == Deadline.after(1.5, clock)
+    assert deadline.shorten(2.0) is deadline
+    clock.now_s += 3
+    assert deadline.shorten(1.5) is deadline
+    assert Deadline.never.shorten(1.5).timeout_s == 1.5
+
+
 def test_expired_when_exactly_reached_then_true() -> None:
     clock = _Clock()
     deadline = Deadline.after(2, clock)

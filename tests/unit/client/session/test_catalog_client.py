@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import ONCE_GRACE_S, Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
@@ -89,12 +90,25 @@ def test_client_when_used_after_fork_then_the_error_names_the_remedy(
     client.close()
 
 
+def test_call_when_an_earlier_step_has_taken_all_the_time_then_ends_soon_and_names_the_time_of_the_whole() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        deadline = Deadline(at_s=time.monotonic() - 1.0, timeout_s=0.3)
+        begun_s = time.monotonic()
+        with (
+            CatalogClient(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0) as catalog,
+            pytest.raises((ConnectError, DeadlineExceededError)),
+        ):
+            catalog.get_fingerprint("store", deadline)
+        assert time.monotonic() - begun_s < ONCE_GRACE_S
+
+
 def test_call_when_its_session_is_lost_meanwhile_then_only_the_rest_of_its_time_is_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         catalog = CatalogClient(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0)
         asked: list[float] = []
 
-        def lose_session(method: str, request: object, wait_s: float) -> None:
+        def lose_session(method: str, request: object, deadline: Deadline) -> None:
+            wait_s = deadline.limit(60.0)
             asked.append(wait_s)
             Event().wait(wait_s)
 
