@@ -286,7 +286,7 @@ class ShardDraws:
 
         def follow_and_draw(shard: int, part: Any) -> DrawnPart | None:
             try:
-                found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part))
+                found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
             except (DeadlineExceededError, EndOfStreamError) as error:  # others were faster
                 query = make_query(part)
                 is_used_up = self._uses_up and isinstance(error, DeadlineExceededError)

@@ -26,7 +26,7 @@ def ask_mass(part: Any, make_query: Callable[[Any], Query], num_rows: int, deadl
     def ask() -> ShardMass:
         return _ask(part._client, make_query(part), num_rows, deadline)
 
-    found: ShardMass = part.follow_and_retry(ask, uses_rows=False)
+    found: ShardMass = part.follow_and_retry(ask, deadline, uses_rows=False)
     return found
 
 

@@ -51,7 +51,7 @@ class ShardShares:
             return DrawnPart(shard, part._client, query, rows)
 
         def follow_and_draw(shard: int, part: Any) -> DrawnPart:
-            found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part))
+            found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
             return found
 
         reach_s = deadline.remaining_s

@@ -254,7 +254,7 @@ def _fetch_until_closed(order: _Order) -> None:
             try:
                 _fetch(order, progress)
             except StructureChangedError:
-                renewed = order.renew(order.query)
+                renewed = order.renew(order.query, Deadline.after(order.timeout_s))
                 if renewed is None:
                     raise
                 order.query = renewed

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
@@ -65,20 +66,21 @@ class FollowedTable(RowsByNumber):
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
         self._structure = description.structure
 
-    def check_key(self, path: Path) -> None:
+    def check_key(self, path: Path, deadline: Deadline) -> None:
         """Raises KeyNotFoundError if rows have no such key, not even one that came later."""
         try:
             self.spec.find(path, store=self.name)
         except KeyNotFoundError:
-            if not self._follow_changed():
+            if not self._follow_changed(deadline):
                 raise
             self.spec.find(path, store=self.name)
 
-    def follow_and_retry(self, act: Callable[[], T], *, uses_rows: bool = True) -> T:
+    def follow_and_retry(self, act: Callable[[], T], deadline: Deadline, *, uses_rows: bool = True) -> T:
         """Runs ``act``, again if the table has got leaves or was recreated in between, with another capacity or for
         ragged rows.
 
         Args:
+            deadline: Of the call, of which all of this is a step.
             uses_rows: Whether its success shows that rows are written, or were.
         """
         while True:
@@ -87,23 +89,23 @@ class FollowedTable(RowsByNumber):
                 result = act()
                 break
             except (StoreNotFoundError, SpecMismatchError, KeyNotFoundError) as error:
-                if (
-                    not self._is_in_use
-                    and (found := find_current_description(self._client, self.name, self.spec)) is not None
-                ):
+                found = None
+                if not self._is_in_use:
+                    found = find_current_description(self._client, self.name, self.spec, deadline)
+                if found is not None:
                     self._follow(found)
-                elif isinstance(error, StoreNotFoundError) or not self._has_followed(stored):
+                elif isinstance(error, StoreNotFoundError) or not self._has_followed(stored, deadline):
                     raise
         self._is_in_use |= uses_rows
         return result
 
-    def _follow_changed(self) -> bool:
+    def _follow_changed(self, deadline: Deadline) -> bool:
         """Follows a table that has got leaves, or was deleted and created again for the same rows; returns whether it
         did.
 
         Otherwise only the settings are those of now, by which samples may have other columns; that counts too.
         """
-        found = self._client.catalog.describe(self.name)
+        found = self._client.catalog.describe_existing(self.name, deadline)
         has_leaves = found.uid == self._uid and found.structure != self._structure
         is_recreated = found.spec == self.spec and found.capacity != self.capacity
         if has_leaves:
@@ -115,13 +117,13 @@ class FollowedTable(RowsByNumber):
             return self._take_settings(found)
         return has_leaves or is_recreated
 
-    def _renew(self, query: Query) -> Query | None:
+    def _renew(self, query: Query, deadline: Deadline) -> Query | None:
         """Returns the query of a sample for a table that has changed; None if it is what it was."""
-        if not self._has_followed(query.stored):
+        if not self._has_followed(query.stored, deadline):
             return None
         return replace(query, stored=self._stored, added=self._added_columns[query.group_by is not None])
 
-    def _has_followed(self, stored: Spec) -> bool:
+    def _has_followed(self, stored: Spec, deadline: Deadline) -> bool:
         """Returns whether this handle, perhaps in another thread, follows a table that has changed since it had this
         structure."""
-        return self._stored is not stored or self._follow_changed() or self._stored is not stored
+        return self._stored is not stored or self._follow_changed(deadline) or self._stored is not stored

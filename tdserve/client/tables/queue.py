@@ -56,7 +56,7 @@ class QueueHandle(TableHandle):
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
             return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
-        taken = self.follow_and_retry(draw)
+        taken = self.follow_and_retry(draw, deadline)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
@@ -124,11 +125,13 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance, run)
+        asked = self._parse_share(rank, world_size, step, balance, run, deadline)
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
-            query = self.make_query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+            query = self.make_query(
+                conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
+            )
             if not is_lease:
                 td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             else:
@@ -139,16 +142,18 @@ class ReplayHandle(TableHandle):
             with self._get_step_count(share).take(share.step if share.is_named else None) as number:
                 return draw(share.move_to(number))
 
-        return self.follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked))
+        return self.follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked), deadline)
 
     def _get_step_count(self, share: Share) -> StepCount:
         return self._client.step_counts.get(self._uid, share.rank, share.world_size, share.run)
 
-    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any) -> Share | None:
+    def _parse_share(
+        self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
+    ) -> Share | None:
         path = None if balance is None else check_path(balance, argument="balance")
         share = parse_share(rank, world_size, step, path, run)
         if path is not None:
-            self.check_key(path)
+            self.check_key(path, deadline)
         return share
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
@@ -195,10 +200,10 @@ class ReplayHandle(TableHandle):
         deadline = self._client.deadline(timeout_s)
 
         def draw() -> Taken:
-            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
+            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy, deadline=deadline)
             return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
 
-        taken = self.follow_and_retry(draw)
+        taken = self.follow_and_retry(draw, deadline)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -306,8 +311,9 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
+        deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
-        share = self._parse_share(rank, world_size, step, balance, run)
+        share = self._parse_share(rank, world_size, step, balance, run, deadline)
         if min_rows is not None and (share is not None or not consumer):
             raise InvalidRequestError(
                 argument="min_rows", reason="it is for rows that a consumer takes, without a rank"
@@ -320,7 +326,9 @@ class ReplayHandle(TableHandle):
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
         is_lease = bool(consumer) and share is None
-        query = self.make_query(conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share)
+        query = self.make_query(
+            conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
+        )
         if is_lease:
             return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)
         return Batches(

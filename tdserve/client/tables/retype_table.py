@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.base.errors import StoreExistsError, StoreNotFoundError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import StoreExistsError, StoreNotCreatedError, StoreNotFoundError
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
@@ -22,7 +23,7 @@ RENEWAL_TIMEOUT_S = 1.0
 """Longest time between the end of the old table and the new one: a table of many GiB takes some time."""
 
 
-def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDescription | None:
+def retype(client: SessionClient, name: str, row: Spec, batch: Any, deadline: Deadline) -> StoreDescription | None:
     """Recreates an empty table for rows like those of a batch.
 
     Args:
@@ -30,15 +31,16 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
         name: Name of the table.
         row: The structure of its rows, as the caller last read it.
         batch: The rows that do not fit.
+        deadline: Of the call.
 
     Returns:
         The table's description, for rows that may fit now; None if it is what the caller has already.
     """
-    found = find_current_description(client, name, row)
+    found = find_current_description(client, name, row, deadline)
     if found is not None:
         return found
     spec = widen_row(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
-    description = client.catalog.describe(name, timeout_s=0)
+    description = client.catalog.describe_existing(name, deadline)
     if spec is None or description.inserts or description.reserved_rows:
         return None
     request = control_pb2.CreateStoreRequest(
@@ -53,10 +55,10 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any) -> StoreDesc
         replaces_empty_uid=description.uid,
     )
     try:
-        create_store(client, request, spec)
+        create_store(client, request, spec, deadline)
     except (StoreExistsError, StoreNotFoundError):
-        return find_current_description(client, name, row)  # another client was faster
-    return client.catalog.describe(name, timeout_s=0)
+        return find_current_description(client, name, row, deadline)  # another client was faster
+    return client.catalog.describe_existing(name, deadline)
 
 
 def was_densified(batch: Any, taken: Spec) -> bool:
@@ -72,14 +74,23 @@ def was_densified(batch: Any, taken: Spec) -> bool:
     return any(path in dense and leaf.ragged is not None and leaf.ragged.form in forms for path, leaf in found)
 
 
-def find_current_description(client: SessionClient, name: str, row: Spec) -> StoreDescription | None:
+def find_current_description(
+    client: SessionClient, name: str, row: Spec, deadline: Deadline
+) -> StoreDescription | None:
     """Returns the description of a table that was recreated for rows that differ; None if it was not.
 
     Raises:
         StoreNotFoundError: There is no such table.
     """
     try:
-        description = client.catalog.describe(name, timeout_s=RENEWAL_TIMEOUT_S)
-    except TimeoutError as error:
-        raise StoreNotFoundError(name=name) from error
+        description = client.catalog.describe_existing(name, deadline)
+    except StoreNotFoundError:
+        description = _await_renewal(client, name, deadline)
     return description if description.spec != row and widens(row, description.spec) else None
+
+
+def _await_renewal(client: SessionClient, name: str, deadline: Deadline) -> StoreDescription:
+    try:
+        return client.catalog.describe_awaited(name, deadline.shorten(RENEWAL_TIMEOUT_S))
+    except StoreNotCreatedError as error:
+        raise StoreNotFoundError(name=name) from error

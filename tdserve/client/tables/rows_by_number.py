@@ -113,11 +113,16 @@ class RowsByNumber(ByAddress):
         show, is_one = self._client.hand_over, np.ndim(index) == 0
         return show(rows[0] if is_one else rows), show(generations[0] if is_one else generations)
 
-    def read_with_generations(self, numbers: Rows) -> tuple[Any, torch.Tensor]:
-        """Returns what ``get_with_generations`` does, always as a tensordict and a tensor."""
+    def read_with_generations(self, numbers: Rows, deadline: Deadline | None = None) -> tuple[Any, torch.Tensor]:
+        """Returns what ``get_with_generations`` does, always as a tensordict and a tensor.
+
+        Args:
+            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
+        """
         check_real("reading rows", ROWS)
         begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
-        found = self._read_pieces([numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins], ())
+        pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
+        found = self._read_pieces(pieces, (), self._client.deadline(None) if deadline is None else deadline)
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
         return found.build(), generations
 
@@ -127,7 +132,7 @@ class RowsByNumber(ByAddress):
         """Returns live rows, or these keys of them, as ``table[among]`` does, always as a tensordict, their numbers and
         their generations."""
         check_real("reading rows", ROWS)
-        found = self._read_pieces([among], keys)
+        found = self._read_pieces([among], keys, self._client.deadline(None))
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
@@ -165,7 +170,7 @@ class RowsByNumber(ByAddress):
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces, keys, timeout_s).build()
+        found = self._read_pieces(pieces, keys, self._client.deadline(timeout_s)).build()
         return shape_rows(found, shape, pad, stored=self._stored, store=self.name, is_array=self._client.numpy)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -182,15 +187,14 @@ class RowsByNumber(ByAddress):
         rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)
 
-    def _read_pieces(self, indices: Sequence[Any], keys: Sequence[Path], timeout_s: float | None = None) -> _FoundRows:
+    def _read_pieces(self, indices: Sequence[Any], keys: Sequence[Path], deadline: Deadline) -> _FoundRows:
         """Reads rows by several indices, all under one structure of the table."""
-        deadline = self._client.deadline(timeout_s)
 
         def read() -> _FoundRows:
             wanted = WantedRows(self.name, self._stored, tuple(keys))
             return _FoundRows([self._read(index, wanted, deadline) for index in indices], wanted.chosen)
 
-        return self.follow_and_retry(read)
+        return self.follow_and_retry(read, deadline)
 
     def _read(self, index: Any, wanted: WantedRows, deadline: Deadline) -> Content:
         selection = parse(index, store=self.name)
@@ -214,7 +218,7 @@ class RowsByNumber(ByAddress):
 
         return self._client.call(attempt, deadline)
 
-    def follow_and_retry(self, act: Callable[[], T]) -> T:
+    def follow_and_retry(self, act: Callable[[], T], deadline: Deadline) -> T:
         """Runs ``act``, once more if the table was recreated in between."""
         raise NotImplementedError
 

@@ -142,8 +142,9 @@ class Query:
         return make_rows_layout(self.stored, num_rows, self.added)
 
 
-RenewQuery = Callable[[Query], "Query | None"]
-"""Returns a query for a table that has got leaves since the given one was made; None if it has not."""
+RenewQuery = Callable[[Query, Deadline], "Query | None"]
+"""Returns a query for a table that has got leaves since the given one was made; None if it has not. It asks the server,
+within a deadline."""
 
 
 class Sampled:

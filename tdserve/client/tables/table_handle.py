@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
     SpecMismatchError,
@@ -158,34 +159,33 @@ class TableHandle(FollowedTable):
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         annotations, stored = RowAnnotations(priority, ends, writer, policy_version), self._stored
+        deadline = self._client.deadline(timeout_s)
         try:
-            return self._extend_rows(batch, annotations, flatten, timeout_s, return_early)
+            return self._extend_rows(batch, annotations, flatten, deadline, return_early)
         except TooLargeError:
-            if not self._has_followed(stored):
+            if not self._has_followed(stored, deadline):
                 raise
-        return self._extend_rows(batch, annotations, flatten, timeout_s, return_early)  # for a smaller ring
+        return self._extend_rows(batch, annotations, flatten, deadline, return_early)  # for a smaller ring
 
     def _extend_rows(
-        self, batch: Any, annotations: RowAnnotations, flatten: bool, timeout_s: float | None, return_early: bool
+        self, batch: Any, annotations: RowAnnotations, flatten: bool, deadline: Deadline, return_early: bool
     ) -> Any:
         if isinstance(batch, (dict, list)):
             batch = read_rows(batch, self.spec, store=self.name)
         if isinstance(batch, list) and not batch:  # no rows, in no structure
-            index = self._extend((), (), annotations, timeout_s, return_early)
+            index = self._extend((), (), annotations, deadline, return_early)
             return self._show_numbers(index) if self._client.numpy else index
         if not flatten and is_plain_batch(batch, self._num_dims, self.capacity):
-            captured, keys = self._capture_batch(batch)
-            index = self._extend((captured,), keys, annotations, timeout_s, return_early)
+            captured, keys = self._capture_batch(batch, deadline)
+            index = self._extend((captured,), keys, annotations, deadline, return_early)
             return self._show_numbers(index) if self._client.numpy else index
         given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
         if given.num_rows > self.capacity:
-            self._follow_changed()  # perhaps with room for all of them, or with another limiter
+            self._follow_changed(deadline)  # perhaps with room for all of them, or with another limiter
             given = given.keep_newest(self.capacity) if self.settings.overwrites_oldest else given
-        captured, keys = self._capture_batch(given.batch)
+        captured, keys = self._capture_batch(given.batch, deadline)
         is_cut = given.num_cut > 0
-        index = given.restore(
-            self._extend((captured,), keys, given.annotations, timeout_s, return_early, is_cut=is_cut)
-        )
+        index = given.restore(self._extend((captured,), keys, given.annotations, deadline, return_early, is_cut=is_cut))
         return self._show_numbers(index) if self._client.numpy else index
 
     def _show_numbers(self, index: Any) -> Any:
@@ -197,8 +197,9 @@ class TableHandle(FollowedTable):
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> torch.Tensor:
         """Writes rows that a writer has captured, all together; result and errors as of ``extend``."""
+        deadline = self._client.deadline(timeout_s)
         keys = self._check_fits(captured[0].spec)
-        numbers: torch.Tensor = self._extend(captured, keys, annotations, timeout_s, return_early=False)
+        numbers: torch.Tensor = self._extend(captured, keys, annotations, deadline, return_early=False)
         return numbers
 
     def _extend(
@@ -206,13 +207,12 @@ class TableHandle(FollowedTable):
         captured: Sequence[Captured],
         keys: tuple[Path, ...],
         annotations: RowAnnotations,
-        timeout_s: float | None,
+        deadline: Deadline,
         return_early: bool,
         *,
         is_cut: bool = False,
     ) -> Any:
         num_rows = sum(each.spec.batch_size[0] for each in captured)
-        deadline = self._client.deadline(timeout_s)
         if num_rows == 0:
             empty = torch.empty(0, dtype=torch.int64)
             return AwaitableFuture.make_done(empty) if return_early else empty
@@ -237,7 +237,7 @@ class TableHandle(FollowedTable):
                 index = self._coalescer.send(part)
                 break
             except SpecMismatchError:
-                if not self._has_followed(stored):
+                if not self._has_followed(stored, deadline):
                     raise
                 if is_cut and self.capacity != capacity:  # the table may have room now for what was cut off
                     raise
@@ -267,10 +267,10 @@ class TableHandle(FollowedTable):
             try:
                 add_leaves(self._client, self.name, self.spec, row, deadline)
             except StructureChangedError:
-                if not self._has_followed(stored):
+                if not self._has_followed(stored, deadline):
                     raise
             else:
-                self._follow_changed()
+                self._follow_changed(deadline)
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """Returns a writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
@@ -322,7 +322,7 @@ class TableHandle(FollowedTable):
                 deadline=deadline,
             )
 
-        return self._client.perform(partial(self.follow_and_retry, write), deadline, return_early)
+        return self._client.perform(partial(self.follow_and_retry, write, deadline), deadline, return_early)
 
     def update_if_present(
         self,
@@ -361,7 +361,7 @@ class TableHandle(FollowedTable):
                     client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline
                 )
 
-            self.follow_and_retry(write)
+            self.follow_and_retry(write, deadline)
 
         is_same = write_same(
             rows,
@@ -369,16 +369,16 @@ class TableHandle(FollowedTable):
             values,
             is_unchanged=is_unchanged,
             overwrite=overwrite_rows,
-            read_generations=self._read_generations,
+            read_generations=partial(self._read_generations, deadline=deadline),
         )
         return self._client.hand_over(torch.from_numpy(is_same))
 
     def find_generations(self, index: Any) -> torch.Tensor:
         """Returns the generation of each row, -1 for those that are not live; int64 ``[n]``."""
-        return torch.from_numpy(self._read_generations(to_row_numbers(index)))
+        return torch.from_numpy(self._read_generations(to_row_numbers(index), self._client.deadline(None)))
 
-    def _read_generations(self, rows: Rows) -> NDArray[np.int64]:
-        return find_generations(lambda part: self.read_with_generations(part)[1].numpy(), rows)
+    def _read_generations(self, rows: Rows, deadline: Deadline) -> NDArray[np.int64]:
+        return find_generations(lambda part: self.read_with_generations(part, deadline)[1].numpy(), rows)
 
     def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
         """Deletes rows, all of them or none; returns their number.
@@ -449,8 +449,12 @@ class TableHandle(FollowedTable):
         device: Any = None,
         numpy: bool | None = None,
         share: Share | None = None,
+        deadline: Deadline | None = None,
     ) -> Query:
         """Makes the query of a sample, and checks it as far as the client can.
+
+        Args:
+            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
 
         Raises:
             KeyNotFoundError: Rows have no such leaf.
@@ -462,7 +466,7 @@ class TableHandle(FollowedTable):
         )
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
-            self.check_key(path)
+            self.check_key(path, self._client.deadline(None) if deadline is None else deadline)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)
@@ -492,7 +496,7 @@ class TableHandle(FollowedTable):
             min_rows=min_rows,
         )
 
-    def _capture_batch(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
+    def _capture_batch(self, batch: Any, deadline: Deadline) -> tuple[Captured, tuple[Path, ...]]:
         """Captures a batch; also returns the keys of its leaves, none if it has all of them.
 
         The first rows decide whether a table accepts rows that differ in size: nested tensors do, whatever their
@@ -505,11 +509,11 @@ class TableHandle(FollowedTable):
         except SpecMismatchError:
             if (columns := destack(batch, self.spec)) is not None:
                 return self._capture_fitting(columns)
-            if self._follow_changed():
+            if self._follow_changed(deadline):
                 return self._capture_fitting(batch)
             if self._is_in_use:
                 raise
-        if (description := retype(self._client, self.name, self.spec, batch)) is not None:
+        if (description := retype(self._client, self.name, self.spec, batch, deadline)) is not None:
             self._follow(description)
         return self._capture_fitting(batch)
 

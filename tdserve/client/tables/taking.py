@@ -52,11 +52,14 @@ def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, dea
     while True:
         td = take_rows(client, query, num_rows, deadline)
         try:
-            acknowledge(client, query, td, client.deadline(None))
+            acknowledge(client, query, td, deadline)
             return td
         except WrongStateError:
             if deadline.expired:
                 raise
+        except (DeadlineExceededError, TransportError):  # nobody gets them of this call
+            _give_back_later(client, query, td)
+            raise
 
 
 def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Sampled:
@@ -217,16 +220,15 @@ class TakenBatches:
         return self
 
     def __next__(self) -> Any:
-        self._acknowledge()
         deadline = Deadline.after(self._timeout_s)
+        self._acknowledge(deadline)
         while True:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            remaining_s = deadline.remaining_s or 0.0
             try:
-                rows = take_rows(self._client, self._query, self._num_rows, Deadline.after(min(POLL_S, remaining_s)))
+                rows = take_rows(self._client, self._query, self._num_rows, deadline.shorten(POLL_S))
             except (DeadlineExceededError, TransportError) as error:
-                if remaining_s > POLL_S and error.retryable:
+                if not deadline.expired and error.retryable:
                     if isinstance(error, TransportError):  # the server is away, perhaps only while it restarts
                         self._closed.wait(RETRY_PAUSE_S)
                     continue
@@ -236,7 +238,7 @@ class TakenBatches:
             except EndOfStreamError:
                 raise StopIteration from None
             except StructureChangedError:
-                renewed = self._renew(self._query)
+                renewed = self._renew(self._query, deadline)
                 if renewed is None:
                     raise
                 self._query = renewed
@@ -254,7 +256,7 @@ class TakenBatches:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self._acknowledge()
+            self._acknowledge(self._client.deadline(None))
         self.close()
 
     def __del__(self) -> None:
@@ -269,12 +271,12 @@ class TakenBatches:
         if held is not None:
             give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, deadline: Deadline) -> None:
         held, self._held = self._held, None  # also for close(): rows are not given back while they are acknowledged
         if held is None:
             return
         try:
-            acknowledge(self._client, self._query, held, self._client.deadline(None))
+            acknowledge(self._client, self._query, held, deadline)
         except WrongStateError:  # they are not on lease any more, which does not concern the next batch
             raise
         except BaseException:
