@@ -134,18 +134,21 @@ def test_pops_when_the_server_is_killed_then_each_entry_goes_to_one(
     assert sorted(taken) == list(range(NUM_ENTRIES))
 
 
-def test_pop_when_the_deletion_is_not_answered_then_the_error_has_the_values(crashing: Crashing) -> None:
+@pytest.mark.parametrize(("default_s", "timeout_s"), [(0.5, 0), (0.5, None), (60.0, 0.5)])
+def test_pop_when_the_deletion_is_not_answered_in_time_then_the_error_has_the_values(
+    crashing: Crashing, default_s: float, timeout_s: float | None
+) -> None:
     with crashing.server.client(transport="shm", timeout_s=60.0) as client:
-        kv = client.create_kv("unanswered")
+        kv = client.create_kv(f"unanswered-{default_s}-{timeout_s}")
         kv.put(["a", "b"], [1, 2])
         assert kv["a"] == 1  # so that the next read needs no server
         pids = [crashing.server.pid, *(worker["pid"] for worker in client.stats()["workers"])]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        client.timeout_s = 0.5
+        client.timeout_s = default_s
         try:
-            with pytest.raises(tdserve.UnansweredPopError, match="unanswered") as raised:
-                kv.pop(["a", "b"])
+            with pytest.raises(tdserve.UnansweredPopError, match=r"unanswered.* within 0\.5 s") as raised:
+                kv.pop(["a", "b"], timeout_s=timeout_s)
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)

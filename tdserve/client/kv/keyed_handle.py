@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -171,29 +171,30 @@ class KeyedHandle(EntryMapping, ByAddress):
         Raises:
             KeyNotFoundError: As of ``get``. Nothing was deleted.
             DeadlineExceededError: A key was absent all the time. Nothing was deleted.
-            UnansweredPopError: There was no answer to the deletion within the client's timeout, and it is unknown
-                whether the entries were deleted. ``values`` of the error is what would have been returned.
+            UnansweredPopError: There was no answer to the deletion in time (within the client's timeout, if the
+                timeout is 0), and it is unknown whether the entries were deleted. ``values`` of the error is what would
+                have been returned.
         """
         keys = _settle_keys(keys)
         encoded = _encode_keys(keys)
-        wait = self._make_wait(timeout_s, default)
-        self._coalescer.flush(self._client.deadline(None))
+        patience = self._make_patience(timeout_s, default)
+        self._coalescer.flush(patience.deadline)
         for number in range(MAX_POP_TRIES):
-            found = self._find(encoded, wait, default)
+            found = self._find(encoded, patience, default)
             values = self._decode(keys, found, select, numpy, default)
             pairs = zip(encoded, found.versions, strict=True)
             # Each key once, however often it is named.
             there = {key: version for key, version in pairs if version != ABSENT}
             try:
                 if there:
-                    self._remove([*there], [*there.values()], self._client.deadline(None), missing_ok=False)
+                    self._remove([*there], [*there.values()], patience.deadline, missing_ok=False)
                 break
             except (VersionConflictError, KeyNotFoundError):  # changed since it was read
                 if number + 1 == MAX_POP_TRIES:
                     raise
             except (DeadlineExceededError, TransportError) as error:
                 what = f"the deletion of popped entries in {self.name!r}"
-                unanswered = UnansweredPopError(what=what, timeout_s=self._client.timeout_s)
+                unanswered = UnansweredPopError(what=what, timeout_s=patience.deadline.timeout_s)
                 unanswered.values = values
                 raise unanswered from error
         return values
@@ -269,7 +270,7 @@ class KeyedHandle(EntryMapping, ByAddress):
     def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         names = [keys] if isinstance(keys, str) else _list_keys(keys)
-        found = self._look_up(_encode_keys(names), asks_versions=True)
+        found = self._look_up(_encode_keys(names), self._client.deadline(None), asks_versions=True)
         return found.versions[0] if isinstance(keys, str) else found.versions
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -279,8 +280,10 @@ class KeyedHandle(EntryMapping, ByAddress):
         if len(prefix.encode(errors="replace")) > MAX_KEY_BYTES:
             return []  # no key is as long
         encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
+        deadline = self._client.deadline(None)
         while True:
-            page = self._list(control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")).keys
+            asked = control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")
+            page = self._list(asked, deadline).keys
             found += page
             if len(page) < MAX_LISTED:
                 return [key.decode() for key in found]
@@ -290,7 +293,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return self._client.catalog.describe(self.name).as_dict()
 
     def __len__(self) -> int:
-        return int(self._list(control_pb2.ListRequest(asks_count=True)).num_rows)
+        return int(self._list(control_pb2.ListRequest(asks_count=True), self._client.deadline(None)).num_rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -300,7 +303,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             encoded = _encode_key(key)
         except InvalidRequestError:  # no entry can have it
             return False
-        return bool(self._look_up([encoded], asks_versions=True).versions[0])
+        return bool(self._look_up([encoded], self._client.deadline(None), asks_versions=True).versions[0])
 
     def __getitem__(self, key: str | Sequence[str]) -> Any:
         return self.get(key)
@@ -330,20 +333,16 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
         encoded = _encode_keys(keys)
-        return self._find(encoded, self._make_wait(timeout_s, default), default)
+        return self._find(encoded, self._make_patience(timeout_s, default), default)
 
-    def _make_wait(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> Deadline | None:
-        """Returns the deadline of a wait for absent keys; None not to wait."""
+    def _make_patience(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> _Patience:
         if default is not NO_DEFAULT and timeout_s != 0:
             reason = "pass it or timeout_s, not both: a call that has waited in vain raises DeadlineExceededError"
             raise InvalidRequestError(argument="default", reason=reason)
-        return None if timeout_s == 0 else self._client.deadline(timeout_s)
+        return _Patience(self._client.deadline(None if timeout_s == 0 else timeout_s), waits=timeout_s != 0)
 
-    def _find(self, keys: list[bytes], wait: Deadline | None, default: Any = NO_DEFAULT) -> FoundEntries:
+    def _find(self, keys: list[bytes], patience: _Patience, default: Any = NO_DEFAULT) -> FoundEntries:
         """Returns entries that are all there, or some of which may be absent if there is a default.
-
-        Args:
-            wait: Waits for them so long; None does not wait.
 
         Raises:
             KeyNotFoundError, DeadlineExceededError: As raised by ``get``.
@@ -352,40 +351,43 @@ class KeyedHandle(EntryMapping, ByAddress):
         if not keys:
             return FoundEntries([], [])
         if default is not NO_DEFAULT:
-            return self._find_present(keys)
+            return self._find_present(keys, patience.deadline)
+        deadline, waits = patience
         while True:
-            found = self._look_up(keys, wait)
+            found = self._look_up(keys, deadline, waits=waits)
             if ABSENT not in found.versions:
                 return found
             missing = keys[found.versions.index(ABSENT)]
-            if wait is None:
+            if not waits:
                 raise make_missing_error(self.name, missing)
-            if wait.expired:  # each time it was there when the server had looked, and gone when it was read
+            if deadline.expired:  # each time it was there when the server had looked, and gone when it was read
                 what = f"a put of entry {show_key(missing)!r} in keyed store {self.name!r}"
-                raise DeadlineExceededError(what=what, timeout_s=wait.timeout_s)
+                raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
 
-    def _find_present(self, keys: list[bytes]) -> FoundEntries:
+    def _find_present(self, keys: list[bytes], deadline: Deadline) -> FoundEntries:
         """Returns entries, some of which may be absent; those that are not are as of one moment."""
         while True:
             with suppress(KeyNotFoundError):
-                return self._look_up(keys)
-            versions = [ABSENT] if len(keys) == 1 else self._look_up(keys, asks_versions=True).versions
+                return self._look_up(keys, deadline)
+            versions = [ABSENT] if len(keys) == 1 else self._look_up(keys, deadline, asks_versions=True).versions
             present = [number for number, version in enumerate(versions) if version != ABSENT]
             found = FoundEntries([ABSENT] * len(keys), [b""] * len(keys))
             with suppress(KeyNotFoundError):  # deleted since
-                some = self._look_up([keys[number] for number in present]) if present else found
+                some = self._look_up([keys[number] for number in present], deadline) if present else found
                 for number, version, record in zip(present, some.versions, some.records, strict=False):
                     found.versions[number], found.records[number] = version, record
                 return found
 
-    def _look_up(self, keys: list[bytes], wait: Deadline | None = None, *, asks_versions: bool = False) -> FoundEntries:
+    def _look_up(
+        self, keys: list[bytes], deadline: Deadline, *, waits: bool = False, asks_versions: bool = False
+    ) -> FoundEntries:
         """Returns entries, some of which may be absent if the client can read them itself.
 
         A call that does not wait for keys still waits for its server, as every call does.
         """
         mover = self._client.mover
         found = None if mover is None else mover.find_entries(self.name, self._stored, keys)
-        if found is not None and (wait is None or ABSENT not in found.versions):
+        if found is not None and (not waits or ABSENT not in found.versions):
             return found
 
         def attempt(session: Session, request: int, deadline: Deadline) -> FoundEntries:
@@ -393,7 +395,7 @@ class KeyedHandle(EntryMapping, ByAddress):
                 store=self.name,
                 fingerprint=self._stored.fingerprint,
                 keys=keys,
-                timeout_s=0.0 if wait is None else deadline.remaining_s,
+                timeout_s=deadline.remaining_s if waits else 0.0,
                 asks_versions=asks_versions,
             )
             pending = session.send(request, get=asked)
@@ -401,16 +403,23 @@ class KeyedHandle(EntryMapping, ByAddress):
             reply = Reply(request, pending, answer, deadline)
             return session.mover.take_entries(reply, self.name, self._stored, keys)
 
-        return self._client.call(attempt, wait or self._client.deadline(None))
+        return self._client.call(attempt, deadline)
 
-    def _list(self, asked: control_pb2.ListRequest) -> control_pb2.Done:
+    def _list(self, asked: control_pb2.ListRequest, deadline: Deadline) -> control_pb2.Done:
         asked.store = self.name
 
         def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
             pending = session.send(request, list=asked)
             return pending.wait(compute_answer_timeout_s(deadline), f"the keys of {self.name!r}").done
 
-        return self._client.call(attempt, self._client.deadline(None))
+        return self._client.call(attempt, deadline)
+
+
+class _Patience(NamedTuple):
+    """How long a call lasts at most, and whether it waits for absent keys so long, or only for the server."""
+
+    deadline: Deadline
+    waits: bool
 
 
 def _encode_key(key: object) -> bytes:
