@@ -1,4 +1,4 @@
-"""A way to a server that loses an answer: it cuts the connection at the moment that a test chooses."""
+"""A way to a server that loses an answer, or all requests after one: from the moment that a test chooses."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Cutting:
     Attributes:
         address: Where clients connect.
         was_cut: Set when an answer was lost.
+        was_muted: Set when requests began to be lost.
     """
 
     def __init__(self, address: str) -> None:
@@ -24,10 +25,12 @@ class Cutting:
         self._server = (host, int(port))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self.was_cut = Event()
+        self.was_cut, self.was_muted = Event(), Event()
+        self._is_mute = False
         self._may_connect = Event()
         self._may_connect.set()
         self._is_due: Callable[[], bool] = lambda: False
+        self._is_mute_due: Callable[[], bool] = lambda: False
         self._sockets = [self._listening]
         self._threads: list[Thread] = []
         self._start(self._accept)
@@ -36,9 +39,19 @@ class Cutting:
         """Drops the first bytes of the server after this is true, and all connections; new ones wait for ``mend``."""
         self._is_due = is_due
 
+    def mute_when(self, is_due: Callable[[], bool]) -> None:
+        """Passes the first bytes of the server after this is true, and nothing that clients send from then on: the
+        server stands still, as far as they can see, just after it has answered. Lasts until ``mend``."""
+        self._is_mute_due = is_due
+
     def mend(self) -> None:
-        """Lets clients through again."""
+        """Lets clients through again, by new connections if bytes of the old ones were lost."""
         self._may_connect.set()
+        if self._is_mute:
+            self._is_mute, self._is_mute_due = False, lambda: False
+            for each in self._sockets[1:]:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Cutting:
         return self
@@ -76,7 +89,11 @@ class Cutting:
                     self._may_connect.clear()
                     self.was_cut.set()
                     break
-                target.sendall(content)
+                if is_answer and not self._is_mute and self._is_mute_due():
+                    self._is_mute = True
+                    self.was_muted.set()
+                if is_answer or not self._is_mute:
+                    target.sendall(content)
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

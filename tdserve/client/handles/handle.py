@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.live_stores import with_live_leaves
+from tdserve.client.handles.local_values import keep_keys, read_remote, to_local
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import find_unknown
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.client.handles.tensordict_calls import keep_keys, to_local
 from tdserve.client.handles.view import StoreView, unwrap_leaf
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
@@ -77,7 +78,7 @@ class StoreHandle(AlterableHandle):
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        return self._store.refresh(timeout_s=timeout_s)
+        return self._store.refresh(self._store.deadline(timeout_s))
 
     @property
     def is_locked(self) -> bool:
@@ -101,7 +102,7 @@ class StoreHandle(AlterableHandle):
         return self._set_lock(False, timeout_s)
 
     def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
-        is_changed = self._store.set_locked(is_locked, timeout_s)
+        is_changed = self._store.set_locked(is_locked, self._store.deadline(timeout_s))
         self._undone_next = (not is_locked) if is_changed else None
         return self
 
@@ -117,8 +118,8 @@ class StoreHandle(AlterableHandle):
         if undone is not None:
             self._set_lock(undone, None)
 
-    def _renew_structure(self) -> None:
-        self.refresh()
+    def _renew_structure(self, deadline: Deadline | None = None) -> None:
+        self._store.refresh(self._store.deadline(None) if deadline is None else deadline)
 
     def _read_item(self, index: Any) -> Any:
         path = to_path(index)
@@ -126,12 +127,11 @@ class StoreHandle(AlterableHandle):
             leaf = self._store.read_small_leaf(path)
             if leaf is not None:
                 return leaf
-            entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
-            return (
-                unwrap_leaf(self.snapshot_at(path, ...))
-                if isinstance(entry, ValueLeaf)
-                else self._read_entry(path, ..., NO_DEFAULT)
-            )
+            deadline = self._store.deadline(None)
+            entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
+            if isinstance(entry, ValueLeaf):
+                return unwrap_leaf(get_entry(self._store.read_at(path, ..., deadline), path))
+            return self._read_entry(path, ..., NO_DEFAULT, deadline)
         below = None
         if self.spec.root.inner:  # batch dimensions that only the elements have
             index, below = split_index(index, len(self.spec.batch_size), self.ndim)
@@ -139,7 +139,8 @@ class StoreHandle(AlterableHandle):
         return found if below is None else found[below]
 
     def _read_rows(self, index: Any, *, numbered_in: tuple[int, ...] | None = None) -> Any:
-        return self._add_live_leaves(self._store.read(index, numbered_in=numbered_in), index)
+        found = self._store.read(index, numbered_in=numbered_in, deadline=self._store.deadline(None))
+        return self._add_live_leaves(found, index)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does: ``store[indices]``.
@@ -167,8 +168,8 @@ class StoreHandle(AlterableHandle):
         read = partial(self._read_rows, numbered_in=batch_size)
         return map(self._store.hand_over, iter_rows(read, batch_size[0], self.spec.nbytes))
 
-    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
-        return self._store.read(rows, numbered_in=numbered_in, pad=pad, timeout_s=timeout_s)
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, deadline: Deadline) -> Any:
+        return self._store.read(rows, numbered_in=numbered_in, pad=pad, deadline=deadline)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replaces a leaf or nested part (``store["key"] = tensor``) or rows of everything (``store[3] = td``).
@@ -179,12 +180,13 @@ class StoreHandle(AlterableHandle):
         if path is not None:
             self.set(path, value)
             return
-        uid = self.uid
+        uid, deadline = self.uid, self._store.deadline(None)
+        value = to_local(value, deadline)
         try:
-            self.update_at_(value, index)
+            self._update_at(value, index, deadline)
         except SpecMismatchError:
             # No key is added to another store of this name: the caller may not mean that one.
-            if self.uid != uid or not self._add_rows(index, to_local(value)):
+            if self.uid != uid or not self._add_rows(index, value, deadline):
                 raise
 
     def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
@@ -212,44 +214,40 @@ class StoreHandle(AlterableHandle):
 
         An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
-        return self._store.hand_over(self._read_entry(key, index, default, pad=pad, timeout_s=timeout_s))
-
-    def _read_entry(
-        self, key: str | Path, index: Any, default: Any, *, pad: Pad = None, timeout_s: float | None = None
-    ) -> Any:
         path = check_path(key)
-        if index is ... and pad is None and timeout_s is None:
-            leaf = self._store.read_small_leaf(path)
-            if leaf is not None:
-                return leaf
+        found = self._store.read_small_leaf(path) if index is ... and pad is None and timeout_s is None else None
+        if found is None:
+            found = self._read_entry(path, index, default, self._store.deadline(timeout_s), pad)
+        return self._store.hand_over(found)
+
+    def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
         try:
-            index, below = self._split_at(path, index)
-            found = get_entry(self._add_live_leaves(self._store.read_at(path, index, timeout_s, pad), index), path)
+            entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
+            index, below = split_index(index, len(self.spec.batch_size), count_dims(entry))
+            found = get_entry(self._add_live_leaves(self._store.read_at(path, index, deadline, pad), index), path)
             return found if below is None else found[below]
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise
             return default
 
-    def _split_at(self, path: Path, index: Any) -> tuple[Any, Any]:
-        entry = self._store.retry(lambda: self.spec.find(path, store=self.name))
-        return split_index(index, len(self.spec.batch_size), count_dims(entry))
-
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""
         path = check_path(key)
-        return get_entry(self._store.read_at(path, index, timeout_s), path)
+        return get_entry(self._store.read_at(path, index, self._store.deadline(timeout_s)), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""
-        self._store.write_rows(..., value, at=check_path(key), manner=Manner.BROADCAST_AFTER_BATCH, timeout_s=timeout_s)
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        value = read_remote(value, deadline)
+        self._store.write_rows(..., value, at=path, manner=Manner.BROADCAST_AFTER_BATCH, deadline=deadline)
         return self
 
     def _prepare_write_of_rows(
-        self, path: Path, value: Any, index: Any, timeout_s: float | None
+        self, path: Path, value: Any, index: Any, deadline: Deadline
     ) -> Callable[[], StoreHandle]:
         def write() -> StoreHandle:
-            self._store.write_rows(index, value, at=path, timeout_s=timeout_s)
+            self._store.write_rows(index, read_remote(value, deadline), at=path, deadline=deadline)
             return self
 
         return write
@@ -273,12 +271,15 @@ class StoreHandle(AlterableHandle):
         Raises:
             KeyNotFoundError: The store lacks one of them; ``update`` adds keys. Nothing was written.
         """
-        chosen = keep_keys(values, keys_to_update)
+        deadline = self._store.deadline(timeout_s)
+        return self._update(keep_keys(values, keys_to_update, deadline), deadline)
+
+    def _update(self, values: Any, deadline: Deadline) -> StoreHandle:
         try:
-            self._store.write_rows(..., chosen, manner=Manner.COPY, timeout_s=timeout_s)
+            self._store.write_rows(..., values, manner=Manner.COPY, deadline=deadline)
             return self
         except SpecMismatchError as error:
-            unknown = find_unknown(self.spec, chosen)
+            unknown = find_unknown(self.spec, values)
             if unknown is None:
                 raise
             raise KeyNotFoundError(store=self.name, key=show(unknown)) from error
@@ -297,7 +298,11 @@ class StoreHandle(AlterableHandle):
 
         Arguments as of ``update_``.
         """
-        self._store.write_rows(index, keep_keys(values, keys_to_update), timeout_s=timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
+
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreHandle:
+        self._store.write_rows(index, values, deadline=deadline)
         return self
 
     def to_tensordict(
@@ -313,10 +318,14 @@ class StoreHandle(AlterableHandle):
         With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
         tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
-        found = self._store.read(..., device=device, pad=pad, timeout_s=timeout_s)
+        found = self._store.read(..., device=device, pad=pad, deadline=self._store.deadline(timeout_s))
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
+    def _read_all(self, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:
+        return self._store.read(..., device=device, deadline=deadline)
+
     def _get_skeleton(self) -> Skeleton:
+        self._store.renew(self._store.deadline(None))
         return get_skeleton(self.spec)
 
     def _add_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -325,7 +334,8 @@ class StoreHandle(AlterableHandle):
         elif kwargs.get("inplace") and name == "exclude":
             self._drop(args)
         else:
-            return self._store.retry(lambda: StoreView(self._store)._add_step(name, args, kwargs))
+            deadline = self._store.deadline(None)
+            return self._store.retry(lambda: StoreView(self._store)._add_step(name, args, kwargs), deadline)
         return self
 
     def _cut(self, dim: int, pieces: Sequence[int | slice], cut: Sequence[Any]) -> tuple[StoreView, ...]:
@@ -363,4 +373,5 @@ class StoreHandle(AlterableHandle):
         """
         if fn is not None:
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
-        return self._add_live_leaves(self._store.map(writable=writable, timeout_s=timeout_s), ...)
+        found = self._store.map(writable=writable, deadline=self._store.deadline(timeout_s))
+        return self._add_live_leaves(found, ...)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
 from tdserve.client.handles.coerce import Manner, is_unset_field
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.local_values import read_remote, to_local
 from tdserve.client.handles.schema_changes import capture_addition, check_fields, split
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, to_local
+from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.store.format import ROWS
 from tdserve.structure.altering import Renaming
@@ -59,50 +61,55 @@ class AlterableHandle(TensorDictCalls):
             SpecMismatchError: The value does not fit. Nothing was written.
             LockedError: The store is locked. Nothing was written.
         """
-        path = check_path(key)
+        return self._set(check_path(key), item, inplace, self._store.deadline(timeout_s))
+
+    def _set(self, path: Path, item: Any, inplace: bool, deadline: Deadline) -> Self:
+        item = read_remote(item, deadline)
 
         def write() -> None:
             if not self._store.has(path):
                 if item is not None or not is_unset_field(self.spec.root, path):
                     is_field = self.spec.root.tensorclass is not None and len(path) == 1  # may be a dict
-                    self._store.add({path: to_local(item)}, timeout_s, is_value=is_field and isinstance(item, dict))
+                    is_value = is_field and isinstance(item, dict)
+                    self._store.add({path: to_local(item, deadline)}, deadline, is_value=is_value)
                 return
             if not inplace:
                 self._store.check_unlocked(path[:-1])
-            self._store.write_rows(..., item, at=path, manner=_choose_manner(inplace), timeout_s=timeout_s)
+            self._store.write_rows(..., item, at=path, manner=_choose_manner(inplace), deadline=deadline)
 
         if not self._store.has(path):
-            self._store.refresh(timeout_s=timeout_s)
-        self._store.retry_write(write, timeout_s)
+            self._store.refresh(deadline)
+        self._store.retry_write(write, deadline)
         return self
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
         """Sets one non-tensor value for all rows, at a new key or in place of an existing entry."""
-        path = check_path(key)
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
 
         def write() -> None:
             is_there = self._store.has(path)
-            self._store.add({path: value}, timeout_s, is_value=True, replaces=[path] if is_there else ())
+            self._store.add({path: value}, deadline, is_value=True, replaces=[path] if is_there else ())
 
         if not self._store.has(path):
-            self._store.refresh(timeout_s=timeout_s)
-        self._store.retry_write(write, timeout_s)
+            self._store.refresh(deadline)
+        self._store.retry_write(write, deadline)
         return self
 
     def setdefault(
         self, key: str | Path, default: Any, inplace: bool = False, *, timeout_s: float | None = None
     ) -> Any:
         """Returns the existing entry; if there is none, sets ``default`` and returns it as it was stored."""
-        path = check_path(key)
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
         try:
-            return self.get_at(path, ..., NO_DEFAULT)
+            found = self._read_entry(path, ..., NO_DEFAULT, deadline)
         except KeyNotFoundError:
-            self.set(path, default, inplace, timeout_s=timeout_s)
-            return self.get_at(path, ..., NO_DEFAULT)
+            self._set(path, default, inplace, deadline)
+            found = self._read_entry(path, ..., NO_DEFAULT, deadline)
+        return self._store.hand_over(found)
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Adds an empty nested tensordict; replaces an existing entry."""
-        path = check_path(key)
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
 
         def write() -> None:
             node: Node = self.spec.root
@@ -113,9 +120,9 @@ class AlterableHandle(TensorDictCalls):
             empty = node._replace(entries=(), tensorclass=None, stack_dim=None)
             added = Spec(_nest_in(self.spec.root, path, empty))
             is_there = self._store.has(path)
-            self._store.alter(zeros=added, replaces=[path] if is_there else (), timeout_s=timeout_s)
+            self._store.alter(zeros=added, replaces=[path] if is_there else (), deadline=deadline)
 
-        self._store.retry_write(write, timeout_s)
+        self._store.retry_write(write, deadline)
         return self
 
     def update(
@@ -137,8 +144,9 @@ class AlterableHandle(TensorDictCalls):
             keys_to_update: Only these keys, and what is below them.
             **values: More entries, by key.
         """
-        given = _select_values(to_local(input_dict_or_td), keys_to_update)
-        given = {**dict(given.items()), **to_local(values)} if values else given
+        deadline = self._store.deadline(timeout_s)
+        given = _select_values(to_local(input_dict_or_td, deadline), keys_to_update)
+        given = {**dict(given.items()), **to_local(values, deadline)} if values else given
 
         def write() -> None:
             known, fresh = split(self.spec, given)
@@ -146,13 +154,13 @@ class AlterableHandle(TensorDictCalls):
                 for path in known if not inplace else ():
                     self._store.check_unlocked(path[:-1])
                 values = given if () in known else known
-                self._store.write_rows(..., values, manner=_choose_manner(inplace), timeout_s=timeout_s)
+                self._store.write_rows(..., values, manner=_choose_manner(inplace), deadline=deadline)
                 return
-            self._store.add(fresh, timeout_s, known=known)
+            self._store.add(fresh, deadline, known=known)
 
         if split(self.spec, given)[1]:
-            self._store.refresh(timeout_s=timeout_s)
-        self._store.retry_write(write, timeout_s)
+            self._store.refresh(deadline)
+        self._store.retry_write(write, deadline)
         return self
 
     def pop(self, key: str | Path, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
@@ -161,15 +169,17 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             KeyNotFoundError: The store has no such entry, and no default was given.
         """
-        path = check_path(key)
+        return self._pop(check_path(key), default, self._store.deadline(timeout_s))
+
+    def _pop(self, path: Path, default: Any, deadline: Deadline) -> Any:
         try:
-            value = self.get_at(path, ..., NO_DEFAULT)
-            self.del_(path, timeout_s=timeout_s)
+            value = self._read_entry(path, ..., NO_DEFAULT, deadline)
+            self._remove([path], deadline)
         except KeyNotFoundError:
             if default is NO_DEFAULT:
                 raise
             return default
-        return value
+        return self._store.hand_over(value)
 
     def popitem(self, *, timeout_s: float | None = None) -> tuple[str, Any]:
         """Removes the entry that was added last, and returns its key and its content.
@@ -177,23 +187,25 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             KeyNotFoundError: The store has no entries.
         """
-        self._store.refresh(timeout_s=timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        self._store.refresh(deadline)
         if not self.spec.root.entries:
             raise KeyNotFoundError(store=self.name, key="")
         key = self.spec.root.entries[-1][0]
-        return key, self.pop(key, timeout_s=timeout_s)
+        return key, self._pop((key,), NO_DEFAULT, deadline)
 
     def del_(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Removes a leaf or nested part. Raises KeyNotFoundError."""
-        return self._remove([check_path(key)], timeout_s)
+        return self._remove([check_path(key)], self._store.deadline(timeout_s))
 
     def __delitem__(self, key: str | Path) -> None:
-        self._remove([check_path(key)], None)
+        self.del_(key)
 
     def clear(self, *, timeout_s: float | None = None) -> Self:
         """Removes all entries; the store and its batch size stay."""
-        self._store.refresh(timeout_s=timeout_s)
-        return self._remove([(key,) for key, _ in self.spec.root.entries], timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        self._store.refresh(deadline)
+        return self._remove([(key,) for key, _ in self.spec.root.entries], deadline)
 
     def rename_key_(
         self,
@@ -213,7 +225,7 @@ class AlterableHandle(TensorDictCalls):
             KeyNotFoundError: There is no ``old_key``.
         """
         old, new = check_path(old_key), check_path(new_key, argument="new_key")
-        self._store.alter(renamed=[Renaming(old, new, safe)], timeout_s=timeout_s)
+        self._store.alter(renamed=[Renaming(old, new, safe)], deadline=self._store.deadline(timeout_s))
         return self
 
     def add_zeros(self, added: Spec, *, timeout_s: float | None = None) -> Self:
@@ -225,10 +237,10 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             StructureChangedError: One of them exists already. Nothing was changed.
         """
-        self._store.alter(zeros=added, timeout_s=timeout_s)
+        self._store.alter(zeros=added, deadline=self._store.deadline(timeout_s))
         return self
 
-    def _add_rows(self, index: Any, values: Any) -> bool:
+    def _add_rows(self, index: Any, values: Any, deadline: Deadline) -> bool:
         """Adds keys for which only some rows are given; False if the store has one of them, or ``values`` is empty."""
         known, fresh = split(self.spec, values) if hasattr(values, "items") else ({}, {})
         if known or not fresh or self.spec.has_ragged:
@@ -238,25 +250,27 @@ class AlterableHandle(TensorDictCalls):
             whole[index] = values
         except (RuntimeError, ValueError, TypeError, AttributeError):
             return False
-        self._store.retry_write(lambda: self._store.add(split(self.spec, whole)[1], None), None)
+        self._store.retry_write(lambda: self._store.add(split(self.spec, whole)[1], deadline), deadline)
         return True
 
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
         """Performs ``select(..., inplace=True)``."""
-        self._store.refresh()
+        deadline = self._store.deadline(None)
+        self._store.refresh(deadline)
         wanted = [check_path(key) for key in keys]
         for path in wanted if strict else ():
             self.spec.find(path, store=self.name)
-        self._remove(list(_list_others(self.spec.root, (), wanted)), None)
+        self._remove(list(_list_others(self.spec.root, (), wanted)), deadline)
 
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """Performs ``exclude(..., inplace=True)``."""
-        self._store.refresh()
-        self._remove([path for path in map(check_path, keys) if self._store.has(path)], None)
+        deadline = self._store.deadline(None)
+        self._store.refresh(deadline)
+        self._remove([path for path in map(check_path, keys) if self._store.has(path)], deadline)
 
-    def _remove(self, paths: Sequence[Path], timeout_s: float | None) -> Self:
+    def _remove(self, paths: Sequence[Path], deadline: Deadline) -> Self:
         if paths:
-            self._store.alter(removed=paths, timeout_s=timeout_s)
+            self._store.alter(removed=paths, deadline=deadline)
         return self
 
     # ------------------------------------------------------------ memory-mapped tensordicts
@@ -271,7 +285,7 @@ class AlterableHandle(TensorDictCalls):
         catalog = self._store.client.catalog
         return FilePath(catalog.get_server_stats().root) / catalog.describe(self.name).path / ROWS
 
-    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None, timeout_s: float | None = None) -> Self:
         """Updates which keys the store has after others added, removed or renamed some.
 
         Content is read anew in any case.
@@ -279,7 +293,7 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        self._store.refresh()
+        self._store.refresh(self._store.deadline(timeout_s))
         return self
 
     def load_memmap_(
@@ -303,13 +317,13 @@ class AlterableHandle(TensorDictCalls):
             StoreNotFoundError, SpecMismatchError, LockedError: This store is unchanged.
         """
         if name is None or name == self.name:
-            return self.memmap_refresh_()
-        deadline = self._store.client.deadline(timeout_s)
+            return self.memmap_refresh_(timeout_s=timeout_s)
+        deadline = self._store.deadline(timeout_s)
         found = require_content(read_selection(self._store.client, name, deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()
-        self._store.refresh()
+        self._store.refresh(deadline)
         if not (_is_plain(self.spec) and _is_plain(found.spec)):
-            return self._overwrite(td, timeout_s)
+            return self._overwrite(td, deadline)
         entries: dict[Path, Any] = {(key,): get_entry(td, (key,)) for key, _ in found.spec.root.entries}
         content = capture_addition(self.spec, entries, store=self.name, allow_pickle=True)
         mine: list[Path] = [(key,) for key, _ in self.spec.root.entries]
@@ -317,7 +331,7 @@ class AlterableHandle(TensorDictCalls):
             content=content,
             replaces=[path for path in mine if path in entries],
             removed=[path for path in mine if path not in entries],
-            timeout_s=deadline.remaining_s,
+            deadline=deadline,
         )
         return self
 
@@ -332,7 +346,7 @@ class AlterableHandle(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads a store by name into a local tensordict, as ``client.load_memmap(name)`` does."""
-        deadline = self._store.client.deadline(timeout_s)
+        deadline = self._store.deadline(timeout_s)
         found = read_selection(self._store.client, name, deadline=deadline, device=device, allow_pickle=allow_pickle)
         return require_content(found).build(device)
 
@@ -366,11 +380,12 @@ class AlterableHandle(TensorDictCalls):
         if isinstance(shape, torch.Tensor):
             reason = "set() takes a nested tensor"
             raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
-        path = self._check_new_key(key, "make_memmap()", timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        path = self._check_new_key(key, "make_memmap()", deadline)
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         content = capture_addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
-        self.add_zeros(content.spec, timeout_s=timeout_s)
-        return self._make_leaf(path, timeout_s)
+        self._store.alter(zeros=content.spec, deadline=deadline)
+        return self._make_leaf(path, deadline)
 
     def make_memmap_from_tensor(
         self,
@@ -390,9 +405,10 @@ class AlterableHandle(TensorDictCalls):
         """
         if not copy_data and not tensor.is_nested:
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
-        path = self._check_new_key(key, "make_memmap_from_tensor()", timeout_s)
-        self._store.add({path: tensor.detach()}, timeout_s)
-        return self._make_leaf(path, timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        path = self._check_new_key(key, "make_memmap_from_tensor()", deadline)
+        self._store.add({path: tensor.detach()}, deadline)
+        return self._make_leaf(path, deadline)
 
     def make_memmap_from_storage(
         self,
@@ -419,24 +435,24 @@ class AlterableHandle(TensorDictCalls):
         tensor = flat.set_(storage)[: size.numel()].view(size)
         return self.make_memmap_from_tensor(key, tensor, timeout_s=timeout_s)
 
-    def _overwrite(self, td: Any, timeout_s: float | None) -> Self:
+    def _overwrite(self, td: Any, deadline: Deadline) -> Self:
         """Overwrites rows of a store that has no keys of its own."""
-        self._store.write_rows(..., td, manner=Manner.COPY, timeout_s=timeout_s)
+        self._store.write_rows(..., td, manner=Manner.COPY, deadline=deadline)
         return self
 
-    def _check_new_key(self, key: str | Path, event: str, timeout_s: float | None) -> Path:
+    def _check_new_key(self, key: str | Path, event: str, deadline: Deadline) -> Path:
         path = check_path(key)
-        self._store.refresh(timeout_s=timeout_s)
+        self._store.refresh(deadline)
         if self._store.has(path):
             state = f"store {self.name!r} has the key {key!r} already (set() writes over it, del_() removes it)"
             raise WrongStateError(state=state, event=event)
         return path
 
-    def _make_leaf(self, path: Path, timeout_s: float | None) -> torch.Tensor:
+    def _make_leaf(self, path: Path, deadline: Deadline) -> torch.Tensor:
         try:
-            found = self._store.map(writable=True, timeout_s=timeout_s).get(path)
+            found = self._store.map(writable=True, deadline=deadline).get(path)
         except NotSupportedError:
-            found = self.get_at(path, ...)
+            found = self._store.hand_over(self._read_entry(path, ..., None, deadline))
         made: torch.Tensor = found
         return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from tdserve.base.errors import (
     SelectionError,
     SpecMismatchError,
     StructureChangedError,
+    TDServeError,
 )
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.padding import Pad
@@ -44,7 +46,8 @@ class StoreClient(ByAddress):
     """Reads and writes one store, and changes its keys. A handle and its views hold one.
 
     It caches the structure of the store, which other clients may change, and asks the server for the newest where it
-    matters. Threads: safe. Processes: safe, whether it is pickled (by address) or forked.
+    matters. Each method is a step of a call, and ends by the deadline of that. Threads: safe. Processes: safe, whether
+    it is pickled (by address) or forked.
 
     Attributes:
         name: Name of the store.
@@ -59,26 +62,36 @@ class StoreClient(ByAddress):
         self.uid = description.uid
         self.spec = description.spec
         self.shares_non_tensor = description.share_non_tensor
+        self._is_outdated = False
 
     @property
     def client(self) -> SessionClient:
         """The client of this process."""
         return self._client
 
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call that begins now; None is the client's default timeout."""
+        return self._client.deadline(timeout_s)
+
     # ------------------------------------------------------------ structure
 
-    def refresh(self, *, timeout_s: float | None = None) -> bool:
+    def refresh(self, deadline: Deadline) -> bool:
         """Asks the server for the store's structure; returns whether it differs from the one known here.
 
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        deadline = self._client.deadline(timeout_s)
-        if self._client.catalog.get_fingerprint(self.name, deadline) == self.spec.fingerprint:
-            return False
-        description = self._client.catalog.describe_existing(self.name, deadline)
-        self.spec, self.uid = description.spec, description.uid
-        return True
+        is_other = self._client.catalog.get_fingerprint(self.name, deadline) != self.spec.fingerprint
+        if is_other:
+            description = self._client.catalog.describe_existing(self.name, deadline)
+            self.spec, self.uid = description.spec, description.uid
+        self._is_outdated = False
+        return is_other
+
+    def renew(self, deadline: Deadline) -> None:
+        """Asks for the structure if it is out of date because of a change that this client has made; see ``alter``."""
+        if self._is_outdated:
+            self.refresh(deadline)
 
     def has(self, path: Path) -> bool:
         """Returns whether the store has an entry at this path, as far as is known here."""
@@ -91,45 +104,47 @@ class StoreClient(ByAddress):
             if isinstance(entry, Node) and entry.is_locked:
                 raise LockedError(store=self.name, key=show(path[:depth]) if depth else "")
 
-    def retry(self, access: Callable[[], _Result], *, is_write: bool = False) -> _Result:
+    def retry(self, access: Callable[[], _Result], deadline: Deadline, *, is_write: bool = False) -> _Result:
         """Performs an access, and repeats it once if it failed because the structure known here is out of date.
 
         A write is not repeated if another store has this name by now: the caller may not mean that one.
         """
+        if not is_write:  # the server refuses a write that does not fit, and only then the structure is asked for
+            self.renew(deadline)
         uid, spec = self.uid, self.spec
         try:
             return access()
         except (KeyNotFoundError, SpecMismatchError, SelectionError, LockedError):
-            is_other = self.refresh() or self.spec is not spec  # the access itself may have refreshed it
+            is_other = self.refresh(deadline) or self.spec is not spec  # the access itself may have refreshed it
             if not is_other or (is_write and self.uid != uid):
                 raise
         return access()
 
-    def retry_write(self, access: Callable[[], _Result], timeout_s: float | None) -> _Result:
+    def retry_write(self, access: Callable[[], _Result], deadline: Deadline) -> _Result:
         """Repeats a write as ``retry`` does, until it succeeds; stops when time is up."""
-        uid, deadline = self.uid, self._client.deadline(timeout_s)
+        uid = self.uid
         while True:
             try:
-                return self.retry(access, is_write=True)
+                return self.retry(access, deadline, is_write=True)
             except StructureChangedError:
                 if self.uid != uid or deadline.expired:
                     raise
-                self.refresh()
+                self.refresh(deadline)
 
     # ------------------------------------------------------------ changes of keys
 
-    def set_locked(self, is_locked: bool, timeout_s: float | None) -> bool:
+    def set_locked(self, is_locked: bool, deadline: Deadline) -> bool:
         """Locks or unlocks all keys; returns whether that changed anything."""
-        self.refresh(timeout_s=timeout_s)
+        self.refresh(deadline)
         is_changed = self.spec.with_locked(is_locked) != self.spec
         if is_changed:
-            self.alter(is_locked=is_locked, timeout_s=timeout_s)
+            self.alter(is_locked=is_locked, deadline=deadline)
         return is_changed
 
     def add(
         self,
         fresh: dict[Path, Any],
-        timeout_s: float | None,
+        deadline: Deadline,
         *,
         known: dict[Path, Any] | None = None,
         is_value: bool = False,
@@ -140,7 +155,7 @@ class StoreClient(ByAddress):
         content = capture_addition(self.spec, fresh, store=self.name, allow_pickle=allow_pickle, is_value=is_value)
         if known:
             content = merge_captures(self.spec, known, content, store=self.name, allow_pickle=allow_pickle)
-        self.alter(content=content, replaces=(*replaces, *(known or ())), timeout_s=timeout_s)
+        self.alter(content=content, replaces=(*replaces, *(known or ())), deadline=deadline)
 
     def alter(
         self,
@@ -151,9 +166,14 @@ class StoreClient(ByAddress):
         removed: Iterable[Path] = (),
         renamed: Iterable[Renaming] = (),
         is_locked: bool | None = None,
-        timeout_s: float | None = None,
+        deadline: Deadline,
     ) -> None:
-        """Changes keys, or the lock, in one step; arguments and errors as of ``schema_changes.alter``."""
+        """Changes keys, or the lock, in one step; arguments and errors as of ``schema_changes.alter``.
+
+        Then it asks for the structure. If there is no answer in time, or an error, the change was made all the same,
+        and no error is raised: the structure that is known here counts as out of date, and the next call that depends
+        on it asks again.
+        """
         alter(
             self._client,
             self.name,
@@ -163,16 +183,19 @@ class StoreClient(ByAddress):
             removed=removed,
             renamed=renamed,
             is_locked=is_locked,
-            deadline=self._client.deadline(timeout_s),
+            deadline=deadline,
         )
-        self.refresh()
+        try:
+            self.refresh(deadline)
+        except TDServeError:
+            self._is_outdated = True
 
     # ------------------------------------------------------------ content
 
     def read_small_leaf(self, path: Path) -> torch.Tensor | None:
         """Reads a leaf in the cheapest way; None if that is not possible."""
         check_real("reading a store")
-        return read_small_leaf(self._client, self.name, self.spec, path)
+        return None if self._is_outdated else read_small_leaf(self._client, self.name, self.spec, path)
 
     def read(
         self,
@@ -182,7 +205,7 @@ class StoreClient(ByAddress):
         numbered_in: Sizes | None = None,
         device: torch.device | str | None = None,
         pad: Pad = None,
-        timeout_s: float | None = None,
+        deadline: Deadline,
     ) -> Any:
         """Reads rows of some entries, or of everything if no keys are given; never live.
 
@@ -193,14 +216,13 @@ class StoreClient(ByAddress):
                 than this client has seen last.
             numbered_in: As of ``write_rows``.
         """
-        deadline = self._client.deadline(timeout_s)
 
         def read() -> Any:
             for path in keys:
                 self.spec.find(path, store=self.name)
             return self._read_resolved(index, keys, numbered_in, deadline, device, pad)
 
-        return self.retry(read)
+        return self.retry(read, deadline)
 
     def _read_resolved(
         self, index: Any, keys: Sequence[Path], numbered_in: Sizes | None, deadline: Deadline, device: Any, pad: Pad
@@ -233,9 +255,9 @@ class StoreClient(ByAddress):
             actual = f"another store of this name, of batch size {list(spec.batch_size)} (make it of the handle again)"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=actual)
 
-    def read_at(self, path: Path, index: Any, timeout_s: float | None, pad: Pad = None) -> Any:
+    def read_at(self, path: Path, index: Any, deadline: Deadline, pad: Pad = None) -> Any:
         """Reads rows of one entry, with the nodes above it; never live."""
-        return self.read(index, (path,), pad=pad, timeout_s=timeout_s)
+        return self.read(index, (path,), pad=pad, deadline=deadline)
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
         """Returns what was read in the form that the caller wants; arguments as of ``wants_arrays`` of the client."""
@@ -245,9 +267,8 @@ class StoreClient(ByAddress):
         """Prepares for a batch that is passed to another process, in a worker of a ``DataLoader``."""
         read_into_shared_memory(self._client)
 
-    def map(self, *, writable: bool = False, timeout_s: float | None = None) -> Any:
+    def map(self, *, writable: bool = False, deadline: Deadline) -> Any:
         """Maps the store's memory; see ``StoreHandle.map``."""
-        deadline = self._client.deadline(timeout_s)
         return map_store(self._client, self.name, self.spec, writable=writable, deadline=deadline)
 
     def write_rows(
@@ -258,7 +279,7 @@ class StoreClient(ByAddress):
         at: Path = (),
         manner: Manner = Manner.ROWS,
         numbered_in: Sizes | None = None,
-        timeout_s: float | None = None,
+        deadline: Deadline,
     ) -> None:
         """Writes rows of the leaves that ``value`` has, or of the entry at a key.
 
@@ -268,7 +289,6 @@ class StoreClient(ByAddress):
                 is refused, with SpecMismatchError. None: the index is the caller's.
         """
         check_real("writing to a store")
-        deadline = self._client.deadline(timeout_s)
 
         def write() -> None:
             self._check_numbered(self.spec, numbered_in)
@@ -281,16 +301,16 @@ class StoreClient(ByAddress):
                 value,
                 at=at,
                 manner=manner,
-                shared=self._read_shared,
+                shared=partial(self._read_shared, deadline),
                 deadline=deadline,
             )
 
-        self.retry_write(write, timeout_s)
+        self.retry_write(write, deadline)
 
-    def perform_write(self, write: Callable[[], Any], return_early: bool) -> Any:
+    def perform_write(self, write: Callable[[], Any], deadline: Deadline, return_early: bool) -> Any:
         """Performs a write now, or in the background and returns a future of its result."""
-        return self._client.perform(write, Deadline.never, return_early)
+        return self._client.perform(write, deadline, return_early)
 
-    def _read_shared(self, path: Path) -> Any:
+    def _read_shared(self, deadline: Deadline, path: Path) -> Any:
         """Reads what all rows share at a key."""
-        return get_entry(self.read_at(path, (0,) * len(self.spec.batch_size), None), path)
+        return get_entry(self.read_at(path, (0,) * len(self.spec.batch_size), deadline), path)

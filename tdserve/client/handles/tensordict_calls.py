@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError, UnsupportedAttributeError
 from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
+from tdserve.client.handles.local_values import to_local
 from tdserve.client.handles.operators import on_copy, on_copy_of_one, on_copy_written_back, refuse_truth
 from tdserve.client.handles.tensordict_names import (
     ASSIGNED,
@@ -27,7 +29,6 @@ from tdserve.client.handles.tensordict_names import (
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
-from tdserve.structure.array_dicts import select_entries
 from tdserve.structure.instances import find_fields
 from tdserve.structure.tree import Path, ValueLeaf, show
 
@@ -86,11 +87,11 @@ class TensorDictCalls(ViewCalls):
         Returns:
             This handle or view, or a future of it.
         """
-        return self._store.perform_write(
-            self._prepare_write_of_rows(check_path(key), value, index, timeout_s), return_early
-        )
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        write = self._prepare_write_of_rows(path, value, index, deadline)
+        return self._store.perform_write(write, deadline, return_early)
 
-    def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, timeout_s: float | None) -> Callable[[], Any]:
+    def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, deadline: Deadline) -> Callable[[], Any]:
         """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
         raise NotImplementedError
 
@@ -201,10 +202,11 @@ class TensorDictCalls(ViewCalls):
 
     def get_non_tensor(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Returns the value of a non-tensor leaf; for any other entry what ``get`` returns."""
-        path = key if isinstance(key, tuple) else (key,)
-        if (path[0] if len(path) == 1 else path) not in self:
+        path, deadline = key if isinstance(key, tuple) else (key,), self._store.deadline(timeout_s)
+        self._renew_structure(deadline)
+        if (path[0] if len(path) == 1 else path) not in self.spec.keys(include_nested=True):
             return default
-        return self.select(path).to_tensordict(timeout_s=timeout_s).get_non_tensor(path)
+        return self.select(path)._read_all(deadline).get_non_tensor(path)
 
     def gather(self, dim: int, index: torch.Tensor, out: Any = None, **kwargs: Any) -> Any:
         """Picks elements along a dimension, as ``torch.gather`` does; fetches only these."""
@@ -267,10 +269,11 @@ class TensorDictCalls(ViewCalls):
     def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills a leaf or a nested part with one number, with one write."""
         self._check_number(value, key)
-        entry = self.spec.find(check_path(key), store=self.name)
+        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
         if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a value leaf takes no number
             return self
-        return self.set_at_(key, value, ..., timeout_s=timeout_s)
+        return self._prepare_write_of_rows(path, value, ..., deadline)()
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """Sets one value for all rows of a non-tensor leaf, with one write."""
@@ -291,7 +294,8 @@ class TensorDictCalls(ViewCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Does the same as ``update_at_``."""
-        return self.update_at_(to_local(tensordict), idx, timeout_s=timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        return self._update_at(to_local(tensordict, deadline), idx, deadline)
 
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills the rows where a mask is true with a number, in every tensor, with one write."""
@@ -413,14 +417,16 @@ class TensorDictCalls(ViewCalls):
         if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
             reason = "other processes write into it: give it a memory-mapped tensordict, and write that with update_"
             raise NotSupportedError(feature=f"{name}(out=) of a store", reason=reason)
-        return _call_and_fill(out, args, kwargs, getattr(self.to_tensordict(timeout_s=timeout_s), name))
+        deadline = self._store.deadline(timeout_s)
+        return _call_and_fill(out, args, kwargs, getattr(self._read_all(deadline), name), deadline)
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Performs an in-place call on a local copy, and writes the copy back."""
-        args, kwargs = to_local(args), to_local(kwargs)
-        td = self.to_tensordict(timeout_s=timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        args, kwargs = to_local(args, deadline), to_local(kwargs, deadline)
+        td = self._read_all(deadline)
         result = getattr(td, name)(*args, **kwargs)
-        self.update_at_(td, ..., timeout_s=timeout_s)
+        self._update_at(td, ..., deadline)
         return self if result is td else result
 
     def _is_field(self, name: str) -> bool:
@@ -440,15 +446,22 @@ class TensorDictCalls(ViewCalls):
         raise NotSupportedError(feature=f"{name} of a store", reason=REFUSED[name])
 
 
-def _call_and_fill(out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+def _call_and_fill(
+    out: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    call: Callable[..., Any],
+    deadline: Deadline | None = None,
+) -> Any:
     """Performs a call with local arguments; writes back what the call fills, if that is a store or view."""
     if not isinstance(out, TensorDictCalls):
-        return call(*to_local(args), **to_local(dict(kwargs)))
-    copy = out.to_tensordict()
-    args = tuple(copy if item is out else to_local(item) for item in args)
-    options = {key: copy if item is out else to_local(item) for key, item in kwargs.items()}
+        return call(*to_local(args, deadline), **to_local(dict(kwargs), deadline))
+    deadline = out._store.deadline(None) if deadline is None else deadline
+    copy = out._read_all(deadline)
+    args = tuple(copy if item is out else to_local(item, deadline) for item in args)
+    options = {key: copy if item is out else to_local(item, deadline) for key, item in kwargs.items()}
     result = call(*args, **options)
-    out.update_(copy)
+    out._update(copy, deadline)
     return out if result is copy else result
 
 
@@ -462,24 +475,3 @@ class _Arrays(dict[str, Any]):
 
 
 MutableMapping.register(TensorDictCalls)  # as for tensordicts: TensorDict(store) checks for it
-
-
-def to_local(value: Any) -> Any:
-    """Replaces handles and views among arguments by local tensordicts."""
-    if isinstance(value, TensorDictCalls):
-        return value.to_tensordict()
-    if type(value) in (list, tuple):
-        return type(value)(map(to_local, value))
-    return {key: to_local(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def keep_keys(values: Any, keys: Sequence[str | Path] | None) -> Any:
-    """Returns the values to write at ``keys_to_update``, as far as they exist."""
-    values = to_local(values)
-    if keys is None:
-        return values
-    if isinstance(values, dict):
-        return select_entries(values, [check_path(key) for key in keys])
-    if not is_tensor_collection(values):
-        values = TensorDict(values)
-    return values.select(*keys, strict=False)

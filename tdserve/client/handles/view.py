@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_collection
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
+from tdserve.client.handles.local_values import keep_keys, to_local
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.client.handles.tensordict_calls import TensorDictCalls, keep_keys, to_local
+from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.handles.tensordict_names import REFUSED
 from tdserve.client.handles.view_steps import (
     INDEX_STEP,
@@ -91,9 +93,9 @@ class StoreView(TensorDictCalls):
             if inner and not self._is_arranged:  # batch dimensions that only the elements have
                 num_dims = len(self._shape.td.batch_size)
                 index, below = split_index(index, num_dims, num_dims + len(inner))
-            found = self._fetch((), index)
+            found = self._fetch((), index, self._store.deadline(None))
             return found if below is None else found[below]
-        entry = self._read_entry(path, ..., NO_DEFAULT)
+        entry = self._read_entry(path, ..., NO_DEFAULT, self._store.deadline(None))
         return unwrap_leaf(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -120,8 +122,8 @@ class StoreView(TensorDictCalls):
     def _what(self) -> str:
         return f"this view of store {self.name!r}"
 
-    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
-        return pad_built(self._fetch((), rows, timeout_s=timeout_s), pad)
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, deadline: Deadline) -> Any:
+        return pad_built(self._fetch((), rows, deadline), pad)
 
     def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Reads a whole leaf or nested part; returns the default if there is none."""
@@ -129,10 +131,10 @@ class StoreView(TensorDictCalls):
 
     def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Reads rows of a leaf or nested part."""
-        return self._store.hand_over(self._read_entry(key, index, default, timeout_s=timeout_s))
+        deadline = self._store.deadline(timeout_s)
+        return self._store.hand_over(self._read_entry(check_path(key), index, default, deadline))
 
-    def _read_entry(self, key: str | Path, index: Any, default: Any, *, timeout_s: float | None = None) -> Any:
-        path = check_path(key)
+    def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
         try:
             entry = self.spec.find(path, store=self.name)
         except KeyNotFoundError:
@@ -140,7 +142,7 @@ class StoreView(TensorDictCalls):
                 raise
             return default
         index, below = split_index(index, len(self.batch_size), count_dims(entry))
-        found = get_entry(self._fetch(path, index, timeout_s=timeout_s), path)
+        found = get_entry(self._fetch(path, index, deadline), path)
         return found if below is None else found[below]
 
     def to_tensordict(
@@ -151,8 +153,11 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads all of it into a local tensordict; ``retain_none`` as of a store."""
-        found = self._fetch((), ..., device=device, timeout_s=timeout_s)
+        found = self._fetch((), ..., self._store.deadline(timeout_s), device=device)
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
+
+    def _read_all(self, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:
+        return self._fetch((), ..., deadline, device=device)
 
     # ------------------------------------------------------------------------------- writing
 
@@ -175,21 +180,20 @@ class StoreView(TensorDictCalls):
     ) -> StoreView:
         """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
         manner = Manner.BROADCAST_AFTER_BATCH if inplace else Manner.ENTRY
-        return self._write_whole(check_path(key), value, manner, timeout_s)
+        return self._write_whole(check_path(key), value, manner, self._store.deadline(timeout_s))
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
         """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
-        return self._write_whole(check_path(key), value, Manner.BROADCAST_AFTER_BATCH, timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        return self._write_whole(check_path(key), value, Manner.BROADCAST_AFTER_BATCH, deadline)
 
-    def _prepare_write_of_rows(
-        self, path: Path, value: Any, index: Any, timeout_s: float | None
-    ) -> Callable[[], StoreView]:
+    def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, deadline: Deadline) -> Callable[[], StoreView]:
         check_whole_rows(index, self.spec, path, store=self.name)
-        return lambda: self._write({path: to_local(value)}, index, Manner.ROWS, timeout_s)
+        return lambda: self._write({path: to_local(value, deadline)}, index, Manner.ROWS, deadline)
 
-    def _write_whole(self, path: Path, value: Any, manner: Manner, timeout_s: float | None) -> StoreView:
+    def _write_whole(self, path: Path, value: Any, manner: Manner, deadline: Deadline) -> StoreView:
         self.spec.find(path, store=self.name)
-        return self._write({path: to_local(value)}, ..., manner, timeout_s)
+        return self._write({path: to_local(value, deadline)}, ..., manner, deadline)
 
     def update_(
         self,
@@ -201,7 +205,11 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Replaces all leaves that ``values`` has, in one write."""
-        return self._write(keep_keys(values, keys_to_update), ..., Manner.COPY, timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        return self._update(keep_keys(values, keys_to_update, deadline), deadline)
+
+    def _update(self, values: Any, deadline: Deadline) -> StoreView:
+        return self._write(values, ..., Manner.COPY, deadline)
 
     def update_at_(
         self,
@@ -214,7 +222,11 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Writes rows of all leaves that ``values`` has, in one write."""
-        return self._write(keep_keys(values, keys_to_update), index, Manner.ROWS, timeout_s)
+        deadline = self._store.deadline(timeout_s)
+        return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
+
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreView:
+        return self._write(values, index, Manner.ROWS, deadline)
 
     # ------------------------------------------------------------------------------- narrowing
 
@@ -248,9 +260,7 @@ class StoreView(TensorDictCalls):
 
     # ------------------------------------------------------------------------------- in the store
 
-    def _fetch(
-        self, path: Path, index: Any, *, device: torch.device | str | None = None, timeout_s: float | None = None
-    ) -> Any:
+    def _fetch(self, path: Path, index: Any, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:
         """Reads rows of an entry, or of everything, with the nodes above it."""
         batch_size = self._shape.td.batch_size
         selection = encode(index, batch_size=batch_size, store=self.name)
@@ -262,7 +272,7 @@ class StoreView(TensorDictCalls):
         place = self._place(selection, self._store.spec.select(keys) if keys else self._store.spec)
         is_placed = place is not None
         rows = compose_index(self._dims, EVERYTHING) if place is None else place
-        td = self._store.read(rows, keys, numbered_in=self._numbered_in, device=device, timeout_s=timeout_s)
+        td = self._store.read(rows, keys, numbered_in=self._numbered_in, device=device, deadline=deadline)
         for step in self._steps:
             if not is_placed or step.name in KEY_STEPS:
                 td = step.apply(td)
@@ -274,7 +284,7 @@ class StoreView(TensorDictCalls):
         if self._has_hollow and (hollow := self._shape.list_hollow_nodes(path)):
             td = td.unlock_() if td.is_locked else td
             for node in hollow:
-                td.set(node, get_entry(self._fetch(node, index, device=device), node))
+                td.set(node, get_entry(self._fetch(node, index, deadline, device=device), node))
             put_in_order(td, self._shape.td)
         return td.lock_() if self.is_locked and selection.is_everything else td
 
@@ -299,7 +309,7 @@ class StoreView(TensorDictCalls):
         found: Grid = grid[to_torch_index(selection, tuple(grid.shape))].numpy()
         return found
 
-    def _write(self, values: Any, index: Any, manner: Manner, timeout_s: float | None) -> StoreView:
+    def _write(self, values: Any, index: Any, manner: Manner, deadline: Deadline) -> StoreView:
         batch_size = self._shape.td.batch_size
         selection = encode(index, batch_size=batch_size, store=self.name)
         if any(step.name in REPEATING_STEPS for step in self._steps):
@@ -320,7 +330,7 @@ class StoreView(TensorDictCalls):
             else compose_index(self._dims, selection)
         )
         if found:
-            self._store.write_rows(place, found, manner=manner, numbered_in=self._numbered_in, timeout_s=timeout_s)
+            self._store.write_rows(place, found, manner=manner, numbered_in=self._numbered_in, deadline=deadline)
         return self
 
     def _iter_leaves(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import WrongStateError
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
@@ -41,11 +42,31 @@ class ViewCalls:
         """Names the rows, for messages."""
         return f"store {self.name!r}"
 
-    def _renew_structure(self) -> None:
-        """Asks the server for the structure if it may have changed; that of a view never does."""
+    def _renew_structure(self, deadline: Deadline | None = None) -> None:
+        """Asks the server for the structure if it may have changed; that of a view never does.
 
-    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, timeout_s: float | None) -> Any:
+        Args:
+            deadline: Of the call; None: the client's default timeout begins now.
+        """
+
+    def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, deadline: Deadline) -> Any:
         """Reads rows of everything, by a slice or an array of numbers in a store, or view, of this batch size."""
+        raise NotImplementedError
+
+    def _read_all(self, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:
+        """Reads everything into a local tensordict, as a step of a call with this deadline."""
+        raise NotImplementedError
+
+    def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
+        """Reads rows of an entry, as ``get_at`` does, into tensors and tensordicts."""
+        raise NotImplementedError
+
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> Any:
+        """Writes rows, as ``update_at_`` does; the values are local."""
+        raise NotImplementedError
+
+    def _update(self, values: Any, deadline: Deadline) -> Any:
+        """Replaces leaves, as ``update_`` does; the values are local."""
         raise NotImplementedError
 
     def _get_skeleton(self) -> Skeleton:
@@ -229,7 +250,7 @@ class ViewCalls:
             SpecMismatchError: Of ``next``: the store was replaced by one with another number of rows.
         """
         check_real("reading a store")
-        self._renew_structure()
+        self._renew_structure(self._store.deadline(timeout_s))
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
@@ -246,7 +267,7 @@ class ViewCalls:
         )
 
         def read(rows: Any) -> Any:
-            td = self._read_batch(rows, batch_size, pad, timeout_s)
+            td = self._read_batch(rows, batch_size, pad, self._store.deadline(timeout_s))
             return self._store.hand_over(add_index(td, rows) if with_index else td, numpy, device)
 
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))

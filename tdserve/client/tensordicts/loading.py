@@ -24,6 +24,7 @@ from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, Destination, on_cpu
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_stores import show_stored, with_live_leaves
+from tdserve.client.handles.mapped_leaves import map_store
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tensordicts.memmap_arguments import (
     check_device,
@@ -86,14 +87,14 @@ class Loading:
         if is_imitated:
             td = self._imitate(self._find())
         elif self._is_mapped:
-            td = _unlock(self._find().map(writable=True, timeout_s=self.deadline.remaining_s))
+            td = _unlock(_map(self.client, self._find(), self.deadline, writable=True))
         else:
             if path:
                 self._find()
             content = self._fetch(device=self.device)
             if out is not None:
                 return _put(out, _get_part(content.build(self.device, self.pad), path), store=name)
-            td = show_content(self.client, name, content, self.device, self.pad)
+            td = show_content(self.client, name, content, self.device, self.pad, self.deadline)
         td = _get_part(td, path)
         return td if out is None else take_over(out, td, store=name)
 
@@ -136,14 +137,19 @@ class Loading:
 
 
 def _find_store(client: SessionClient, name: str, deadline: Deadline) -> StoreHandle:
-    description = client.catalog.describe(name, timeout_s=deadline.remaining_s)
-    return open_store(client, description, "load_memmap()")
+    return open_store(client, client.catalog.describe_awaited(name, deadline), "load_memmap()")
 
 
-def _map_or_none(handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
+def _map(client: SessionClient, handle: StoreHandle, deadline: Deadline, *, writable: bool = False) -> Any:
+    """Does what ``handle.map`` does, as a step of a call with this deadline."""
+    td = map_store(client, handle.name, handle.spec, writable=writable, deadline=deadline)
+    return with_live_leaves(td, handle) if handle.shares_non_tensor else td
+
+
+def _map_or_none(client: SessionClient, handle: StoreHandle, deadline: Deadline, *, writable: bool) -> Any:
     """Maps the store's memory, unlocked; None if that is not possible, and no write access is asked for."""
     try:
-        td = _unlock(handle.map(writable=writable, timeout_s=deadline.remaining_s))
+        td = _unlock(_map(client, handle, deadline, writable=writable))
     except NotSupportedError:
         if writable:
             raise
@@ -207,10 +213,10 @@ class ShownStores:
             found = self._names.get(id(td))
         return None if found is None or found[0]() is not td else found[1]
 
-    def show(self, td: Any, handle: StoreHandle) -> Any:
+    def show(self, client: SessionClient, td: Any, handle: StoreHandle, deadline: Deadline) -> Any:
         """Makes a tensordict that was just stored show what its store holds; returns it, locked."""
         try:
-            mapped = handle.map()
+            mapped = _map(client, handle, deadline)
         except NotSupportedError:
             mapped = None
         shown = show_stored(td, handle, mapped=mapped, is_live=handle.shares_non_tensor)
@@ -231,7 +237,7 @@ class ShownStores:
         check_mode(mode, None)
         handle = _find_store(client, name, deadline)
         is_kept = mode != "r+" and has_parameters(td)
-        source = None if is_kept else _map_or_none(handle, deadline, writable=mode == "r+")
+        source = None if is_kept else _map_or_none(client, handle, deadline, writable=mode == "r+")
         is_mapped = source is not None
         if not is_mapped:
             source = require_content(read_selection(client, name, deadline=deadline, allow_pickle=allow_pickle)).build()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import WrongStateError
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
@@ -34,7 +35,7 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
     return StoreHandle(client, description)
 
 
-def show_content(client: SessionClient, name: str, content: Content, device: Any, pad: Pad) -> Any:
+def show_content(client: SessionClient, name: str, content: Content, device: Any, pad: Pad, deadline: Deadline) -> Any:
     """Builds what was read of a store; live if the store shares its non-tensor leaves."""
     td = content.build(device, pad)
     if not content.spec.values:
@@ -43,7 +44,7 @@ def show_content(client: SessionClient, name: str, content: Content, device: Any
     is_same = known is not None and known.spec is content.stored
     if known is not None and is_same and known.shares_non_tensor is False:
         return td
-    description = client.catalog.describe(name)
+    description = client.catalog.describe_existing(name, deadline)
     if known is not None and is_same:
         client.known_stores.learn(name, known._replace(shares_non_tensor=description.share_non_tensor))
     return with_live_leaves(td, StoreHandle(client, description)) if description.share_non_tensor else td

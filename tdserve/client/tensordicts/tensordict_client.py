@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_version
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Destination, drop_extra
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.handles.local_values import to_local
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.session_client import SessionClient
@@ -137,7 +139,7 @@ class TensorDictClient(SessionClient):
             )
             if out is not None:
                 return out
-            found = drop_extra(show_content(self, name, content, device, pad), paths, content.spec)
+            found = drop_extra(show_content(self, name, content, device, pad, deadline), paths, content.spec)
             return self.hand_over(found, numpy, device)
 
         return self.perform(read, deadline, return_early)
@@ -208,19 +210,32 @@ class TensorDictClient(SessionClient):
         """
         check_one_shard(shards)
         check_no_archive(archive, compression)
+        deadline = self.deadline(timeout_s)
         if isinstance(td, TensorDictCalls):
-            td = td.to_tensordict(timeout_s=timeout_s)
+            td = to_local(td, deadline)
+        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
+        make = self._prepare_memmap(td, name, copy_existing, options, deadline, batch_size)
+        return self.perform(make, deadline, return_early)
+
+    def _prepare_memmap(
+        self,
+        td: Any,
+        name: str,
+        copy_existing: bool | None,
+        options: StoreOptions,
+        deadline: Deadline,
+        batch_size: Sequence[int] | int | None = None,
+    ) -> Callable[[], StoreHandle]:
+        """Prepares the creation of a store, and checks at once what can be checked without the server."""
         if copy_existing is False and not isinstance(td, dict):
             check_no_files(td)
-        options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewStore(self, name, td, options, batch_size)
-        deadline = self.deadline(timeout_s)
 
         def make() -> StoreHandle:
             new.fill(deadline)
             return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
-        return self.perform(make, deadline, return_early)
+        return make
 
     save = memmap
 
@@ -260,22 +275,12 @@ class TensorDictClient(SessionClient):
             what = "dict, which cannot be locked" if isinstance(td, dict) else "handle, whose entries are elsewhere"
             raise NotSupportedError(feature=f"memmap_() of a {what},", reason=advice)
         check_own_entries(td, call="memmap_()", advice=advice)
-
         deadline = self.deadline(timeout_s)
 
         def share() -> Any:
-            handle = self.memmap(
-                td,
-                name,
-                copy_existing,
-                share_non_tensor=share_non_tensor,
-                exists_ok=exists_ok or existsok,
-                max_object_bytes=max_object_bytes,
-                durability=durability,
-                checksum=checksum,
-                timeout_s=deadline.remaining_s,
-            )
-            return self._shows.show(td, handle)
+            options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
+            handle = self._prepare_memmap(td, name, copy_existing, options, deadline)()
+            return self._shows.show(self, td, handle, deadline)
 
         return self.perform(share, deadline, return_early)
 
@@ -439,7 +444,7 @@ class TensorDictClient(SessionClient):
             StoreNotFoundError: The store was deleted. The tensordict is unchanged.
         """
         if isinstance(td, StoreHandle):
-            return td.memmap_refresh_()
+            return td.memmap_refresh_(timeout_s=timeout_s)
         name = self._shows.find_name(td)
         if name is None:
             state = "the tensordict was not returned by memmap_() of this client (load_memmap_() takes a name)"

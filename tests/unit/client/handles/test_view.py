@@ -13,6 +13,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.client.handles.key_paths import to_path
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView
@@ -35,6 +36,10 @@ class Watched:
         found = self._store.read(index, keys, **kwargs)
         self.reads.append(({".".join(key) for key in keys}, found.numel() if found.batch_size else 1))
         return found
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call that begins now."""
+        return self._store.deadline(timeout_s)
 
     def hand_over(self, found: Any) -> Any:
         """Returns what was read as it is."""

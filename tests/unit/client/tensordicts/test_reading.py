@@ -29,7 +29,7 @@ def test_show_content_when_values_are_shared_then_they_are_live(
 ) -> None:
     client.init_remote(TD, name, share_non_tensor=is_live)
     content = require_content(read_selection(client, name, Selection(), deadline=client.deadline(None)))
-    td = show_content(client, name, content, None, None)
+    td = show_content(client, name, content, None, None, client.deadline(None))
     assert torch.equal(td["a"], TD["a"])
     client[name].set_non_tensor("t", "another")
     assert td["t"] == ("another" if is_live else "text")
