@@ -255,3 +255,23 @@ def test_lock_when_the_server_stands_still_after_it_was_set_then_it_succeeds_and
     with locked[0]:
         assert muted.witness.is_locked
     assert not muted.witness.is_locked
+
+
+@pytest.mark.slow
+def test_sample_of_a_consumer_when_its_acknowledgement_is_lost_then_it_ends_in_time_and_others_get_the_rows(
+    crashing: Crashing,
+) -> None:
+    with (
+        Cutting(crashing.server.address) as cutting,
+        crashing.server.client(transport="grpc") as other,
+        tdserve.connect(cutting.address, transport="grpc") as client,
+    ):
+        witness = other.create_replay("unacknowledged", ROW, 10, sampler=tdserve.Fifo())
+        witness.extend(ROWS)
+        muted = Muted(client.replay("unacknowledged"), witness, cutting)
+        assert muted.store[0]["x"].shape == (3,)
+        with pytest.raises((tdserve.DeadlineExceededError, tdserve.ConnectError)):
+            muted.perform(
+                lambda table: table.sample(4, consumer="c", **IN_TIME), lambda table: table.info()["num_leased"] == 4
+            )
+        assert witness.take(4, consumer="c", ack=False)["index"].tolist() == [0, 1, 2, 3]
