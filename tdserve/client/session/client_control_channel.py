@@ -140,16 +140,14 @@ class ClientControlChannel:
             message.extend.follows = min(request for request, _ in before)
         return _Route.WORKER
 
-    def forget(self, request: int, *, number: int = 0, is_answered: bool = False) -> None:
+    def forget(self, request: int, *, answered: int = 0) -> None:
         """Forgets a request.
 
         Args:
-            number: Of its message; 0 if it went over gRPC.
-            is_answered: Whether the server has received it, and so all messages before it.
+            answered: Number of its message if the server has answered it, and so has received all messages before it.
         """
         self._extends.pop(request, None)
-        if is_answered and number > self._num_received:
-            self._num_received = number
+        self._num_received = max(self._num_received, answered)
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Receives an entry of the server's rendezvous."""

@@ -222,8 +222,7 @@ class Session:
         """
         pending = self._open_requests.forget(request)
         if self._control_channel is not None and pending is not None:
-            number, is_answered = pending.mail_number, pending.has_ended
-            self._control_channel.forget(request, number=number, is_answered=is_answered)
+            self._control_channel.forget(request, answered=pending.mail_number if pending.has_ended else 0)
         if pending is not None and pending.call:
             self.count_call(pending.call, pending.begun_s, pending.code)
             pending.end_trace()
