@@ -184,6 +184,7 @@ def _make_store_calls(handles: Handles, t: float) -> Calls:
         ),
         "StoreHandle.map": lambda: store.map(timeout_s=t),
         "StoreHandle.masked_fill_": lambda: store.masked_fill_(torch.ones(300, dtype=torch.bool), 0, timeout_s=t),
+        "StoreHandle.memmap_refresh_": lambda: store.memmap_refresh_(timeout_s=t),
         "StoreHandle.numpy": lambda: store.numpy(timeout_s=t),
         "StoreHandle.pop": lambda: texts.pop("z", None, timeout_s=t),
         "StoreHandle.popitem": lambda: handles.doomed_store.popitem(timeout_s=t),
