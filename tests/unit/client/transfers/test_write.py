@@ -82,9 +82,9 @@ def test_write_when_the_session_is_lost_while_its_answer_is_taken_then_that_coun
     session, later = client.session(Deadline.after(20.0)), client.later
     retries: list[Callable[[], object]] = []
 
-    def count(work: Callable[[], object]) -> Future[object]:
+    def count(work: Callable[[], object], deadline: Deadline) -> Future[object]:
         retries.append(work)
-        return later(work)
+        return later(work, deadline)
 
     monkeypatch.setattr(client, "later", count)
     waiting = queue.extend(rows(1), return_early=True)
@@ -108,9 +108,9 @@ def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_aga
         session.close()
         return tell(request)
 
-    def count(work: Callable[[], object]) -> Future[object]:
+    def count(work: Callable[[], object], deadline: Deadline) -> Future[object]:
         retries.append(work)
-        return later(work)
+        return later(work, deadline)
 
     monkeypatch.setattr(client.requests, "report_with", lose)
     monkeypatch.setattr(client, "later", count)
