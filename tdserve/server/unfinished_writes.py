@@ -66,6 +66,8 @@ class UnfinishedWrites:
     def lose(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Marks live rows as lost: their writer has left them half written."""
         store.lost.overwrites.append(overwrite)
+        if store.table is None:
+            store.get_generation_values()[-1] |= 1  # the store's own number, at which alone a read of everything looks
         self._process_watch.watch(overwrite.lock_name, partial(self._let_go, store, overwrite))
 
     def find_reserved(self, uid: str) -> list[ReservedRows]:

@@ -189,9 +189,13 @@ class LostRows:
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
     def is_grace_over(self, rows: RowSet, until_s: float) -> bool:
-        """Returns whether there is no reason to wait until ``until_s`` any more: these rows have no writers left, or
-        ``rewrite_grace_until_s`` has changed."""
-        return self.rewrite_grace_until_s != until_s or not self.find_writers(rows)
+        """Returns whether there is no reason to wait until ``until_s`` any more: no writer can repeat its write of these
+        rows, or ``rewrite_grace_until_s`` has changed."""
+        return self.rewrite_grace_until_s != until_s or not self.may_be_repeated(rows)
+
+    def may_be_repeated(self, rows: RowSet) -> bool:
+        """Returns whether a writer may repeat a write of some of these rows."""
+        return not {POWER_LOSS, LOST_WRITER}.issuperset(self.find_writers(rows))
 
     def replace_written(self, rows: RowSet, keys: Sequence[Path]) -> dict[bytes, bytes | None]:
         """Removes rows that were written again; returns the changes to make on record, by key; None deletes."""

@@ -68,7 +68,7 @@ class Reads:
         self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
         """Waits for writers that a restart interrupted: they repeat their unfinished writes, unless they are gone."""
-        while store.lost.find_writers(rows) and not deadline.expired:
+        while store.lost.may_be_repeated(rows) and not deadline.expired:
             until_s = store.lost.rewrite_grace_until_s
             grace_s = until_s - time.monotonic()
             if grace_s <= 0:
