@@ -69,7 +69,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-NUM_TURNS = 5
+NUM_TURNS = 6
 """One in so many slow tests has the same turn."""
 
 
