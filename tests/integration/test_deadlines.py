@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +17,21 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.local.end import OVERWRITES_TIMEOUT_S
 from tdserve.client.session import abandoned_requests
 from tests.integration.crashing import Crashing
+from tests.integration.ending_in_time import LIMIT_S, check_all_end_in_time, stopped, timed
 from tests.integration.local_roles import numbers_in, rows
 from tests.integration.timed_calls import (
     NOT_TRIED,
     ROW,
     ROWS,
-    Calls,
     Handles,
     create_stores,
     list_methods,
     make_calls,
     open_handles,
 )
-from tests.processes import all_below, is_gone, state_of, wait_for
+from tests.processes import all_below, is_gone, wait_for
 
 pytestmark = pytest.mark.integration
-
-LIMIT_S = 6.0
-"""Limit for calls without a timeout of their own, twenty at once on a busy machine; alone they take 2 s."""
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Returns how many seconds a call takes until it gives up, or has read what this process can read by itself."""
-    began_s = time.monotonic()
-    with suppress(tdserve.TDServeError):
-        call()
-    return time.monotonic() - began_s
 
 
 @pytest.fixture(scope="module")
@@ -54,34 +40,6 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
     with Crashing(tmp_path_factory.mktemp("deadlines")) as made, made.server.client() as client:
         create_stores(client)
         yield made
-
-
-@contextmanager
-def stopped(server: tdserve.Server) -> Iterator[None]:
-    """Stops all processes of the server during the block."""
-    pids = [server.pid, *all_below(server.pid)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    for pid in pids:
-        wait_for(lambda pid=pid: state_of(pid) == "T", f"process {pid} to stand still")  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-def check_all_end_in_time(calls: Calls, meanwhile: AbstractContextManager[None] | None = None) -> None:
-    """Makes all calls at once and checks their times.
-
-    Args:
-        meanwhile: What happens while they are under way.
-    """
-    with ThreadPoolExecutor(len(calls)) as threads:
-        took_s = threads.map(timed, calls.values())
-        with meanwhile or nullcontext():
-            found_s = dict(zip(calls, took_s, strict=True))
-    assert {name: round(each_s, 2) for name, each_s in found_s.items() if each_s > LIMIT_S} == {}
 
 
 def test_methods_with_a_timeout_when_listed_then_each_has_a_case(crashing: Crashing, tmp_path: Path) -> None:

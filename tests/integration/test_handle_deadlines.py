@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.crashing import Crashing
 from tests.integration.cutting import Cutting
-from tests.integration.test_deadlines import stopped
+from tests.integration.ending_in_time import stopped
 
 pytestmark = pytest.mark.integration
 

@@ -31,6 +31,7 @@ from tdserve.client.moves.server_checkpoints import (
     keep_newest_of,
     write_server,
 )
+from tdserve.client.session.call_deadline import within
 from tdserve.rules.placement import DIRECTORY, find_whole
 from tdserve.store.archive import Archive, open_archive
 
@@ -71,10 +72,7 @@ def checkpoint_cluster(
 
 
 def _list_names(members: Members, deadline: Deadline) -> set[str]:
-    calls = {
-        server: partial(members.get(server).catalog.stores, timeout_s=deadline.remaining_s)
-        for server in range(len(members))
-    }
+    calls = {server: members.get(server).catalog.stores for server in range(len(members))}
     return {name for names in _ask_each(members, calls, deadline) for name in names}
 
 
@@ -96,8 +94,7 @@ def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_prog
 
 def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], deadline: Deadline) -> list[_Result]:
     """Returns the answers of all servers. Raises ConnectError if one does not answer."""
-    remaining_s = deadline.remaining_s
-    found, lost = members.ask_all(calls, reach_s=math.inf if remaining_s is None else remaining_s)
+    found, lost = members.ask_all(calls, reach_s=math.inf, deadline=deadline)
     if lost:
         raise ConnectError(address=members.membership.text, reason=f"servers {sorted(lost)} do not answer")
     return [found[server] for server in sorted(found)]
@@ -146,7 +143,8 @@ def restore_cluster(
                 deadline=deadline,
                 on_progress=on_progress,
             )
-        record_forwards(members, restored)
+        with within(deadline):
+            record_forwards(members, restored)
     except BaseException:  # as of one server: nothing stays
         for server, made in restored.items():
             take_back(members.get(server), made)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, WrongStateError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError, WrongStateError
 from tdserve.client.client import Client
+from tdserve.client.cluster.at_home import at_home
 from tdserve.client.cluster.cluster_moves import ClusterMoves
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
-from tdserve.client.cluster.directory import begin_deadline, get_rest
 from tdserve.client.cluster.part_creation import delete_parts
 from tdserve.client.cluster.placement_records import delete_record
 from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
@@ -23,65 +22,20 @@ from tdserve.client.cluster.sums import add_up_stats
 from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.catalog_client import ONCE, Once, check_wait_s
+from tdserve.client.session.call_deadline import within
+from tdserve.client.session.catalog_client import ONCE, Once
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
 from tdserve.rules.kv.keyed_settings import Eviction
-from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, check_no_part, choose_servers, find_whole
+from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
 from tdserve.structure.tree import Path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-
-
-_TABLES = ("create_replay", "create_queue", "create_kv")
-CREATING = frozenset(("init_remote", "memmap", "memmap_", "memmap_like", "adopt", *_TABLES))
-"""Calls that make stores. While the owner of a name does not answer, they raise at once."""
-
-NAMING = CREATING | {"publish"}
-"""Calls that may make stores; a store that is named like a part of another would be taken for one."""
-
-
-def _at_home(
-    method: Callable[Concatenate[Client, _Parameters], _Result],
-) -> Callable[Concatenate[ClusterClient, _Parameters], _Result]:
-    """Makes the method that calls the client of the server that has the store of its argument ``name``."""
-    position = list(signature(method).parameters).index("name") - 1
-    call_name = method.__name__
-
-    @wraps(method)
-    def call(self: ClusterClient, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        name = args[position] if len(args) > position else kwargs.get("name")
-        if not isinstance(name, str):  # the client of any server refuses it
-            return getattr(self.members.get(0), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-        if call_name in NAMING:
-            check_no_part(name)
-        store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
-        deadline = begin_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
-        place = self.directory.find(store, deadline)
-        if place.placement is not None and call_name not in CREATING:
-            state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
-            raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
-        if call_name in CREATING:
-            with self.directory.begin_creation(store, place.server):
-                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-        if deadline is not None and call_name != "subscribe":  # whose timeout is that of each wait
-            if deadline.expired:
-                self.members.raise_if_lost(place.server, f"which may have {store!r}")
-            kwargs["timeout_s"] = get_rest(kwargs["timeout_s"], deadline)
-        try:
-            return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-        except StoreNotFoundError:
-            if (again := self.directory.find_again(store, deadline)) is None:
-                raise
-            return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-
-    return cast("Callable[Concatenate[ClusterClient, _Parameters], _Result]", call)
 
 
 class ClusterClient(ClusterMoves):
@@ -120,9 +74,9 @@ class ClusterClient(ClusterMoves):
         """Whether it was closed; every call then raises ClosedError."""
         return self.servers.is_closed
 
-    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads."""
-        return self.servers.later(work)
+    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
+        """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
+        return self.servers.later(work, deadline)
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""
@@ -157,7 +111,7 @@ class ClusterClient(ClusterMoves):
         if not isinstance(name, str):
             return False
         try:
-            return self.directory.ask_home(name, lambda client: name in client)[0]
+            return self.directory.ask_home(name, lambda client: name in client, self.servers.make_deadline(None))[0]
         except InvalidRequestError:  # no store can have this name
             return False
 
@@ -170,23 +124,29 @@ class ClusterClient(ClusterMoves):
         Raises:
             StoreNotFoundError: There is no such store.
         """
-        return self._open(name, ONCE)
+        return self._open(name, self.servers.make_deadline(None))
 
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
         """Lists the keys of a store; see ``Client.keys``."""
-        opened = self._open(name, ONCE)
+        deadline = self.servers.make_deadline(None)
+        opened = self._open(name, deadline)
         if isinstance(opened, ShardedStore):
-            return opened.ask_any(lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort))
-        return self.get_home(name).keys(name, include_nested, leaves_only, sort=sort)
+            return opened.list_part_keys(deadline, include_nested, leaves_only, sort=sort)
+        with within(deadline):
+            return self.get_home(name).keys(name, include_nested, leaves_only, sort=sort)
 
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Returns the structure and the figures of a store; of a shared one the sums of its parts."""
-        found, place = self.directory.describe(name, timeout_s=timeout_s)
+        is_awaited = timeout_s is not ONCE
+        deadline = self.servers.make_deadline(timeout_s if timeout_s is not ONCE else None)
+        found, place = self.directory.describe(name, deadline, is_awaited=is_awaited)
         if place.placement is None:
             return found
-        return self._open_shards(name, place.placement, timeout_s).describe()
+        opened = self._open_shards(name, place.placement, deadline)
+        with within(deadline):
+            return opened.describe()
 
     def delete(self, name: str) -> None:
         """Deletes a store, or all parts of a shared one.
@@ -198,30 +158,29 @@ class ClusterClient(ClusterMoves):
         whole = find_whole(name)
         if whole is not None and whole in self:
             raise InvalidRequestError(argument="store name", reason=f"{name!r} is a part of {whole!r}; delete that")
-        place = self.directory.find(name)
-        if place.placement is not None:
-            delete_parts(self.members, name, place.placement)
-            self.directory.forget(name)
-            if name in self:  # its record may be lost with a disk
-                delete_record(self.get_home(name), name)
-        else:
-            self.get_home(name).delete(name)
+        with within(self.servers.make_deadline(None)):
+            place = self.directory.find(name)
+            if place.placement is not None:
+                delete_parts(self.members, name, place.placement)
+                self.directory.forget(name)
+                if name in self:  # its record may be lost with a disk
+                    delete_record(self.get_home(name), name)
+            else:
+                self.get_home(name).delete(name)
         self.directory.forget(name)
         self.servers.policies.note_change(name)
 
-    def _open(self, name: str, timeout_s: float | Once | None) -> Any:
-        found, place = self.directory.describe(name, timeout_s=timeout_s)
+    def _open(self, name: str, deadline: Deadline, *, is_awaited: bool = False) -> Any:
+        found, place = self.directory.describe(name, deadline, is_awaited=is_awaited)
         if place.placement is not None:
-            return self._open_shards(name, place.placement, timeout_s)
+            return self._open_shards(name, place.placement, deadline)
         return self.members.get(place.server).open_handle(found)
 
-    def _open_shards(self, name: str, placement: PlacementRecord, timeout_s: float | Once | None) -> ShardedStore:
-        handle_type = _SHARDED[placement.kind]
-        wait_s = self.timeout_s if timeout_s is ONCE or timeout_s is None else check_wait_s(timeout_s)
-        return handle_type(self.servers, name, placement, timeout_s=wait_s)
+    def _open_shards(self, name: str, placement: PlacementRecord, deadline: Deadline) -> ShardedStore:
+        return _SHARDED[placement.kind](self.servers, name, placement, deadline=deadline)
 
     def _open_as(self, kinds: tuple[type[Any], ...], what: str, name: str, timeout_s: float | None) -> Any:
-        opened = self._open(name, timeout_s)
+        opened = self._open(name, self.servers.make_deadline(timeout_s), is_awaited=True)
         if not isinstance(opened, kinds):
             raise WrongStateError(state=f"store {name!r} is not a {what}", event=f"{what}()")
         return opened
@@ -285,15 +244,18 @@ class ClusterClient(ClusterMoves):
         have joined after its creation."""
         servers = choose_servers(name, shards, len(self.members))
         if shards == "all" and (options.get("exists_ok") or options.get("existsok")):
-            known = self.directory.find(name).placement
+            deadline = self.servers.make_deadline(options.get("timeout_s"))
+            known = self.directory.find(name, deadline).placement
             return servers if known is None else known.servers
         return servers
 
     def _create_table(
         self, kind: Any, name: str, like: Any, capacity: int, servers: Any, options: Any, *more: Any
     ) -> Any:
-        create_sharded_table(self.servers, kind, name, like, capacity, servers, options, *more)
-        return self._open(name, None)
+        deadline = self.servers.make_deadline(None)
+        with within(deadline):
+            create_sharded_table(self.servers, kind, name, like, capacity, servers, options, *more)
+        return self._open(name, deadline, is_awaited=True)
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Returns the handle of a replay store; waits for it. See ``Client.replay``."""
@@ -326,8 +288,9 @@ class ClusterClient(ClusterMoves):
         servers = self._choose_servers(name, shards, {"exists_ok": may_exist})
         if len(servers) == 1:
             return _create_kv(self, name, like, max_bytes, eviction, ttl_s, may_exist)
-        create_sharded_keyed(self.servers, name, servers, like, max_bytes, eviction, ttl_s, exists_ok=may_exist)
-        return self.kv(name)
+        with within(self.servers.make_deadline(None)):
+            create_sharded_keyed(self.servers, name, servers, like, max_bytes, eviction, ttl_s, exists_ok=may_exist)
+            return self.kv(name)
 
     def kv(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Returns the handle of a keyed store; waits for it. See ``Client.kv``."""
@@ -387,27 +350,29 @@ class ClusterClient(ClusterMoves):
         if options.get("return_early"):
             raise InvalidRequestError(argument="return_early", reason="several servers create a dataset at once")
         exists_ok = bool(options.get("exists_ok") or options.get("existsok"))
-        create_sharded_dataset(self.servers, name, servers, num_rows, create, exists_ok=exists_ok)
-        return self._open(name, None)
+        deadline = self.servers.make_deadline(options.pop("timeout_s", None))
+        with within(deadline):
+            create_sharded_dataset(self.servers, name, servers, num_rows, create, exists_ok=exists_ok)
+        return self._open(name, deadline, is_awaited=True)
 
     # ------------------------------------------------------------ stores of one server
 
-    init_remote = _at_home(Client.init_remote)
-    from_remote_init = _at_home(Client.from_remote_init)
-    send = _at_home(Client.send)
-    recv = _at_home(Client.recv)
-    memmap_ = _at_home(Client.memmap_)
-    adopt = _at_home(Client.adopt)
-    load_memmap = _at_home(Client.load_memmap)
+    init_remote = at_home(Client.init_remote)
+    from_remote_init = at_home(Client.from_remote_init)
+    send = at_home(Client.send)
+    recv = at_home(Client.recv)
+    memmap_ = at_home(Client.memmap_)
+    adopt = at_home(Client.adopt)
+    load_memmap = at_home(Client.load_memmap)
     load = load_memmap
-    load_memmap_ = _at_home(Client.load_memmap_)
+    load_memmap_ = at_home(Client.load_memmap_)
     load_ = load_memmap_
-    latest = _at_home(Client.latest)
-    wait_newer = _at_home(Client.wait_newer)
-    version = _at_home(Client.version)
-    versions = _at_home(Client.versions)
-    subscribe = _at_home(Client.subscribe)
-    group = _at_home(Client.group)
+    latest = at_home(Client.latest)
+    wait_newer = at_home(Client.wait_newer)
+    version = at_home(Client.version)
+    versions = at_home(Client.versions)
+    subscribe = at_home(Client.subscribe)
+    group = at_home(Client.group)
 
     def publish(self, name: str, td: Any, **options: Any) -> Any:
         """Publishes the next version of some weights; arguments, results and errors as of ``Client.publish``.
@@ -454,11 +419,11 @@ _SHARDED: dict[str, Callable[..., ShardedStore]] = {
 }
 """Makes the handles of stores that several servers share."""
 
-_create_replay = _at_home(Client.create_replay)
-_create_queue = _at_home(Client.create_queue)
-_create_kv = _at_home(Client.create_kv)
-_publish = _at_home(Client.publish)
-_memmap, _memmap_like = _at_home(Client.memmap), _at_home(Client.memmap_like)
+_create_replay = at_home(Client.create_replay)
+_create_queue = at_home(Client.create_queue)
+_create_kv = at_home(Client.create_kv)
+_publish = at_home(Client.publish)
+_memmap, _memmap_like = at_home(Client.memmap), at_home(Client.memmap_like)
 
 
 def _make_client(recipe: ClusterRecipe) -> ClusterClient:

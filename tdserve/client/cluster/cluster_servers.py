@@ -16,6 +16,7 @@ from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.cluster.policy_feeds import PolicyFeeds
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
+from tdserve.client.session.call_deadline import get_call_deadline
 from tdserve.client.session.catalog_client import MissingNames, check_wait_s
 from tdserve.client.session.recipe import Recipe
 from tdserve.rules.placement import find_whole
@@ -61,7 +62,7 @@ class ClusterServers:
         self.timeout_s = check_wait_s(recipe.of_client.timeout_s)
         self.numpy = recipe.of_client.numpy
         self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
-        self.directory = Directory(self.members, lambda: Deadline.after(self.timeout_s))
+        self.directory = Directory(self.members, lambda: self.make_deadline(None))
         self.policies = PolicyFeeds(self._find_home)
         self._lost_parts: dict[str, LostParts] = {}
         self._background = BackgroundCalls("tdserve-cluster-later")
@@ -102,9 +103,16 @@ class ClusterServers:
         """Whether it was closed; every call then raises ClosedError."""
         return self.members.is_closed
 
-    def later(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call; None is the client's default timeout, or the deadline of the call of which
+        this thread makes a step."""
+        if timeout_s is None:
+            return get_call_deadline() or Deadline.after(self.timeout_s)
+        return Deadline.after(check_wait_s(timeout_s))
+
+    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in a thread of its own, as of ``BackgroundCalls.run``."""
-        return self._background.run(work)
+        return self._background.run(work, deadline=deadline)
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""

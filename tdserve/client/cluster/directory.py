@@ -26,7 +26,8 @@ from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.catalog_client import ONCE, Once
+from tdserve.client.session.call_deadline import within
+from tdserve.client.session.catalog_client import ONCE
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
@@ -51,9 +52,6 @@ class Place(NamedTuple):
     placement: PlacementRecord | None = None
 
 
-IGNORED_SEARCH_S = 0.1
-"""A search that has taken less does not shorten the call."""
-
 SHORTEST_S = 0.5
 """Time for a server's answer, and for the connection to it, however little is left of the call's own."""
 
@@ -66,15 +64,12 @@ LOOK_AGAIN_S = 0.02
 _Answer = StoreDescription | StoreMovedError | None
 
 
-def begin_deadline(timeout_s: float | Once | None) -> Deadline | None:
-    """Returns the deadline of a call by its argument; None if the client's default holds."""
-    return None if timeout_s is None or isinstance(timeout_s, Once) else Deadline.after(timeout_s)
-
-
-def get_rest(timeout_s: Any, deadline: Deadline | None) -> Any:
-    """Returns the timeout of a call to a server, once the search for the server has taken its time."""
-    rest_s = None if deadline is None else deadline.remaining_s
-    return timeout_s if rest_s is None or rest_s > timeout_s - IGNORED_SEARCH_S else rest_s
+def compute_look_s(deadline: Deadline) -> float:
+    """Returns how long a call waits for the answer of a server, if it may have to ask others, too."""
+    if deadline.timeout_s == 0:  # as any call that asks once
+        return ONCE_GRACE_S
+    rest_s = deadline.remaining_s
+    return LOOK_S if rest_s is None else min(max(SHORTEST_S, rest_s / 2), LOOK_S)
 
 
 class Directory:
@@ -119,7 +114,8 @@ class Directory:
         deadline = deadline or self._begin_wait()
         while known is None:
             try:
-                known = self._search(name, deadline)
+                with within(deadline):
+                    known = self._search(name, deadline)
             except (StoreMovedError, DeadlineExceededError):  # or a busy server has not answered yet
                 if deadline.expired:
                     raise
@@ -135,11 +131,11 @@ class Directory:
         self.forget(moved.name)
         deadline = deadline or self._begin_wait()
         if moved.server is not None:
-            with suppress(StoreMovedError):  # it is moving on
+            with suppress(StoreMovedError), within(deadline):  # it is moving on
                 answer, is_lost = self._ask_target(moved.name, moved, deadline)
                 if is_lost:
                     self._show(moved.name, moved, deadline)
-                    answer = self._ask_server(moved.server, moved.name, deadline.remaining_s)
+                    answer = self._ask_server(moved.server, moved.name)
                 if answer is not None:
                     return self._follow(moved.name, moved.server, answer, deadline)
         return self.find(moved.name, deadline)
@@ -151,17 +147,18 @@ class Directory:
         self.find(name, deadline)
         return self._places.get(name)
 
-    def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> tuple[StoreDescription, Place]:
-        """Describes a store, or the record that its owner has of it; waits for one that does not exist yet.
+    def describe(self, name: str, deadline: Deadline, *, is_awaited: bool = False) -> tuple[StoreDescription, Place]:
+        """Describes a store, or the record that its owner has of it.
+
+        Args:
+            is_awaited: Whether to wait for one that does not exist yet.
 
         Raises:
             StoreNotFoundError, StoreNotCreatedError: As of ``Client.describe``.
         """
 
-        deadline = begin_deadline(timeout_s)
-
         def describe(client: Client) -> StoreDescription:
-            return client.describe(name, timeout_s=get_rest(timeout_s, deadline))
+            return client.describe(name, timeout_s=None if is_awaited else ONCE)
 
         try:
             found, place = self.ask_home(name, describe, deadline)
@@ -170,28 +167,33 @@ class Directory:
             if again is None:
                 raise
             place = again
-            found = describe(self._members.get(place.server))
+            with within(deadline):
+                found = describe(self._members.get(place.server))
         known = self._places.get(name)  # the call may have followed it to another server
         return found, self._remember(name, place.server if known is None else known.server, found)
 
-    def ask_home(
-        self, name: str, call: Callable[[Client], _Result], deadline: Deadline | None = None
-    ) -> tuple[_Result, Place]:
+    def ask_home(self, name: str, call: Callable[[Client], _Result], deadline: Deadline) -> tuple[_Result, Place]:
         """Asks the server that has a store, or of a shared one the record; while that does not answer, one that has a
         copy of the record. Returns the answer, and the place that was asked."""
         place = self.find(name, deadline)
         if place.placement is None:
-            return call(self._members.get(place.server)), place
+            with within(deadline):
+                return call(self._members.get(place.server)), place
         try:
-            with reach_within(REACH_S):
+            with reach_within(REACH_S), within(deadline.shorten(compute_look_s(deadline))):
                 return call(self._members.get(place.server)), place
         except TransportError as error:
             if not error.retryable:
                 raise
             self._members.note_unreached(place.server, error)
+        except DeadlineExceededError:
+            if deadline.expired:
+                raise
+            self._members.note_silent(place.server)
         self.forget(name)
         place = self.find(name, deadline)
-        return call(self._members.get(place.server)), place
+        with within(deadline):
+            return call(self._members.get(place.server)), place
 
     @contextmanager
     def begin_creation(self, name: str, server: int) -> Iterator[None]:
@@ -261,16 +263,13 @@ class Directory:
         Raises:
             DeadlineExceededError: One that is alive did not answer within half of the time.
         """
-        rest_s = deadline.remaining_s
-        timeout_s = LOOK_S if rest_s is None else min(max(SHORTEST_S, rest_s / 2), LOOK_S)  # others may have the store
-        if deadline.timeout_s == 0:  # as any call that asks once
-            timeout_s = ONCE_GRACE_S
-        calls = {server: partial(self._ask_server, server, name, timeout_s) for server in servers}
-        found, lost = self._members.ask_all(calls, reach_s=REACH_S)
+        look = Deadline.after(compute_look_s(deadline))
+        calls = {server: partial(self._ask_server, server, name) for server in servers}
+        found, lost = self._members.ask_all(calls, reach_s=REACH_S, deadline=look)
         return found, bool(lost)
 
-    def _ask_server(self, server: int, name: str, timeout_s: float | None = None) -> _Answer:
-        return find_here(self._members.get(server), name, timeout_s=timeout_s)
+    def _ask_server(self, server: int, name: str) -> _Answer:
+        return find_here(self._members.get(server), name)
 
     def _follow(self, name: str, server: int, found: StoreDescription | StoreMovedError, deadline: Deadline) -> Place:
         """Returns where a store is, by what a server has answered: it, or to which server it has moved."""
@@ -316,7 +315,7 @@ class Directory:
         answer = asked.get(moved.server)
         if not is_lost and not isinstance(answer, StoreDescription):
             self._show(name, moved, deadline)
-            answer = self._ask_server(moved.server, name, deadline.remaining_s)
+            answer = self._ask_server(moved.server, name)
         return answer, is_lost
 
     def _show(self, name: str, moved: StoreMovedError, deadline: Deadline) -> None:

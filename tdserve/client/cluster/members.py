@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tdserve.base.addresses import explain_unreachable
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ClosedError,
     ConnectError,
@@ -26,12 +27,16 @@ from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_conditions import is_over
+from tdserve.client.session.call_deadline import get_call_deadline, within
 from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.reach import reach_within
+from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PATIENCE_S, PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
+"""Each server has its own, since calls to one that stands still hold theirs."""
 
 PROBE_WAIT_S = 0.1
 """How long a caller waits for the answer of a server that did not answer lately."""
@@ -62,7 +67,7 @@ class Members:
         self._lock = Lock()
         self._clients: dict[int, Client] = {}
         self._lost = LostServers()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: dict[int, ThreadPoolExecutor] = {}
 
     def _begin_anew_after_fork(self) -> None:
         """Uses connections of its own in a forked child; those of the parent must not be closed here."""
@@ -137,7 +142,7 @@ class Members:
             is_due = self._lost.begin_probe(server, time.monotonic())
         if is_due:
             with suppress(FutureTimeoutError):
-                self._start(partial(self._probe, server)).result(PROBE_WAIT_S)
+                self._start(server, partial(self._probe, server)).result(PROBE_WAIT_S)
         return server in self._lost
 
     def _probe(self, server: int) -> None:
@@ -158,26 +163,27 @@ class Members:
             return False
 
     def check_answers(self, server: int, role: str, *, patience_s: float = PATIENCE_S) -> None:
-        """Waits a moment for a server that does not answer.
+        """Waits a moment for a server that does not answer, as a step of this thread's call.
 
         Args:
             role: What is asked of it, for the error: ``"to which 'a' moves"``.
-            patience_s: How long one that listens may take to answer.
+            patience_s: How long one that listens may take to answer, if the call has so much time.
 
         Raises:
             ConnectError: It does not answer; the error names it.
         """
-        begun_s = time.monotonic()
+        begun_s, deadline = time.monotonic(), get_call_deadline() or Deadline.never
         while True:
             try:
-                if check_health(self.membership.find(server), timeout_s=patience_s, tls=self._tls):
+                wait_s = max(deadline.limit(patience_s), PROBE_TIMEOUT_S)
+                if check_health(self.membership.find(server), timeout_s=wait_s, tls=self._tls):
                     return
                 why = PeerLostError(peer=f"server {server}", reason="it is starting, or ends")
             except (TransportError, DeadlineExceededError) as error:
                 if isinstance(error, HandshakeRefusedError):
                     raise
                 why = PeerLostError(peer=f"server {server}", reason=getattr(error, "reason", str(error)))
-            if time.monotonic() + PROBE_INTERVAL_S > begun_s + REACH_S:
+            if time.monotonic() + PROBE_INTERVAL_S > begun_s + REACH_S or is_over(deadline, PROBE_INTERVAL_S):
                 self.note_lost(server, why)
                 raise self.explain_lost(server, role, why)
             time.sleep(PROBE_INTERVAL_S)
@@ -226,13 +232,18 @@ class Members:
             _log.warning("server %d of %s does not answer: %s", server, self.membership.text, why)
 
     def ask_all(
-        self, calls: Mapping[int, Callable[[], _Result]], *, reach_s: float = REACH_S
+        self,
+        calls: Mapping[int, Callable[[], _Result]],
+        *,
+        reach_s: float = REACH_S,
+        deadline: Deadline | None = None,
     ) -> tuple[dict[int, _Result], dict[int, TransportError]]:
         """Makes a call to each of some servers at the same time.
 
         Args:
             calls: By server.
             reach_s: How long each tries to reach its server.
+            deadline: Of the calls; None: that of the call of which this thread makes a step, if it makes one.
 
         Returns:
             The results by server, and the failures of those that did not answer: a call that has timed out at a server
@@ -242,9 +253,16 @@ class Members:
             TDServeError: The first other error, once all calls have ended.
         """
 
-        def run(call: Callable[[], _Result]) -> _Result:
-            with reach_within(reach_s):
-                return call()
+        until = deadline or get_call_deadline()
+
+        def run(server: int, call: Callable[[], _Result]) -> _Result:
+            try:
+                with reach_within(reach_s), nullcontext() if until is None else within(until):
+                    return call()
+            except DeadlineExceededError:
+                if self._answers(server):
+                    raise
+                raise PeerLostError(peer=f"server {server}", reason="it has stopped answering") from None
 
         found: dict[int, _Result] = {}
         lost: dict[int, TransportError] = {}
@@ -252,22 +270,18 @@ class Members:
         asked = list(calls.items())
         futures: list[tuple[int, AwaitableFuture[_Result]]] = []
         for server, call in asked[:-1]:
-            futures.append((server, self._start(partial(run, call))))
+            futures.append((server, self._start(server, partial(run, server, call))))
         for server, call in asked[-1:]:  # one of them in this thread
             futures.append((server, AwaitableFuture()))
-            futures[-1][1].run(partial(run, call))
+            futures[-1][1].run(partial(run, server, call))
         for server, future in futures:
-            failure = future.exception()
+            failure = self._wait(server, future, until or Deadline.never)
             if failure is None:
                 found[server] = future.result()
                 self.note_answer(server)
             elif isinstance(failure, (ConnectError, PeerLostError)) and failure.retryable:
                 self.note_unreached(server, failure)
                 lost[server] = failure
-            elif isinstance(failure, DeadlineExceededError) and not self._answers(server):
-                silent = PeerLostError(peer=f"server {server}", reason="it has stopped answering")
-                self.note_lost(server, silent)
-                lost[server] = silent
             else:
                 others.append(failure)
         if others:
@@ -283,15 +297,29 @@ class Members:
     def _call_client(self, server: int, call: Callable[[Client], _Result]) -> _Result:
         return call(self.get(server))
 
-    def _start(self, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
+    def _wait(self, server: int, future: AwaitableFuture[Any], deadline: Deadline) -> BaseException | None:
+        """Waits for the end of a call, which keeps its deadline itself; returns its failure. One that no thread has
+        begun by then is not made."""
+        try:
+            return future.exception(compute_answer_timeout_s(deadline))
+        except FutureTimeoutError:
+            if not future.cancel():
+                return future.exception()
+        if server in self._lost:
+            return PeerLostError(peer=f"server {server}", reason="it did not answer earlier calls, which still wait")
+        what = f"a free thread: earlier calls to server {server} are under way"
+        return DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+
+    def _start(self, server: int, work: Callable[[], _Result]) -> AwaitableFuture[_Result]:
         future: AwaitableFuture[_Result] = AwaitableFuture()
         self._begin_anew_after_fork()
         with self._lock:
             if self.is_closed:
                 raise ClosedError(what=f"the client of {self.membership.text}")
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS_PER_SERVER * len(self), thread_name_prefix="tdserve-cluster")
-            self._threads.submit(future.run, carry_context(work))
+            if server not in self._threads:
+                name = f"tdserve-cluster-{server}"
+                self._threads[server] = ThreadPoolExecutor(THREADS_PER_SERVER, thread_name_prefix=name)
+            self._threads[server].submit(future.run, carry_context(work))
         return future
 
     def close(self) -> None:
@@ -299,11 +327,11 @@ class Members:
         self._begin_anew_after_fork()
         with self._lock:
             self.is_closed = True
-            clients, threads = list(self._clients.values()), self._threads
+            clients, threads = list(self._clients.values()), list(self._threads.values())
         for client in clients:
             client.close()
-        if threads is not None:
-            threads.shutdown(wait=False)
+        for each in threads:
+            each.shutdown(wait=False)
 
     def list_alive(self, servers: Iterable[int]) -> list[int]:
         """Returns those of some servers that answered when they were last asked."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tdserve.base.errors import StoreExistsError, TransportError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, StoreExistsError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, record_copy
+from tdserve.client.session.call_deadline import within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
+
+UNDO_TIMEOUT_S = 2.0
+"""Time to remove what was created of a store whose creation has failed, also if its own time is over."""
 
 
 def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
@@ -79,22 +85,30 @@ def create_parts(
 
     try:
         calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
-        made_at, lost = cluster.members.ask_all(calls, reach_s=REACH_S if exists else cluster.timeout_s)
+        made_at, lost = cluster.members.ask_all(calls, reach_s=REACH_S if exists else math.inf)
     except Exception:  # also of wrong arguments
         if not exists_ok:  # otherwise nobody knows which of them this call has made
-            for server, part in made:
-                cluster.members.get(server).delete(part)
-            for server in copies:
-                with suppress(TransportError):  # a copy without its record is removed when it is found
-                    delete_copy(cluster.members, name, server)
-            delete_record(cluster.members.get(cluster.directory.find(name).server), name)
-            cluster.directory.forget(name)
+            with within(Deadline.after(UNDO_TIMEOUT_S)):
+                _take_back(cluster, name, made, copies)
         raise
     if lost and not (exists and made_at):
         raise next(iter(lost.values()))
     owner = placement.owner
     if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
         create_record(cluster.members.get(owner), name, replace(placement, copy_at=None))
+
+
+def _take_back(cluster: ClusterServers, name: str, made: Iterable[tuple[int, str]], copies: Iterable[int]) -> None:
+    """Deletes what was made of a store, as far as the servers answer."""
+    for server, part in made:
+        with suppress(TransportError, DeadlineExceededError):
+            cluster.members.get(server).delete(part)
+    for server in copies:
+        with suppress(TransportError, DeadlineExceededError):  # a copy without its record is removed when it is found
+            delete_copy(cluster.members, name, server)
+    with suppress(TransportError, DeadlineExceededError):
+        delete_record(cluster.members.get(cluster.directory.find(name).server), name)
+    cluster.directory.forget(name)
 
 
 def check_answers(members: Members, name: str, placement: PlacementRecord) -> None:

@@ -25,16 +25,14 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def find_here(
-    client: Client, name: str, *, timeout_s: float | None = None
-) -> StoreDescription | StoreMovedError | None:
+def find_here(client: Client, name: str) -> StoreDescription | StoreMovedError | None:
     """Returns what a server knows of a name, or that the store is at another server; None if it knows nothing.
 
     Raises:
         StoreMovedError: The store is sealed, and perhaps about to move.
     """
     try:
-        return client.catalog.find(name, timeout_s=timeout_s)
+        return client.catalog.find(name)
     except StoreMovedError as error:
         if error.server is None:
             raise

@@ -9,8 +9,10 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 from weakref import WeakMethod
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError, TDServeError
 from tdserve.client.client import Client
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.v1 import control_pb2
@@ -119,9 +121,9 @@ class _PolicyFeed:
 
     def _ask(self) -> None:
         """Asks what the policy is now. What is known stays if its server does not answer, or it holds no weights."""
-        with self._lock, suppress(TDServeError), reach_within(REACH_S):
+        with self._lock, suppress(TDServeError), reach_within(REACH_S), within(Deadline.after(REACH_S)):
             try:
-                found = self._get_home().describe(self._name, timeout_s=0)
+                found = self._get_home().describe(self._name)
             except StoreNotFoundError:
                 known = self._news
                 self._news = control_pb2.PolicyNews(gone=known.uid or known.gone) if known is not None else None

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
@@ -86,6 +88,12 @@ class ShardDraws:
             EndOfStreamError: All shards are closed and drained.
             TransportError: No shard answers.
         """
+        with within(deadline):
+            return self._draw(make_query, num_rows, deadline, takes_fewer=takes_fewer)
+
+    def _draw(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline, *, takes_fewer: bool
+    ) -> list[DrawnPart]:
         if self._table.settings.sampler.uses_trajectories:
             make_query = _name_whole(make_query, num_rows)
         query = self._table.ask_any_part(make_query, deadline)
@@ -174,14 +182,20 @@ class ShardDraws:
         return self._table.settings.max_times_sampled > 0
 
     def give_back(self, drawn: list[DrawnPart], names: Sequence[Any] | None = None) -> None:
-        """Gives rows on lease back, so that the list is empty.
+        """Gives rows on lease back, so that the list is empty; those of a server that does not answer in another
+        thread.
 
         Args:
             names: What identifies the rows of each part, if they were joined since; None: the rows themselves.
         """
+        deadline = Deadline.after(GIVE_BACK_TIMEOUT_S)
         for part, named in zip(drawn, names or [name_rows(part.rows) for part in drawn], strict=True):
-            if part.query.is_lease:
-                give_back(part.client, part.query, named, GIVE_BACK_TIMEOUT_S)
+            if not part.query.is_lease:
+                continue
+            if deadline.expired or self._table.is_away(part.shard):
+                part.client.later(partial(give_back, part.client, part.query, named, GIVE_BACK_TIMEOUT_S))
+            else:
+                give_back(part.client, part.query, named, deadline.limit(GIVE_BACK_TIMEOUT_S))
         drawn.clear()
 
     # ------------------------------------------------------------ masses
@@ -221,7 +235,7 @@ class ShardDraws:
         """Asks all shards; one that has stopped answering must not take all the time that the call has."""
 
         def ask(_: int, part: Any) -> ShardMass:
-            return ask_mass(part, make_query, num_rows, Deadline.after(deadline.limit(PATIENCE_S)))
+            return ask_mass(part, make_query, num_rows, deadline.shorten(PATIENCE_S))
 
         while True:
             try:

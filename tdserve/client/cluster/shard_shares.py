@@ -14,6 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, Vers
 from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.placement import name_splits
@@ -43,7 +44,8 @@ class ShardShares:
             ConnectError: A shard that has rows of this step does not answer.
             DeadlineExceededError, StepForgottenError: As of ``ReplayHandle.sample``.
         """
-        counts = self._agree(make_query, share, num_rows, deadline)
+        with within(deadline):
+            counts = self._agree(make_query, share, num_rows, deadline)
 
         def draw(shard: int, part: Any) -> DrawnPart:
             query = make_query(part)
@@ -54,15 +56,14 @@ class ShardShares:
             found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
             return found
 
-        reach_s = deadline.remaining_s
-        reach_s = self._table.wait_s if reach_s is None else reach_s
-        found = self._table.ask_each(counts, follow_and_draw, reach_s=reach_s, deadline=deadline)
+        found = self._table.ask_each(counts, follow_and_draw, deadline=deadline)
         return [found[shard] for shard in sorted(found)]
 
-    def forget(self) -> None:
+    def forget(self, deadline: Deadline) -> None:
         """Forgets how steps were divided."""
-        splits = self._open()
-        splits.delete(splits.keys(), missing_ok=True)
+        with within(deadline):
+            splits = self._open()
+            splits.delete(splits.keys(), missing_ok=True)
 
     def _open(self) -> Any:
         """Returns the keyed store that has how each step is divided."""
@@ -94,7 +95,7 @@ class ShardShares:
         def ask(_: int, part: Any) -> Any:
             return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, deadline)
 
-        asked = table.ask_any_part(make_query)
+        asked = table.ask_any_part(make_query, deadline)
         unit = asked.group_size or 1
         least = getattr(table.settings.limiter, "min_size", 0)
         while True:

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, TDServeError
-from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
@@ -32,8 +32,10 @@ class ShardedTaken:
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises; see
     ``tdserve.Taken``. The rows of each shard are acknowledged together."""
 
-    def __init__(self, table: ShardedTable, draws: ShardDraws, drawn: list[DrawnPart]) -> None:
-        self._table, self._draws, self._drawn = table, draws, drawn
+    def __init__(
+        self, table: ShardedTable, draws: ShardDraws, drawn: list[DrawnPart], *, timeout_s: float | None
+    ) -> None:
+        self._table, self._draws, self._drawn, self._timeout_s = table, draws, drawn, timeout_s
         self._query = drawn[0].query
         self._names = [name_rows(part.rows) for part in drawn]
         self._unseen = weakref.finalize(self, _give_back_later, draws, drawn, self._names)
@@ -62,23 +64,28 @@ class ShardedTaken:
         else:
             self.give_back()
 
-    def ack(self) -> None:
-        """Acknowledges the rows of each shard. Raises WrongStateError if this client does not hold those of one."""
+    def ack(self, deadline: Deadline | None = None) -> None:
+        """Acknowledges the rows of each shard, at the same time. Raises WrongStateError if this client does not hold
+        those of one.
+
+        Args:
+            deadline: None: the timeout of the call that took them begins again.
+        """
         self._unseen.detach()
-        failure: TDServeError | None = None
-        done = []
+        until = deadline or self._table.make_deadline(self._timeout_s)
+        held: dict[int, list[tuple[DrawnPart, Any]]] = {}
         for part, names in zip(self._drawn, self._names, strict=True):
-            try:
-                acknowledge(part.client, part.query, names, self._table.make_deadline(None))
-                done.append(part.shard)
-            except TDServeError as error:
-                failure = failure or error
-        if failure is not None:
-            num_rows = {
-                part.shard: len(to_row_numbers(names)) for part, names in zip(self._drawn, self._names, strict=True)
-            }
-            text = self._table.explain_done("acknowledged", num_rows, done) if done else ""
-            raise note_elsewhere(failure, text)
+            held.setdefault(part.shard, []).append((part, names))
+
+        def act(shard: int, _: Any) -> None:
+            for part, names in held[shard]:
+                acknowledge(part.client, part.query, names, until)
+
+        def explain_done(shards: list[int]) -> str:
+            num_rows = {shard: sum(len(to_row_numbers(names)) for _, names in each) for shard, each in held.items()}
+            return self._table.explain_done("acknowledged", num_rows, shards)
+
+        self._table.ask_each(held, act, deadline=until, explain_done=explain_done)
 
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""
@@ -115,15 +122,15 @@ class ShardedTakenBatches:
         return self
 
     def __next__(self) -> Any:
-        self._acknowledge()
-        end_s = time.monotonic() + self._timeout_s
+        deadline = Deadline.after(self._timeout_s)
+        self._acknowledge(deadline)
         while True:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
             try:
-                self._held = self._take(min(POLL_S, max(end_s - time.monotonic(), 0.0)))
+                self._held = self._take(deadline.limit(POLL_S))
             except DeadlineExceededError as error:
-                if time.monotonic() < end_s:
+                if not deadline.expired:
                     continue
                 raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
             except EndOfStreamError:
@@ -137,7 +144,7 @@ class ShardedTakenBatches:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self._acknowledge()
+            self._acknowledge(Deadline.after(self._timeout_s))
         self.close()
 
     def __del__(self) -> None:
@@ -152,10 +159,10 @@ class ShardedTakenBatches:
         if held is not None:
             held.give_back()
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self, deadline: Deadline) -> None:
         held, self._held = self._held, None
         if held is not None:
-            held.ack()
+            held.ack(deadline)
 
 
 class ShardedBatches:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError
 from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
@@ -17,6 +18,7 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
+from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import add_index, check_index_free, iter_rows
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.key_paths import to_path
@@ -62,8 +64,8 @@ class ShardedDataset(ShardedStore):
         spec: Structure of the first part.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         self.bounds = _compute_bounds(placement)
         self.spec = self._first.spec
 
@@ -80,7 +82,7 @@ class ShardedDataset(ShardedStore):
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
         """Lists the keys; arguments as of ``TensorDict.keys``."""
-        return self.ask_any(lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort))
+        return self.list_part_keys(self.make_deadline(None), include_nested, leaves_only, sort=sort)
 
     def __contains__(self, key: object) -> bool:
         path = to_path(key)
@@ -92,16 +94,17 @@ class ShardedDataset(ShardedStore):
         """Reads a leaf or nested part by its key, or rows: a number, a slice, a mask, or a list of numbers."""
         if to_path(index) is not None:
             return self.get(index)
-        found = self._read(index)
+        found = self._read(index, self.make_deadline(None))
         return to_arrays(found) if self._cluster.numpy else found
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads rows in one call to each server, for a ``DataLoader``."""
-        return self._read(list(indices))
+        return self._read(list(indices), self.make_deadline(None))
 
     def __iter__(self) -> Iterator[Any]:
         """Yields row after row."""
-        return iter_rows(self._read, len(self), self.spec.nbytes * self.num_shards)
+        nbytes = self.spec.nbytes * self.num_shards
+        return iter_rows(lambda rows: self._read(rows, self.make_deadline(None)), len(self), nbytes)
 
     def get(self, key: str | Path, *, timeout_s: float | None = None) -> Any:
         """Reads a leaf or nested part of all rows."""
@@ -109,8 +112,10 @@ class ShardedDataset(ShardedStore):
 
     def get_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads a leaf or nested part of some rows."""
-        self.spec.find(self._to_path(key), store=self.name)
-        return self._gather(index, lambda part, rows: part.get_at(key, rows, timeout_s=timeout_s))
+        path = self._to_path(key)
+        self.spec.find(path, store=self.name)
+        found = self._gather(index, lambda part, rows: part.snapshot_at(path, rows), self.make_deadline(timeout_s))
+        return to_arrays(found) if self._cluster.numpy else found
 
     def _to_path(self, key: Any) -> Path:
         path = to_path(key)
@@ -120,7 +125,7 @@ class ShardedDataset(ShardedStore):
 
     def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
         """Reads all rows."""
-        return self._gather(slice(None), lambda part, _: part.to_tensordict(timeout_s=timeout_s))
+        return self._gather(slice(None), lambda part, _: part.to_tensordict(), self.make_deadline(timeout_s))
 
     def batches(
         self,
@@ -135,30 +140,40 @@ class ShardedDataset(ShardedStore):
         prefetch: int = 4,
         with_index: bool = False,
         device: Any = None,
+        pad: Pad = None,
+        numpy: bool | None = None,
+        timeout_s: float | None = None,
     ) -> EpochBatches:
         """Returns an iterator over a reader's part of an epoch; arguments and errors as of ``StoreHandle.batches``."""
+        self.make_deadline(timeout_s)  # refuses a timeout that is none
+        client = self._cluster.members.get(self.placement.servers[0])
+        wants_arrays = client.wants_arrays(numpy, device)
         plan = plan_epoch(
             len(self), num_rows, sampler=sampler, epoch=epoch, rank=rank, world_size=world_size, drop_last=drop_last
         )
         if with_index:
-            check_index_free(self.name, self.keys())
+            check_index_free(self.name, self.list_part_keys(self.make_deadline(timeout_s)))
 
         def read(rows: Any) -> Any:
-            found = self._read(rows)
+            found = pad_built(self._read(rows, self.make_deadline(timeout_s)), pad, self.spec)
             found = add_index(found, rows) if with_index else found
-            return to_arrays(found) if self._cluster.numpy and device is None else found
+            return to_arrays(found) if wants_arrays else found
 
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
 
-    def _read(self, index: Any) -> Any:
-        return self._gather(index, lambda part, rows: part[rows])
+    def _read(self, index: Any, deadline: Deadline) -> Any:
+        return self._gather(index, lambda part, rows: part._read_rows(rows), deadline)
 
-    def _gather(self, index: Any, read: Callable[[Any, Any], Any]) -> Any:
+    def _gather(self, index: Any, read: Callable[[Any, Any], Any], deadline: Deadline) -> Any:
         numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
-        found = self.ask_each(where, lambda shard, part: read(part, self._to_local(numbers[where[shard]], shard)))
+
+        def act(shard: int, part: Any) -> Any:
+            return read(part, self._to_local(numbers[where[shard]], shard))
+
+        found = self.ask_each(where, act, deadline=deadline)
         if not found:
-            return self.ask_part(0, lambda part: read(part, slice(0, 0)))
+            return self.ask_part(0, lambda part: read(part, slice(0, 0)), deadline)
         shards = sorted(found)
         rows = join_rows([found[shard] for shard in shards])
         places = np.concatenate([where[shard] for shard in shards])
@@ -173,16 +188,20 @@ class ShardedDataset(ShardedStore):
         if to_path(index) is not None:
             raise InvalidRequestError(argument="index", reason=f"set {index!r} by rows: set_at_(key, value, rows)")
         num_dims = len(self.spec.batch_size)
-        self._scatter(index, value, num_dims, lambda part, rows, values: part.__setitem__(rows, values))
+        deadline = self.make_deadline(None)
+        self._scatter(index, value, num_dims, lambda part, rows, values: part.__setitem__(rows, values), deadline)
 
-    def set_at_(self, key: str | Path, value: Any, index: Any) -> ShardedDataset:
+    def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> ShardedDataset:
         """Writes a leaf or nested part of some rows; a value without a dimension for them is meant for each."""
         leaf = self.spec.find(self._to_path(key), store=self.name)
         num_dims = len(leaf.shape if isinstance(leaf, TensorLeaf) else leaf.batch_size)
-        self._scatter(index, value, num_dims, lambda part, rows, values: part.set_at_(key, values, rows))
+        deadline = self.make_deadline(timeout_s)
+        self._scatter(index, value, num_dims, lambda part, rows, values: part.set_at_(key, values, rows), deadline)
         return self
 
-    def _scatter(self, index: Any, value: Any, num_dims: int, write: Callable[[Any, Any, Any], Any]) -> None:
+    def _scatter(
+        self, index: Any, value: Any, num_dims: int, write: Callable[[Any, Any, Any], Any], deadline: Deadline
+    ) -> None:
         """Writes a value to the parts of its rows.
 
         Args:
@@ -198,7 +217,7 @@ class ShardedDataset(ShardedStore):
             rows = self._to_local(numbers[places], shard) if shape else int(numbers[0] - self.bounds[shard])
             write(part, rows, value[_to_slice(places)] if is_each else value)
 
-        self.ask_each(where, act)
+        self.ask_each(where, act, deadline=deadline)
 
     # ------------------------------------------------------------ numbers
 

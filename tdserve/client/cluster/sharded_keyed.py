@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import is_tensor_collection
@@ -16,6 +16,7 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.rules.kv.keyed_settings import KeyedSettings
@@ -47,6 +48,18 @@ MAX_NAMED_KEYS = 8
 """Keys that an error names."""
 
 
+class _Wait(NamedTuple):
+    """How long a read waits.
+
+    Attributes:
+        deadline: Of the whole call.
+        timeout_s: What the parts get: 0 if they do not wait for absent keys, None if they wait until the deadline.
+    """
+
+    deadline: Deadline
+    timeout_s: float | None
+
+
 class ShardedKeyedHandle(EntryMapping, ShardedStore):
     """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
 
@@ -55,8 +68,8 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     out.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         self.spec = self._first.spec
         self.settings = KeyedSettings.from_json(self._first.settings)
 
@@ -75,7 +88,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         self,
         keys: Sequence[str],
         call: Callable[[Any, list[str], list[int]], Any],
-        timeout_s: float | None = None,
+        deadline: Deadline | None = None,
         *,
         done: str = "",
     ) -> dict[int, Any]:
@@ -83,7 +96,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         Args:
             call: Gets the part, its keys, and their positions.
-            timeout_s: How long each server is waited for; None: the client's timeout.
+            deadline: Of the call; None: the client's default.
             done: What then has happened to the entries, such as "put", for errors; "" if nothing was changed.
 
         Raises:
@@ -97,16 +110,19 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         if len(where) == 1:  # waits as long as a store of one server does
             ((shard, numbers),) = where.items()
-            return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers), timeout_s)}
-        reach_s = timeout_s or None  # a call that asks once still opens its connections
-        deadline = None if reach_s is None else Deadline.after(reach_s)
+            return {shard: self.ask_part(shard, lambda part: call(part, list(keys), numbers), deadline)}
 
         def explain_done(shards: list[int]) -> str:
             names = [keys[number] for shard in shards for number in where[shard]]
             more = f" and {len(names) - MAX_NAMED_KEYS} more" if len(names) > MAX_NAMED_KEYS else ""
             return f"{', '.join(map(repr, names[:MAX_NAMED_KEYS]))}{more} were {done}, at other servers" if done else ""
 
-        return self.ask_each(where, act, reach_s=reach_s, deadline=deadline, explain_done=explain_done)
+        return self.ask_each(where, act, deadline=deadline, explain_done=explain_done)
+
+    def _begin_wait(self, timeout_s: float | None) -> _Wait:
+        """Returns how long a read waits, given how long for absent keys: one that does not wait for keys waits for the
+        server as every call does."""
+        return _Wait(self.make_deadline(timeout_s or None), 0 if timeout_s == 0 else None)
 
     def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""
@@ -128,13 +144,13 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
         """
-        timeout_s = options.get("timeout_s")
+        deadline = self.make_deadline(options.pop("timeout_s", None))
         if isinstance(keys, str):
 
             def put_one(part: Any) -> Any:
                 return part.put(keys, values, if_version, return_early=return_early, **options)
 
-            return self.ask_part(self._find_shard(keys), put_one, timeout_s)
+            return self.ask_part(self._find_shard(keys), put_one, deadline)
         names = _list_names(keys)
         _check_length("values", values, names)
         if if_version is not None and not isinstance(if_version, int):
@@ -148,9 +164,9 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
                 )
                 return part.put(some, chosen, versions, **options)
 
-            return self._join(names, self._ask_owners(names, put_some, timeout_s, done="put")) if names else []
+            return self._join(names, self._ask_owners(names, put_some, deadline, done="put")) if names else []
 
-        return self._cluster.later(put) if return_early else put()
+        return self._cluster.later(put, deadline) if return_early else put()
 
     @gather_spans
     def delete(self, keys: Any, if_version: Any = None, **options: Any) -> int:
@@ -161,21 +177,24 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
             return int(part.delete(some, versions, **options))
 
-        timeout_s = options.get("timeout_s")
-        return sum(self._ask_owners(names, delete, timeout_s, done="deleted").values()) if names else 0
+        deadline = self.make_deadline(options.pop("timeout_s", None))
+        return sum(self._ask_owners(names, delete, deadline, done="deleted").values()) if names else 0
 
     def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server. Nothing is
         deleted before all are there."""
-        reach_s = _find_reach_s(options.get("timeout_s", 0))
+        wait = self._begin_wait(options.pop("timeout_s", 0))
+
+        def pop(part: Any, some: Any, _: Any = None) -> Any:
+            return part.pop(some, default, timeout_s=wait.timeout_s, **options)
+
         if isinstance(keys, str):
-            return self.ask_part(self._find_shard(keys), lambda part: part.pop(keys, default, **options), reach_s)
+            return self.ask_part(self._find_shard(keys), lambda part: pop(part, keys), wait.deadline)
         names = _list_names(keys)
         if default is NO_DEFAULT:
-            self._wait_present(names, options.get("timeout_s", 0))
-        popped = self._ask_owners(
-            names, lambda part, some, _: part.pop(some, default, **options), reach_s, done="popped"
-        )
+            with within(wait.deadline):
+                self._wait_present(names, wait.timeout_s)
+        popped = self._ask_owners(names, pop, wait.deadline, done="popped")
         return self._join(names, popped)
 
     def _wait_present(self, keys: Sequence[str], timeout_s: float | None) -> None:
@@ -192,28 +211,30 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     @gather_spans
     def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
-        reach_s = _find_reach_s(timeout_s)
+        wait = self._begin_wait(timeout_s)
+
+        def get(part: Any, some: Any, _: Any = None) -> Any:
+            return part.get(some, select, wait.timeout_s, **options)
+
         if isinstance(keys, str):
-            shard = self._find_shard(keys)
-            return self.ask_part(shard, lambda part: part.get(keys, select, timeout_s, **options), reach_s)
+            return self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
         names = _list_names(keys)
         if not names:
-            return self.ask_part(0, lambda part: part.get(names, select, timeout_s, **options), reach_s)
-        found = self._ask_owners(names, lambda part, some, _: part.get(some, select, timeout_s, **options), reach_s)
+            return self.ask_part(0, lambda part: get(part, names), wait.deadline)
+        found = self._ask_owners(names, get, wait.deadline)
         return self._join(names, found)
 
     def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
         """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
-        reach_s = _find_reach_s(timeout_s)
+        wait = self._begin_wait(timeout_s)
+
+        def get(part: Any, some: Any, _: Any = None) -> Any:
+            return part.get_with_versions(some, select, wait.timeout_s, **options)
+
         if isinstance(keys, str):
-            shard = self._find_shard(keys)
-            return self.ask_part(
-                shard, lambda part: part.get_with_versions(keys, select, timeout_s, **options), reach_s
-            )
+            return self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
         names = _list_names(keys)
-        found = self._ask_owners(
-            names, lambda part, some, _: part.get_with_versions(some, select, timeout_s, **options), reach_s
-        )
+        found = self._ask_owners(names, get, wait.deadline)
         values = self._join(names, {shard: each[0] for shard, each in found.items()})
         return values, self._join(names, {shard: each[1] for shard, each in found.items()})
 
@@ -246,12 +267,6 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
     def __delitem__(self, key: Any) -> None:
         self.delete(key)
-
-
-def _find_reach_s(timeout_s: float | None) -> float | None:
-    """Returns how long a read waits for a server, given how long for absent keys: one that does not wait for keys
-    waits for the server as every call does."""
-    return timeout_s or None
 
 
 def _list_names(keys: Any) -> list[str]:

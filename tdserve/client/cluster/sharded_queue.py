@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
@@ -22,8 +23,8 @@ class ShardedQueueHandle(ShardedTable):
     on average: a reader divides each batch among the shards at random, in proportion to the rows that wait there.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         self._draws = ShardDraws(self)
 
     @gather_spans
@@ -53,15 +54,15 @@ class ShardedQueueHandle(ShardedTable):
             deadline,
             takes_fewer=True,
         )
-        taken = ShardedTaken(self, self._draws, drawn)
+        taken = ShardedTaken(self, self._draws, drawn, timeout_s=timeout_s)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``; those of each shard together."""
         self.change_rows(
             rows,
-            timeout_s,
-            lambda part, some, _: part.ack(some, timeout_s=self._get_timeout_s(timeout_s)),
+            self.make_deadline(timeout_s),
+            lambda part, some, _: part.ack(some),
             done="acknowledged",
         )
 

@@ -37,8 +37,8 @@ class ShardedReplayHandle(ShardedTable):
     A shard's part is known as of its last answer, at most a twentieth of a second ago.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         self._draws = ShardDraws(self)
         self._shares = ShardShares(self)
         self._step_counts = StepCounts()
@@ -71,7 +71,7 @@ class ShardedReplayHandle(ShardedTable):
         num_rows = check_num_rows(num_rows, device)
         deadline = self.make_deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance, run)
+        asked = self._parse_share(rank, world_size, step, balance, run, deadline)
         options = {"pad": pad, "device": device, "numpy": numpy}
         if asked is not None:
             with self._get_step_count(asked).take(asked.step if asked.is_named else None) as number:
@@ -93,7 +93,7 @@ class ShardedReplayHandle(ShardedTable):
         while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
             for part in self._draws.draw(queries, num_missing, deadline):
                 with suppress(WrongStateError):
-                    acknowledge(part.client, part.query, name_rows(part.rows), self.make_deadline(None))
+                    acknowledge(part.client, part.query, name_rows(part.rows), deadline)
                     taken.append(part)
         return taken
 
@@ -104,11 +104,13 @@ class ShardedReplayHandle(ShardedTable):
     def _make_queries(self, conditions: Conditions, **options: Any) -> Callable[[Any], Query]:
         return lambda part: part.make_query(conditions, **options)
 
-    def _parse_share(self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any) -> Share | None:
+    def _parse_share(
+        self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
+    ) -> Share | None:
         path = None if balance is None else check_path(balance, argument="balance")
         share = parse_share(rank, world_size, step, path, run)
         if path is not None:
-            self.check_key(path)
+            self.check_key(path, deadline)
         return share
 
     def _get_step_count(self, share: Share) -> StepCount:
@@ -116,8 +118,9 @@ class ShardedReplayHandle(ShardedTable):
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
         """Forgets the draws of all steps; see ``ReplayHandle.forget_draws``."""
-        self._ask_every(lambda _, part: part.forget_draws(timeout_s=self._get_timeout_s(timeout_s)))
-        self._shares.forget()
+        deadline = self.make_deadline(timeout_s)
+        self._ask_every(lambda _, part: part.forget_draws(), deadline)
+        self._shares.forget(deadline)
         self._step_counts.restart(self.name)
 
     @gather_spans
@@ -142,17 +145,16 @@ class ShardedReplayHandle(ShardedTable):
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest)
         queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
         drawn = self._draws.draw(queries, num_rows, self.make_deadline(timeout_s), takes_fewer=True)
-        taken = ShardedTaken(self, self._draws, drawn)
+        taken = ShardedTaken(self, self._draws, drawn, timeout_s=timeout_s)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together."""
-        wait_s = self._get_timeout_s(timeout_s)
 
         def acknowledge_some(part: Any, some: Any, _: torch.Tensor) -> None:
-            part.ack(some, consumer=consumer, timeout_s=wait_s)
+            part.ack(some, consumer=consumer)
 
-        self.change_rows(rows, timeout_s, acknowledge_some, done="acknowledged")
+        self.change_rows(rows, self.make_deadline(timeout_s), acknowledge_some, done="acknowledged")
 
     @gather_spans
     def update_priority(
@@ -168,7 +170,7 @@ class ShardedReplayHandle(ShardedTable):
 
         With ``return_early=True`` the arguments must not change before the future is done.
         """
-        wait_s = self._get_timeout_s(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         num_rows = len(to_row_numbers(index))
         priority = to_priorities(priority, num_rows)
         generations = spread_generations(generation, num_rows)
@@ -176,25 +178,23 @@ class ShardedReplayHandle(ShardedTable):
         def update() -> int:
             def change(part: Any, rows: Any, where: torch.Tensor) -> int:
                 given = select_rows(generations, where, num_rows)
-                found: int = part.update_priority(
-                    rows, select_rows(priority, where, num_rows), generation=given, timeout_s=wait_s
-                )
+                found: int = part.update_priority(rows, select_rows(priority, where, num_rows), generation=given)
                 return found
 
-            num_skipped = sum(self.change_rows(index, timeout_s, change, done="changed"))
+            num_skipped = sum(self.change_rows(index, deadline, change, done="changed"))
             self._draws.forget_masses()
             return num_skipped
 
-        return self._cluster.later(update) if return_early else update()
+        return self._cluster.later(update, deadline) if return_early else update()
 
     def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
         """Returns the priorities of rows; see ``ReplayHandle.get_priorities``."""
         found = torch.zeros(len(to_row_numbers(index)), dtype=torch.float64)
 
         def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
-            found[where] = torch.as_tensor(part.get_priorities(rows, timeout_s=timeout_s)).to(found.dtype)
+            found[where] = torch.as_tensor(part.get_priorities(rows)).to(found.dtype)
 
-        self.change_rows(index, timeout_s, ask)
+        self.change_rows(index, self.make_deadline(timeout_s), ask)
         return self._show(found)
 
     def batches(

@@ -19,6 +19,7 @@ from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import NO_DEFAULT
+from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import shape_rows
@@ -42,30 +43,31 @@ class ShardedRows(ShardedStore):
         part_capacity: Rows of each.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         self.part_capacity = self._first.capacity
         self.capacity = self.part_capacity * self.num_shards
 
     def __len__(self) -> int:
         """Returns the number of live rows of all shards that answer."""
-        return sum(self._ask_lengths().values())
+        return sum(self._ask_lengths(self.make_deadline(None)).values())
 
     def measure_length(self) -> int:
         """Returns the number of rows that are live or being overwritten, of all shards that answer. See
         ``TableHandle.measure_length``."""
-        return sum(counts.rows + counts.overwritten for counts in self._ask_counts().values())
+        counts = self._ask_counts(self.make_deadline(None))
+        return sum(each.rows + each.overwritten for each in counts.values())
 
-    def _ask_lengths(self) -> dict[int, int]:
+    def _ask_lengths(self, deadline: Deadline) -> dict[int, int]:
         """Returns the live rows of each shard that answers."""
-        return {shard: counts.rows for shard, counts in self._ask_counts().items()}
+        return {shard: counts.rows for shard, counts in self._ask_counts(deadline).items()}
 
-    def _ask_counts(self) -> dict[int, control_pb2.TableCounts]:
+    def _ask_counts(self, deadline: Deadline) -> dict[int, control_pb2.TableCounts]:
         def ask(_: int, part: Any) -> control_pb2.TableCounts:
-            done = ask_counts(part._client, part.name, Deadline.after(min(PATIENCE_S, self.wait_s)))
+            done = ask_counts(part._client, part.name, deadline.shorten(PATIENCE_S))
             return done.counts
 
-        return self.ask_parts(range(self.num_shards), ask, deadline=self.make_deadline(None))
+        return self.ask_parts(range(self.num_shards), ask, deadline=deadline)
 
     def _show(self, numbers: torch.Tensor) -> Any:
         return to_arrays(numbers) if self._cluster.numpy else numbers
@@ -83,24 +85,20 @@ class ShardedRows(ShardedStore):
         """Default of every call that can wait, seconds."""
         return self._cluster.timeout_s
 
-    def get_any_part(self, deadline: Deadline | None = None) -> Any:
+    def get_any_part(self, deadline: Deadline) -> Any:
         """Returns the handle of a part that was used; of the first that answers if none was."""
         for _, handle in self._handles.values():
             return handle
         return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
 
-    def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
+    def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline) -> _Result:
         """Calls the part of ``get_any_part``; its errors name the table."""
-        with convert_part_errors(self.name):
+        with convert_part_errors(self.name), within(deadline):
             return call(self.get_any_part(deadline))
 
-    def check_key(self, path: Path) -> None:
+    def check_key(self, path: Path, deadline: Deadline) -> None:
         """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
-        self.ask_any_part(methodcaller("check_key", path))
-
-    def make_deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns the deadline of a call."""
-        return Deadline.after(self._get_timeout_s(timeout_s))
+        self.ask_any_part(methodcaller("check_key", path, deadline), deadline)
 
     # ------------------------------------------------------------ rows by number
 
@@ -118,7 +116,7 @@ class ShardedRows(ShardedStore):
     def change_rows(
         self,
         index: Any,
-        timeout_s: float | None,
+        deadline: Deadline,
         change: Callable[[Any, Any, torch.Tensor], _Result],
         *,
         done: str = "",
@@ -127,6 +125,7 @@ class ShardedRows(ShardedStore):
 
         Args:
             index: A sampled batch, or row numbers.
+            deadline: Of the call; parts end by it without a timeout of their own.
             change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
                 positions among all.
             done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.
@@ -150,8 +149,7 @@ class ShardedRows(ShardedStore):
         def explain_done(shards: list[int]) -> str:
             return self.explain_done(done, {shard: len(rows) for shard, rows in where.items()}, shards) if done else ""
 
-        reach_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
-        return list(self.ask_each(where, act, reach_s=reach_s, deadline=deadline, explain_done=explain_done).values())
+        return list(self.ask_each(where, act, deadline=deadline, explain_done=explain_done).values())
 
     def explain_done(self, done: str, num_rows: Mapping[int, int], shards: Collection[int]) -> str:
         """Returns what has happened to the rows of some shards while others did not answer, and what to do.
@@ -174,7 +172,7 @@ class ShardedRows(ShardedStore):
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask stands for the live rows one
         after the other, those of the first shard first."""
-        found = self._read_live(index)
+        found = self._read_live(index, self.make_deadline(None))
         return to_arrays(found) if self._cluster.numpy else found
 
     def get_at(
@@ -189,53 +187,49 @@ class ShardedRows(ShardedStore):
         """Reads some keys of live rows; see ``TableHandle.get_at``."""
 
         def read(paths: Sequence[Path]) -> Any:
-            found = self._read_live(index, paths, timeout_s, pad=pad)
+            found = self._read_live(index, deadline, paths, pad=pad)
             return to_arrays(found) if self._cluster.numpy else found
 
+        deadline = self.make_deadline(timeout_s)
         return get_keys(read, key, default, store=self.name)
 
     def get_with_generations(self, index: Any) -> tuple[Any, Any]:
         """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
-        numbers = to_row_numbers(index)
-        generations = self._find_generations(numbers)
-        rows = self._read_live(numbers if np.ndim(index) else int(numbers[0]))
+        numbers, deadline = to_row_numbers(index), self.make_deadline(None)
+        generations = self._find_generations(numbers, deadline)
+        rows = self._read_live(numbers if np.ndim(index) else int(numbers[0]), deadline)
         found = generations if np.ndim(index) else generations[0]
         return (to_arrays(rows), to_arrays(found)) if self._cluster.numpy else (rows, found)
 
     def find_generations(self, index: Any) -> Any:
         """Returns the generations of rows, -1 for those that are not live; see ``TableHandle.find_generations``."""
-        return self._show(self._find_generations(to_row_numbers(index)))
+        return self._show(self._find_generations(to_row_numbers(index), self.make_deadline(None)))
 
-    def _find_generations(self, numbers: Any) -> torch.Tensor:
+    def _find_generations(self, numbers: Any, deadline: Deadline) -> torch.Tensor:
         found = torch.full((len(numbers),), -1, dtype=torch.int64)
 
         def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
             found[where] = torch.as_tensor(part.find_generations(rows))
 
-        self.change_rows(numbers, None, ask)
+        self.change_rows(numbers, deadline, ask)
         return found
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        return self._read_live(list(indices))
+        return self._read_live(list(indices), self.make_deadline(None))
 
-    def _read_live(
-        self, index: Any, keys: Sequence[Path] = (), timeout_s: float | None = None, *, pad: Pad = None
-    ) -> Any:
-        shape, found = self._read_flat(index, keys, timeout_s)
-        is_array = self._cluster.numpy
-        return shape_rows(found, shape, pad, stored=self.get_any_part().spec, store=self.name, is_array=is_array)
+    def _read_live(self, index: Any, deadline: Deadline, keys: Sequence[Path] = (), *, pad: Pad = None) -> Any:
+        shape, found = self._read_flat(index, keys, deadline)
+        stored, is_array = self.get_any_part(deadline).spec, self._cluster.numpy
+        return shape_rows(found, shape, pad, stored=stored, store=self.name, is_array=is_array)
 
-    def _read_flat(
-        self, index: Any, keys: Sequence[Path], timeout_s: float | None
-    ) -> tuple[tuple[int, ...] | None, Any]:
+    def _read_flat(self, index: Any, keys: Sequence[Path], deadline: Deadline) -> tuple[tuple[int, ...] | None, Any]:
         """Returns the shape of row numbers, None if there are none, and the rows in one dimension."""
-        deadline = self.make_deadline(timeout_s)
 
         def read_part(part: Any, local: Any) -> Any:
-            return part.read_rows(local, keys, timeout_s=deadline.remaining_s)
+            return part.read_rows(local, keys)
 
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
-            return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part)
+            return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part, deadline)
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
@@ -260,17 +254,18 @@ class ShardedRows(ShardedStore):
                 raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
 
         if not where:
-            return shape, read_part(self.get_any_part(), slice(0, 0))
-        found = self.ask_each(where, read)
+            return shape, self.ask_any_part(lambda part: read_part(part, slice(0, 0)), deadline)
+        found = self.ask_each(where, read, deadline=deadline)
         positions = torch.cat([where[shard] for shard in found])
         return shape, _join_alike(list(found.values()))[torch.argsort(positions)]
 
-    def _read_selected(self, index: Any, read_part: _ReadPart) -> Any:
+    def _read_selected(self, index: Any, read_part: _ReadPart, deadline: Deadline) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
-            found = self.ask_parts(range(self.num_shards), lambda _, part: read_part(part, slice(None)))
+            with within(deadline):
+                found = self.ask_parts(range(self.num_shards), lambda _, part: read_part(part, slice(None)))
             return _join_alike([found[shard] for shard in sorted(found)])
-        lengths = self._ask_lengths()
+        lengths = self._ask_lengths(deadline)
         every = np.arange(sum(lengths.values()))
         if not isinstance(index, slice) and np.shape(index) != every.shape:
             reason = f"a mask of shape {list(np.shape(index))} stands for {len(every)} live rows"
@@ -289,16 +284,17 @@ class ShardedRows(ShardedStore):
                 else:
                     selected = np.zeros(lengths[shard], np.bool_)
                     selected[local] = True
-                parts.append(self.ask_part(shard, partial(_read_places, lengths[shard], selected, read_part)))
-                order.append(where)
+                found = self.ask_part(shard, partial(_read_places, lengths[shard], selected, read_part), deadline)
+                parts.append(found)
+                order.append(where[: len(found)])  # rows may have left since
             begin += lengths[shard]
         if not parts:
-            return self.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)))
+            return self.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)), deadline)
         return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows of one shard after the other, of those that answer."""
-        for shard in self._ask_lengths():
+        for shard in self._ask_lengths(self.make_deadline(None)):
             yield from self.get_part(shard)
 
 

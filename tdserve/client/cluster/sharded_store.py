@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -21,14 +22,17 @@ from tdserve.base.errors import (
 )
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import convert_part_errors, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
-from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
+from tdserve.structure.tree import Path
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -46,7 +50,7 @@ class ShardedStore:
             server was lost is known from the first call that needs it.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
         self._cluster = cluster
         self.name = name
         self.placement = placement
@@ -54,7 +58,7 @@ class ShardedStore:
         self._uids: dict[int, str] = {}
         self._lost_parts = cluster.get_lost_parts(name)
         self._is_short = False
-        self._first = self._describe_any(timeout_s)
+        self._first = self._describe_any(deadline)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_reopen, (type(self), self._cluster.recipe, self.name, self.placement))
@@ -78,11 +82,13 @@ class ShardedStore:
 
     # ------------------------------------------------------------ parts
 
-    def get_part(self, shard: int, timeout_s: float | None = None) -> Any:
-        """Returns the handle of a part.
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call; None is the client's default, or the call of which this thread makes a
+        step."""
+        return self._cluster.make_deadline(timeout_s)
 
-        Args:
-            timeout_s: Seconds that it may take to open it.
+    def get_part(self, shard: int) -> Any:
+        """Returns the handle of a part, as a step of this thread's call.
 
         Raises:
             ConnectError: Its server has no address now, or does not answer.
@@ -93,15 +99,15 @@ class ShardedStore:
         if kept is not None and kept[0] is client:
             return kept[1]
         try:
-            found = client.catalog.find(name_part(self.name, shard), timeout_s=timeout_s)
+            found = client.catalog.find(name_part(self.name, shard))
         except StoreMovedError as moved:  # or is being moved
-            return self._open_moved(shard, client, moved, timeout_s)
+            return self._open_moved(shard, client, moved)
         if found is None:
             self._check_exists()
             place = self._cluster.directory.find_again(name_part(self.name, shard))
             if place is not None and place.server != self.placement.servers[shard]:
-                return self._open_at(shard, place.server, client, timeout_s)
-            found = self._wait_for_part(shard, client, timeout_s)
+                return self._open_at(shard, place.server, client)
+            found = self._wait_for_part(shard, client)
         handle = client.open_handle(found)
         self._lost_parts.note_found(shard)
         self._handles[shard], self._uids[shard] = (client, handle), found.uid
@@ -116,9 +122,9 @@ class ShardedStore:
                 if directory.find(self.name).placement is None:
                     raise StoreNotFoundError(name=self.name)
 
-    def _wait_for_part(self, shard: int, client: Client, timeout_s: float | None) -> StoreDescription:
+    def _wait_for_part(self, shard: int, client: Client) -> StoreDescription:
         """Describes a part that is not there: it is being created, or lost."""
-        wait_s = self._cluster.timeout_s if timeout_s is None else timeout_s
+        wait_s = self.make_deadline(None).limit(math.inf)
         found = self._lost_parts.wait(shard, partial(client.catalog.find, name_part(self.name, shard)), wait_s)
         if found is None:
             self._check_exists()
@@ -126,7 +132,7 @@ class ShardedStore:
             raise ShardLostError(name=self.name, shard=shard, server=server, address=client.address)
         return found
 
-    def _reopen_part(self, shard: int, timeout_s: float | None) -> Any | None:
+    def _reopen_part(self, shard: int) -> Any | None:
         """Returns the handle of a part that its server did not have any more, once it is there again; None if another
         store has its name now.
 
@@ -134,7 +140,7 @@ class ShardedStore:
             ShardLostError, StoreNotFoundError: The part, or the store, is not there.
         """
         before = self._handles.pop(shard, None)
-        handle = self.get_part(shard, timeout_s)
+        handle = self.get_part(shard)
         if self._is_the_same(shard):
             return handle
         if before is not None:
@@ -151,6 +157,11 @@ class ShardedStore:
                         return True
         return False
 
+    def _probe(self, shard: int) -> StoreDescription | None:
+        """Looks for a lost part, in a moment: the call goes on without it."""
+        with within(Deadline.after(PROBE_TIMEOUT_S)):
+            return self._look(shard)
+
     def _look(self, shard: int) -> StoreDescription | None:
         with reach_within(REACH_S):
             client = self._cluster.members.get(self.placement.servers[shard])
@@ -160,21 +171,21 @@ class ShardedStore:
         """Opens a part anew when it is needed next: it was not there."""
         self._handles.pop(shard, None)
 
-    def _open_moved(self, shard: int, before: Client, moved: StoreMovedError, timeout_s: float | None) -> Any:
+    def _open_moved(self, shard: int, before: Client, moved: StoreMovedError) -> Any:
         """Returns the handle of a part that is at another server than was known."""
         self._read_placement()
         if self._cluster.members.get(self.placement.servers[shard]) is not before:
-            return self.get_part(shard, timeout_s)
-        return self._open_at(shard, self._cluster.directory.find_moved(moved).server, before, timeout_s)
+            return self.get_part(shard)
+        return self._open_at(shard, self._cluster.directory.find_moved(moved).server, before)
 
-    def _open_at(self, shard: int, server: int, before: Client, timeout_s: float | None) -> Any:
+    def _open_at(self, shard: int, server: int, before: Client) -> Any:
         """Returns the handle of a part that a server has, and not the one of another client."""
         if server not in self.placement.servers:
             self.placement = self.placement.replace_server(shard, server)
-            return self.get_part(shard, timeout_s)
+            return self.get_part(shard)
         # Another part is there as well, until one of them moves on: this one stays counted to the server that it left.
         there = self._cluster.members.get(server)
-        handle = there.open_handle(there.describe(name_part(self.name, shard), timeout_s=timeout_s))
+        handle = there.open_handle(there.describe(name_part(self.name, shard), timeout_s=None))
         self._handles[shard] = (before, handle)
         return handle
 
@@ -186,13 +197,17 @@ class ShardedStore:
             if placement is not None and placement.num_shards == self.num_shards:
                 self.placement = placement
 
+    def is_away(self, shard: int) -> bool:
+        """Returns whether the server of a shard did not answer when it was last asked."""
+        return self.placement.servers[shard] in self._cluster.members.lost
+
     def list_live(self) -> list[int]:
         """Returns the shards whose servers answered when they were last asked, and have them."""
         members, servers = self._cluster.members, self.placement.servers
         return [
             shard
             for shard in range(self.num_shards)
-            if not members.is_lost(servers[shard]) and not self._lost_parts.is_lost(shard, partial(self._look, shard))
+            if not members.is_lost(servers[shard]) and not self._lost_parts.is_lost(shard, partial(self._probe, shard))
         ]
 
     def ask_parts(
@@ -208,7 +223,8 @@ class ShardedStore:
 
         Args:
             call: Gets the shard and its handle.
-            deadline: Of the whole call, and of the wait for a first answer if all parts are asked; None: no wait.
+            deadline: Of the whole call, and of the wait for a first answer if all parts are asked; None: no wait, and
+                that of the call of which this thread makes a step, or the client's default.
             skips_lost: Whether servers that did not answer lately are left out at once, if others do.
 
         Returns:
@@ -221,6 +237,7 @@ class ShardedStore:
         """
         wanted = list(shards)
         until = deadline if len(wanted) == self.num_shards else None
+        deadline = deadline or self.make_deadline(None)
         while True:
             live = [shard for shard in self.list_live() if shard in wanted] if skips_lost else []
             found, failures = self._ask_some(live or wanted, call, reach_s, deadline)
@@ -238,7 +255,7 @@ class ShardedStore:
         asked: list[int],
         call: Callable[[int, Any], _Result],
         reach_s: float,
-        deadline: Deadline | None,
+        deadline: Deadline,
         *,
         keeps_refusals: bool = False,
     ) -> tuple[dict[int, _Result], dict[int, TDServeError]]:
@@ -247,12 +264,11 @@ class ShardedStore:
         Args:
             keeps_refusals: Whether what a part refuses is a failure, too; otherwise it is raised.
         """
-        timeout_s = None if deadline is None else deadline.remaining_s
         failures: dict[int, TDServeError] = {}
 
         def ask(shard: int) -> list[_Result]:
             try:
-                return [self.ask_part(shard, partial(call, shard), timeout_s)]
+                return [self.ask_part(shard, partial(call, shard))]
             except (TransportError, DeadlineExceededError):  # perhaps the server does not answer
                 raise
             except TDServeError as error:
@@ -263,13 +279,14 @@ class ShardedStore:
 
         servers = self.placement.servers
         calls = {servers[shard]: partial(ask, shard) for shard in asked}
-        found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s)
+        found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s, deadline=deadline)
         for shard in asked:
             if (failure := lost.get(servers[shard])) is not None:
                 self.note_unreached(shard, failure)
                 failures[shard] = failure
         results = {shard: each for shard in asked for each in found.get(servers[shard], [])}
-        self._find_moved_parts()
+        with within(deadline):
+            self._find_moved_parts()
         return results, failures
 
     def note_unreached(self, shard: int, failure: TransportError) -> None:
@@ -283,14 +300,15 @@ class ShardedStore:
         shards: Collection[int],
         call: Callable[[int, Any], _Result],
         *,
-        reach_s: float | None = None,
         deadline: Deadline | None = None,
         explain_done: Callable[[list[int]], str] = lambda _: "",
     ) -> dict[int, _Result]:
-        """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately.
+        """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately. Each server
+        is waited for as if it were the only one.
 
         Args:
-            reach_s: How long a server is waited for; None: the client's timeout, as if it were the only one.
+            deadline: Of the whole call; None: that of the call of which this thread makes a step, or the client's
+                default.
             explain_done: Returns what these shards have done although others do not answer, or refuse it, and what to
                 do, for errors.
 
@@ -299,8 +317,8 @@ class ShardedStore:
             ShardLostError: One is lost. Likewise.
             TDServeError: The first other error.
         """
-        reach_s = self._cluster.timeout_s if reach_s is None else reach_s
-        found, failures = self._ask_some(list(shards), call, reach_s, deadline, keeps_refusals=True)
+        deadline = deadline or self.make_deadline(None)
+        found, failures = self._ask_some(list(shards), call, math.inf, deadline, keeps_refusals=True)
         if not failures:
             return found
         done = explain_done(sorted(found)) if found else ""
@@ -310,19 +328,32 @@ class ShardedStore:
         reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
         raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)
 
-    def ask_part(self, shard: int, call: Callable[[Any], _Result], timeout_s: float | None = None) -> _Result:
-        """Calls a part; its errors name the store. Other arguments and errors as of ``get_part``."""
-        with convert_part_errors(self.name):
-            part = self.get_part(shard, timeout_s)
+    def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
+        """Calls a part; its errors name the store. Other errors as of ``get_part``.
+
+        Args:
+            call: Gets the handle; what it is not given a timeout for ends by the deadline.
+            deadline: As of ``ask_each``.
+        """
+        with convert_part_errors(self.name), within(deadline or self.make_deadline(None)):
+            part = self.get_part(shard)
             try:
                 return call(part)
             except StoreNotFoundError as error:
                 if error.fields["name"] != name_part(self.name, shard):
                     raise
-                again = self._reopen_part(shard, timeout_s)
+                again = self._reopen_part(shard)
                 if again is None:
                     raise
             return call(again)
+
+    def list_part_keys(
+        self, deadline: Deadline, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
+    ) -> list[str | Path]:
+        """Lists the keys that each part has; other arguments as of ``TensorDict.keys``."""
+        return self.ask_any(
+            lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort), deadline=deadline
+        )
 
     def _find_moved_parts(self) -> None:
         """Reads where the parts are when servers of them turn out to be lost, once until all answer again."""
@@ -351,23 +382,33 @@ class ShardedStore:
         server = self.placement.servers[shard]
         return f"server {server} has lost; creating the store again with exists_ok=True makes it anew, empty"
 
-    def ask_any(self, call: Callable[[Client, str], _Result]) -> _Result:
-        """Calls the client of the first server that answers, with the name of its part.
+    def ask_any(self, call: Callable[[Client, str], _Result], *, deadline: Deadline) -> _Result:
+        """Calls the client of the first server that answers, with the name of its part. One that does not leaves time
+        for another, and one more is asked in any case.
 
         Raises:
             TransportError: None answers.
+            DeadlineExceededError: None of those that answer did it in time.
         """
-        failure: TransportError | None = None
-        for shard in dict.fromkeys([*self.list_live(), *range(self.num_shards)]):
+        failure: TransportError | DeadlineExceededError | None = None
+        shards = [*dict.fromkeys([*self.list_live(), *range(self.num_shards)])]
+        for number, shard in enumerate(shards):
             server = self.placement.servers[shard]
+            is_last = number + 1 == len(shards)
+            until = deadline if is_last else deadline.shorten(compute_look_s(deadline))
+            calls = {server: partial(self._call_client, server, call, name_part(self.name, shard))}
             try:
-                part = name_part(self.name, shard)
-                found, lost = self._cluster.members.ask_all({server: partial(self._call_client, server, call, part)})
+                found, lost = self._cluster.members.ask_all(calls, deadline=until)
             except StoreNotFoundError:
                 continue  # of this part alone, perhaps: it is being created or deleted
-            if not lost:
-                return found[server]
-            failure = lost[server]
+            except DeadlineExceededError as error:
+                failure = error
+            else:
+                if not lost:
+                    return found[server]
+                failure = lost[server]
+            if number and deadline.expired:
+                break
         if failure is None:
             raise StoreNotFoundError(name=self.name)
         raise failure
@@ -376,15 +417,14 @@ class ShardedStore:
         with convert_part_errors(self.name):
             return call(self._cluster.members.get(server), part)
 
-    def _describe_any(self, timeout_s: float) -> StoreDescription:
+    def _describe_any(self, deadline: Deadline) -> StoreDescription:
         """Describes a part that exists; waits for one of a store that is being created."""
-        end_s = time.monotonic() + timeout_s
         while True:
             try:
-                found = self.ask_any(lambda client, part: client.describe(part))
+                found = self.ask_any(lambda client, part: client.describe(part), deadline=deadline)
                 break
             except StoreNotFoundError:
-                if time.monotonic() >= end_s:
+                if deadline.expired:
                     raise
             time.sleep(LOOK_AGAIN_S)
         self._uids[int(found.name.rpartition("#")[2])] = found.uid
@@ -408,8 +448,9 @@ class ShardedStore:
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
         one that does not answer, and ``"degraded"`` the numbers of these."""
-        self._read_placement()  # parts may have moved
-        parts = self._describe_parts()
+        with within(self.make_deadline(None)):
+            self._read_placement()  # parts may have moved
+            parts = self._describe_parts()
         found = self._add_up(parts).as_dict()
         found["shards"] = [parts[shard].as_dict() if shard in parts else None for shard in range(self.num_shards)]
         found["servers"] = list(self.placement.servers)
@@ -419,4 +460,4 @@ class ShardedStore:
 
 def _reopen(kind: type[ShardedStore], recipe: Any, name: str, placement: PlacementRecord) -> ShardedStore:
     cluster: Any = get_process_client(recipe)
-    return kind(cluster, name, placement, timeout_s=cluster.timeout_s)
+    return kind(cluster, name, placement, deadline=Deadline.after(cluster.timeout_s))

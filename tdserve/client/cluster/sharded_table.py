@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
 from tdserve.client.tables.change_requests import flatten_row_dims, spread_generations, to_row_numbers
@@ -60,8 +62,8 @@ class ShardedTable(ShardedRows):
         settings: Sampler, remover and limiter of the whole table.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, timeout_s: float) -> None:
-        super().__init__(cluster, name, placement, timeout_s=timeout_s)
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
         now = Settings.from_json(self._first.settings)
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
         self._identity = (os.getpid(), make_client_id())
@@ -111,27 +113,23 @@ class ShardedTable(ShardedRows):
                 was written; with ``shard_by`` nothing to this shard: the error names others that were written before.
             ShardLostError: The shard's server has lost it, and rows do not go to another one. Likewise.
         """
-        options = {
-            "writer": writer,
-            "timeout_s": self._get_timeout_s(timeout_s),
-            "return_early": return_early,
-        }
+        options, deadline = {"writer": writer, "return_early": return_early}, self.make_deadline(timeout_s)
         annotations = RowAnnotations(priority, ends, writer, policy_version)
         if not self.placement.shard_by:
             shard = self.choose_shard(writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
-            return self._write(shard, timeout_s, lambda part: part.extend(batch, flatten=flatten, **given, **options))
+            return self._write(shard, deadline, lambda part: part.extend(batch, flatten=flatten, **given, **options))
         rows = read_rows(batch, self.spec, store=self.name) if isinstance(batch, (dict, list)) else batch
         by_key = GivenRows.read(rows, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
         if not by_key.num_rows:
-            return self._write(0, timeout_s, lambda part: part.extend(rows, **options))
-        return self._extend_by_key(by_key, options)
+            return self._write(0, deadline, lambda part: part.extend(rows, **options))
+        return self._extend_by_key(by_key, options, deadline)
 
-    def _extend_by_key(self, batch: GivenRows, options: dict[str, Any]) -> Any:
+    def _extend_by_key(self, batch: GivenRows, options: dict[str, Any], deadline: Deadline) -> Any:
         """Writes each row to the shard of its key."""
         rows, annotations, num_rows = batch.batch, batch.annotations, batch.num_rows
         annotations.check_lengths(num_rows)
-        shards, deadline = self._key_shards.choose(rows), self.make_deadline(options["timeout_s"])
+        shards = self._key_shards.choose(rows)
         places: list[torch.Tensor] = []
         written, wanted = [], np.unique(shards).tolist()
         self._check_not_lost(wanted)
@@ -141,9 +139,9 @@ class ShardedTable(ShardedRows):
                 name: select_rows(getattr(annotations, name), where, num_rows)
                 for name in ("priority", "ends", "policy_version")
             }
-            extend: Any = partial(_extend_part, rows=rows[where], options={**options, **given}, deadline=deadline)
+            extend: Any = partial(_extend_part, rows=rows[where], options={**options, **given})
             try:
-                written.append(self._write(shard, deadline.remaining_s, extend))
+                written.append(self._write(shard, deadline, extend))
             except TDServeError as error:
                 num_done, shards_done = sum(len(where) for where in places), wanted[: len(places)]
                 done = f"{num_done} of {num_rows} rows, those of shards {shards_done}, are written" if places else ""
@@ -176,17 +174,19 @@ class ShardedTable(ShardedRows):
         self, shard: int, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None
     ) -> Any:
         """Writes captured rows to a shard, or as the table says while its server does not answer."""
-        wait_s = self._get_timeout_s(timeout_s)
-        return self._write(shard, timeout_s, lambda part: part.extend_captured(captured, annotations, wait_s))
+        deadline = self.make_deadline(timeout_s)
+        return self._write(shard, deadline, lambda part: part.extend_captured(captured, annotations))
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter | ShardedWriter:
         """Returns a writer of single rows, which all go to one shard, or each to that of its key; arguments as of
         ``ReplayWriter``."""
+        timeout_s = options.get("timeout_s")
         if not self.placement.shard_by:
-            return ReplayWriter(_WriterShard(self, self.choose_shard(0, salt=make_client_id())), batch=batch, **options)
+            shard = self.choose_shard(0, salt=make_client_id())
+            return ReplayWriter(_WriterShard(self, shard, timeout_s), batch=batch, **options)
 
         def make_writer(shard: int) -> ReplayWriter:
-            return ReplayWriter(_WriterShard(self, shard), batch=batch, **options)
+            return ReplayWriter(_WriterShard(self, shard, timeout_s), batch=batch, **options)
 
         return ShardedWriter(self.name, self._key_shards.choose_one, make_writer)
 
@@ -199,16 +199,16 @@ class ShardedTable(ShardedRows):
         rank = None if salt else find_rank()
         return choose_writer_shard(self.num_shards, writer=writer, identity=salt or identity, rank=rank)
 
-    def _write(self, shard: int, timeout_s: float | None, write: Callable[[Any], Any]) -> Any:
+    def _write(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
 
         Only an attempt of which nothing was sent is followed by another; one that goes on in the background is followed
         by none.
         """
-        deadline = self.make_deadline(timeout_s)
         while True:
             try:
-                return self._write_once(shard, deadline, write)
+                with within(deadline):
+                    return self._write_once(shard, deadline, write)
             except ConnectError:
                 pause_s = PROBE_INTERVAL_S
                 if self.placement.on_shard_loss != "redirect" or (deadline.remaining_s or 0.0) < pause_s:
@@ -227,8 +227,8 @@ class ShardedTable(ShardedRows):
                 failure = failure or members.explain_not_asked(server, f"which has shard {number} of {self.name!r}")
                 continue
             try:
-                with reach_within(self.wait_s if on_loss == "wait" else REACH_S, is_for_unsent=True):
-                    numbers = self._shift(self.ask_part(number, write, deadline.remaining_s), number)
+                with reach_within(math.inf if on_loss == "wait" else REACH_S, is_for_unsent=True):
+                    numbers = self._shift(self.ask_part(number, write, deadline), number)
                 if not isinstance(numbers, AwaitableFuture) and self.placement.servers[number] == server:
                     members.note_answer(server)
                 if failure is not None:
@@ -274,17 +274,17 @@ class ShardedTable(ShardedRows):
         """Writes a leaf or nested part of live rows; arguments and errors as of ``TableHandle.set_at_``."""
 
         path, num_rows = check_path(key), len(to_row_numbers(index, table=self.name))
-        wait_s = self._get_timeout_s(timeout_s)
-        self.check_key(path)
+        deadline = self.make_deadline(timeout_s)
+        self.check_key(path, deadline)
         split = self._split_values(path, flatten_row_dims(value, index), num_rows)
 
         def write() -> None:
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-                part.set_at_(path, split(where), rows, timeout_s=wait_s)
+                part.set_at_(path, split(where), rows)
 
-            self.change_rows(index, timeout_s, change, done="written")
+            self.change_rows(index, deadline, change, done="written")
 
-        return self._cluster.later(write) if return_early else write()
+        return self._cluster.later(write, deadline) if return_early else write()
 
     def _split_values(self, path: Path, value: Any, num_rows: int) -> Callable[[torch.Tensor], Any]:
         """Returns what gives the values of some rows, of a value for each row or of one that is broadcast to all."""
@@ -314,32 +314,32 @@ class ShardedTable(ShardedRows):
     ) -> Any:
         """Writes leaves of rows that are still the same; arguments, result and errors as of
         ``TableHandle.update_if_present``. Those of each shard are written together."""
-        num_rows, wait_s = len(to_row_numbers(index)), self._get_timeout_s(timeout_s)
+        num_rows, deadline = len(to_row_numbers(index)), self.make_deadline(timeout_s)
         written = torch.zeros(num_rows, dtype=torch.bool)
 
         def change(part: Any, rows: Any, where: torch.Tensor) -> None:
             some = select_rows(values, where, num_rows)
             given = None if generation is None else select_rows(generation, where, num_rows)
-            options = {"is_unchanged": is_unchanged, "timeout_s": wait_s}
-            written[where] = torch.as_tensor(part.update_if_present(rows, some, generation=given, **options))
+            found = part.update_if_present(rows, some, generation=given, is_unchanged=is_unchanged)
+            written[where] = torch.as_tensor(found)
 
-        self.change_rows(index, timeout_s, change, done="written")
+        self.change_rows(index, deadline, change, done="written")
         return self._show(written)
 
     def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
         """Deletes rows, those of each shard together; returns their number. See ``TableHandle.delete``."""
-        wait_s, num_rows = self._get_timeout_s(timeout_s), len(to_row_numbers(index))
+        deadline, num_rows = self.make_deadline(timeout_s), len(to_row_numbers(index))
         generations = spread_generations(generation, num_rows)
 
         def delete(part: Any, rows: Any, where: torch.Tensor) -> int:
-            return int(part.delete(rows, generation=select_rows(generations, where, num_rows), timeout_s=wait_s))
+            return int(part.delete(rows, generation=select_rows(generations, where, num_rows)))
 
-        return sum(self.change_rows(index, timeout_s, delete, done="deleted"))
+        return sum(self.change_rows(index, deadline, delete, done="deleted"))
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
         """Deletes all rows; returns how many there were. See ``TableHandle.clear``."""
-        wait_s = self._get_timeout_s(timeout_s)
-        found = self._ask_every(lambda _, part: part.clear(reset_counts=reset_counts, timeout_s=wait_s))
+        deadline = self.make_deadline(timeout_s)
+        found = self._ask_every(lambda _, part: part.clear(reset_counts=reset_counts), deadline)
         return sum(found.values())
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -349,7 +349,7 @@ class ShardedTable(ShardedRows):
             ConnectError, ShardLostError: A shard was not closed; the others were. ``info()["is_closed"]`` stays False
                 until the same call, made again, has closed it too.
         """
-        self._ask_every(lambda _, part: part.close(timeout_s=self._get_timeout_s(timeout_s)))
+        self._ask_every(lambda _, part: part.close(), self.make_deadline(timeout_s))
 
     def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
         """Adds leaves to the rows of all shards; arguments and errors as of ``TableHandle.add_leaves``.
@@ -361,13 +361,15 @@ class ShardedTable(ShardedRows):
             ConnectError: A server does not answer. Nothing was changed; or, if it was lost only now, or has no room,
                 other shards have the leaves, and the same call completes it later.
         """
-        check_answers(self._cluster.members, self.name, self.placement)
-        self._ask_every(lambda _, part: part.add_leaves(like, timeout_s=self._get_timeout_s(timeout_s)))
+        deadline = self.make_deadline(timeout_s)
+        with within(deadline):
+            check_answers(self._cluster.members, self.name, self.placement)
+        self._ask_every(lambda _, part: part.add_leaves(like), deadline)
 
     def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
         """Changes parameters of the sampler; see ``TableHandle.set_sampler``."""
         settings = self.settings.with_sampler(sampler)
-        self._ask_every(lambda _, part: part.set_sampler(sampler, timeout_s=self._get_timeout_s(timeout_s)))
+        self._ask_every(lambda _, part: part.set_sampler(sampler), self.make_deadline(timeout_s))
         self.settings = settings
 
     def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
@@ -378,23 +380,27 @@ class ShardedTable(ShardedRows):
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)
         part_limiter = make_part_limiter(limiter, self.num_shards)
-        self._ask_every(lambda _, part: part.set_limiter(part_limiter, timeout_s=self._get_timeout_s(timeout_s)))
+        self._ask_every(lambda _, part: part.set_limiter(part_limiter), self.make_deadline(timeout_s))
         self.settings = settings
 
-    def _ask_every(self, call: Callable[[int, Any], _Result]) -> Mapping[int, _Result]:
+    def _ask_every(self, call: Callable[[int, Any], _Result], deadline: Deadline) -> Mapping[int, _Result]:
         """Calls every part. Raises ConnectError if one does not answer in time; the others have done it."""
 
         def explain_done(shards: list[int]) -> str:
             return f"shards {shards} of {self.name!r} have done it; the same call, made again, completes it"
 
-        return self.ask_each(range(self.num_shards), call, explain_done=explain_done)
+        return self.ask_each(range(self.num_shards), call, deadline=deadline, explain_done=explain_done)
 
 
 class _WriterShard:
-    """What a writer of single rows sees of the table: the shard that it keeps to."""
+    """What a writer of single rows sees of the table: the shard that it keeps to.
 
-    def __init__(self, table: ShardedTable, shard: int) -> None:
-        part = table.get_any_part()  # the shard's own server may not answer
+    Args:
+        timeout_s: Of the writer's calls, and of opening a part of the table.
+    """
+
+    def __init__(self, table: ShardedTable, shard: int, timeout_s: float | None) -> None:
+        part = table.get_any_part(table.make_deadline(timeout_s))  # the shard's own server may not answer
         self.name, self.capacity, self.spec, self.settings = table.name, part.capacity, table.spec, part.settings
         self._client = part._client
         self._table, self._shard = table, shard
@@ -410,8 +416,8 @@ class _WriterShard:
         return self._table.info()
 
 
-def _extend_part(part: Any, *, rows: Any, options: dict[str, Any], deadline: Deadline) -> Any:
-    return part.extend(rows, **{**options, "timeout_s": deadline.limit(options["timeout_s"])})
+def _extend_part(part: Any, *, rows: Any, options: dict[str, Any]) -> Any:
+    return part.extend(rows, **options)
 
 
 def select_rows(given: Any, where: torch.Tensor, num_rows: int) -> Any:

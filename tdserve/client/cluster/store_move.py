@@ -35,6 +35,7 @@ from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import request_step
+from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
 from tdserve.messages.changed_blocks import count_changed_bytes
 from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
@@ -120,7 +121,7 @@ def move_store(
             reason = f"{name!r} has parts on several servers, which move one by one: {parts}"
             raise InvalidRequestError(argument="name", reason=reason)
         try:
-            with reach_within(MOVE_REACH_S):
+            with reach_within(MOVE_REACH_S), within(deadline):
                 if whole is None:
                     _move_whole(servers, name, place.server, target, on_progress, deadline)
                 else:

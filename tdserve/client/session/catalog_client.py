@@ -29,6 +29,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, is_cancelled, is_over
+from tdserve.client.session.call_deadline import get_call_deadline
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.reach import Reach, get_reach
@@ -128,7 +129,7 @@ class CatalogClient:
 
     def stores(self, prefix: str = "", *, timeout_s: float | None = None) -> list[str]:
         """Lists the names of all stores, sorted."""
-        deadline = self._make_deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         if not isinstance(prefix, str):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         names: list[str] = []
@@ -143,7 +144,7 @@ class CatalogClient:
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        deadline = self._make_deadline(None)
+        deadline = self.make_deadline(None)
         try:
             request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
             self._ask("DescribeStore", request, deadline)
@@ -168,10 +169,8 @@ class CatalogClient:
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Describes a store; see ``Client.describe``."""
         if timeout_s is ONCE:
-            return self.describe_existing(name, self._make_deadline(None))
-        return self.describe_awaited(
-            name, Deadline.after(check_wait_s(self.timeout_s if timeout_s is None else timeout_s))
-        )
+            return self.describe_existing(name, self.make_deadline(None))
+        return self.describe_awaited(name, self.make_deadline(timeout_s))
 
     def describe_awaited(self, name: str, deadline: Deadline) -> StoreDescription:
         """Describes a store, and waits for its creation, as one step of a call with this deadline.
@@ -205,7 +204,7 @@ class CatalogClient:
         """Describes a store; returns None at once if it does not exist."""
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name))
         try:
-            deadline = self._make_deadline(timeout_s)
+            deadline = self.make_deadline(timeout_s)
             return from_message(self._ask("DescribeStore", request, deadline))
         except StoreNotFoundError:
             return None
@@ -273,7 +272,7 @@ class CatalogClient:
 
     def call(self, method: str, request: object, *, timeout_s: float | None = None) -> Any:
         """Calls a method of the server; None is the default timeout."""
-        return self.call_within(method, request, self._make_deadline(timeout_s))
+        return self.call_within(method, request, self.make_deadline(timeout_s))
 
     def call_within(self, method: str, request: object, deadline: Deadline) -> Any:
         """Calls a method of the server, as one step of a call with this deadline."""
@@ -288,8 +287,12 @@ class CatalogClient:
         except StoreMovedError as error:  # or is being moved
             return self.find_moved(error, deadline).call_within(method, request, deadline)
 
-    def _make_deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self.timeout_s if timeout_s is None else timeout_s)
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call; None is the default timeout, or the deadline of the call of which this thread
+        makes a step."""
+        if timeout_s is None:
+            return get_call_deadline() or Deadline.after(self.timeout_s)
+        return Deadline.after(check_wait_s(timeout_s))
 
     def _ask(self, method: str, request: object, deadline: Deadline) -> Any:
         """Calls a method of the server, again while the store is at rest for a move or a checkpoint, or the server, or

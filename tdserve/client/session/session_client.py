@@ -35,7 +35,7 @@ from tdserve.client.session.call_conditions import (
     is_over,
 )
 from tdserve.client.session.call_traces import find_call_traces, get_traced_call
-from tdserve.client.session.catalog_client import CatalogClient, check_wait_s
+from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.observed_calls import ObservedCalls
@@ -174,8 +174,9 @@ class SessionClient:
         return explain_one_port(self._session) if self.transport == "auto" else ""
 
     def deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns the deadline of a call; None is the client's default timeout."""
-        return Deadline.after(self.catalog.timeout_s if timeout_s is None else check_wait_s(timeout_s))
+        """Returns the deadline of a call; None is the client's default timeout, or the deadline of the call of which
+        this thread makes a step."""
+        return self.catalog.make_deadline(timeout_s)
 
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None

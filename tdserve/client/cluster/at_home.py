@@ -1,0 +1,64 @@
+"""Calls of a cluster's client about a store that one server has: they are made there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+from tdserve.base.errors import StoreNotFoundError, WrongStateError
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_moves import ClusterMoves
+from tdserve.client.session.call_deadline import within
+from tdserve.rules.placement import check_no_part
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+_TABLES = ("create_replay", "create_queue", "create_kv")
+CREATING = frozenset(("init_remote", "memmap", "memmap_", "memmap_like", "adopt", *_TABLES))
+"""Calls that make stores. While the owner of a name does not answer, they raise at once."""
+
+NAMING = CREATING | {"publish"}
+"""Calls that may make stores; a store that is named like a part of another would be taken for one."""
+
+
+def at_home(
+    method: Callable[Concatenate[Client, _Parameters], _Result],
+) -> Callable[Concatenate[ClusterMoves, _Parameters], _Result]:
+    """Makes the method that calls the client of the server that has the store of its argument ``name``."""
+    parameters, call_name = list(signature(method).parameters), method.__name__
+    position = parameters.index("name") - 1
+    is_timed = "timeout_s" in parameters and call_name != "subscribe"  # whose timeout is that of each wait
+
+    @wraps(method)
+    def call(self: ClusterMoves, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        name = args[position] if len(args) > position else kwargs.get("name")
+        if not isinstance(name, str):  # the client of any server refuses it
+            return getattr(self.members.get(0), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+        if call_name in NAMING:
+            check_no_part(name)
+        store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
+        deadline = self.servers.make_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
+        if is_timed:
+            kwargs.pop("timeout_s", None)
+        place = self.directory.find(store, deadline)
+        if place.placement is not None and call_name not in CREATING:
+            state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
+            raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
+        if call_name in CREATING:
+            with within(deadline), self.directory.begin_creation(store, place.server):
+                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+        if is_timed and deadline.expired:
+            self.members.raise_if_lost(place.server, f"which may have {store!r}")
+        with within(deadline):
+            try:
+                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+            except StoreNotFoundError:
+                if (again := self.directory.find_again(store, deadline)) is None:
+                    raise
+                return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return cast("Callable[Concatenate[ClusterMoves, _Parameters], _Result]", call)
