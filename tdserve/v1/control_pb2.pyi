@@ -592,16 +592,18 @@ class Priorities(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., priorities: _Optional[bytes] = ..., checks_only: bool = ..., is_checked: bool = ...) -> None: ...
 
 class Leased(_message.Message):
-    __slots__ = ("rows", "consumer", "generations", "uncounts")
+    __slots__ = ("rows", "consumer", "generations", "uncounts", "request")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     UNCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     rows: bytes
     consumer: str
     generations: bytes
     uncounts: bool
-    def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ..., generations: _Optional[bytes] = ..., uncounts: bool = ...) -> None: ...
+    request: int
+    def __init__(self, rows: _Optional[bytes] = ..., consumer: _Optional[str] = ..., generations: _Optional[bytes] = ..., uncounts: bool = ..., request: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("store", "fingerprint", "keys", "if_versions", "content", "timeout_s")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tdserve
+from tdserve.client.session.cancellation import Cancellation
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.processes import wait_for
 
@@ -87,3 +88,27 @@ def test_take_when_a_queue_goes_by_priority_then_the_most_urgent_first_and_the_o
     with pytest.raises(KeyError), taken:
         raise KeyError
     assert numbers(queue.take(9, min_rows=1, ack=False)) == [1, 3, 4, 0, 2]
+
+
+@pytest.mark.parametrize("consumer", [None, "trainer"])
+def test_take_when_its_lease_was_freed_and_another_call_has_the_rows_then_it_cannot_end_that_lease(
+    client: tdserve.Client, name: str, consumer: str | None
+) -> None:
+    table: Any = client.create_queue(name, rows(0)[0], 8)
+    options = {} if consumer is None else {"consumer": consumer}
+    if consumer is not None:
+        table = client.create_replay(f"{name}-replay", rows(0)[0], 8)
+    table.extend(rows(0, 1))
+    cancellation = Cancellation()
+    with cancellation.watch():
+        earlier = table.take(2, **options)
+    cancellation.cancel()  # as when a task ends that does not get them
+    wait_for(lambda: table.info()["num_leased"] == 0, "the end of the lease")
+    later = table.take(2, **options)
+    earlier.give_back()
+    assert table.info()["num_leased"] == 2
+    with pytest.raises(tdserve.WrongStateError):
+        earlier.ack()
+    assert table.info()["num_leased"] == 2
+    later.ack()
+    assert table.info()["num_leased"] == 0

@@ -25,7 +25,7 @@ from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
-from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, give_back, name_rows, take_sampled
+from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, Lease, give_back, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample, explain_shortage
 
@@ -181,7 +181,7 @@ class ShardDraws:
         """Whether rows leave the table when they were drawn often enough: then others may have drawn them just now."""
         return self._table.settings.max_times_sampled > 0
 
-    def give_back(self, drawn: list[DrawnPart], names: Sequence[Any] | None = None) -> None:
+    def give_back(self, drawn: list[DrawnPart], names: Sequence[Lease] | None = None) -> None:
         """Gives rows on lease back, so that the list is empty; those of a server that does not answer in another
         thread.
 

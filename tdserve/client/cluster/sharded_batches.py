@@ -20,7 +20,7 @@ from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
 from tdserve.client.tables.change_requests import to_row_numbers
-from tdserve.client.tables.taking import acknowledge, name_rows
+from tdserve.client.tables.taking import Lease, acknowledge, name_rows
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
@@ -73,7 +73,7 @@ class ShardedTaken:
         """
         self._unseen.detach()
         until = deadline or self._table.make_deadline(self._timeout_s)
-        held: dict[int, list[tuple[DrawnPart, Any]]] = {}
+        held: dict[int, list[tuple[DrawnPart, Lease]]] = {}
         for part, names in zip(self._drawn, self._names, strict=True):
             held.setdefault(part.shard, []).append((part, names))
 
@@ -82,8 +82,8 @@ class ShardedTaken:
                 acknowledge(part.client, part.query, names, until)
 
         def explain_done(shards: list[int]) -> str:
-            num_rows = {shard: sum(len(to_row_numbers(names)) for _, names in each) for shard, each in held.items()}
-            return self._table.explain_done("acknowledged", num_rows, shards)
+            counts = {shard: sum(len(to_row_numbers(names.rows)) for _, names in each) for shard, each in held.items()}
+            return self._table.explain_done("acknowledged", counts, shards)
 
         self._table.ask_each(held, act, deadline=until, explain_done=explain_done)
 
@@ -98,7 +98,7 @@ class ShardedTaken:
         self._draws.give_back(self._drawn, self._names)
 
 
-def _give_back_later(draws: ShardDraws, drawn: list[DrawnPart], names: list[Any]) -> None:
+def _give_back_later(draws: ShardDraws, drawn: list[DrawnPart], names: list[Lease]) -> None:
     """Gives rows back from another thread; for finalizers."""
     with suppress(TDServeError):  # the client was closed: its rows are free with its sessions
         drawn[0].client.later(lambda: draws.give_back(drawn, names))

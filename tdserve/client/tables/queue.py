@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_rows
+from tdserve.client.tables.taking import Lease, Taken, TakenBatches, acknowledge, take_rows
 
 
 class QueueHandle(TableHandle):
@@ -66,7 +66,7 @@ class QueueHandle(TableHandle):
             WrongStateError: This client does not hold them any more: they were acknowledged before, or its session was
                 lost and they were given to others. Nothing was changed.
         """
-        acknowledge(self._client, self.make_query(is_lease=True), rows, self._client.deadline(timeout_s))
+        acknowledge(self._client, self.make_query(is_lease=True), Lease(rows), self._client.deadline(timeout_s))
 
     def batches(
         self,

@@ -26,7 +26,7 @@ from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, che
 from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taking import Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows
+from tdserve.client.tables.taking import Lease, Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
 
 MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
@@ -213,7 +213,7 @@ class ReplayHandle(TableHandle):
             WrongStateError: This client does not hold them any more. Nothing was changed.
         """
         query = self.make_query(Conditions(consumer=consumer), is_lease=True)
-        acknowledge(self._client, query, rows, self._client.deadline(timeout_s))
+        acknowledge(self._client, query, Lease(rows), self._client.deadline(timeout_s))
 
     def update_priority(
         self,

@@ -155,7 +155,10 @@ class Sampled:
         tensors: Every leaf by path, including added keys.
         values: Non-tensor values by path.
         num_torn: Rows that were overwritten while they were copied.
+        request: The request that took them on lease; 0: unknown, or not on lease.
     """
+
+    request = 0
 
     def __init__(self, content: Content, query: Query) -> None:
         received = content.columns

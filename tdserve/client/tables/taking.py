@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from threading import Event
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -41,8 +41,21 @@ GIVE_BACK_TIMEOUT_S = 5.0
 """Timeout for giving rows back after their work has failed; after it, they are free when the session ends."""
 
 
-def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows on lease, and returns a tensordict of them; errors as of ``take_sampled``."""
+class Lease(NamedTuple):
+    """Rows on lease, as the server is told of them.
+
+    Attributes:
+        rows: A tensordict of them, or a dict of their numbers and generations.
+        request: The request that took them. Its lease may have ended, and another call of this client may have them
+            since: what becomes of these is not up to whoever has had them before. 0: unknown; any lease of the session.
+    """
+
+    rows: Any
+    request: int = 0
+
+
+def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Lease:
+    """Takes rows on lease, with a tensordict of them; errors as of ``take_sampled``."""
     return build_taken(client, query, take_sampled(client, query, num_rows, deadline))
 
 
@@ -50,15 +63,15 @@ def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, dea
     """Takes rows and acknowledges them before anybody has them: takes others if the lease has ended meanwhile, as with
     a restart of the server. Errors as of ``take_sampled``."""
     while True:
-        td = take_rows(client, query, num_rows, deadline)
+        lease = take_rows(client, query, num_rows, deadline)
         try:
-            acknowledge(client, query, td, deadline)
-            return td
+            acknowledge(client, query, lease, deadline)
+            return lease.rows
         except WrongStateError:
             if deadline.expired:
                 raise
         except (DeadlineExceededError, TransportError):  # nobody gets them of this call
-            _give_back_later(client, query, td)
+            _give_back_later(client, query, lease)
             raise
 
 
@@ -76,6 +89,7 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
         try:
             asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
             rows = receive_sample(client, session, request, asked, query=query, deadline=deadline)
+            rows.request = request
         except TDServeError:
             session.cancel(request)  # they may have been granted in an answer that is lost
             raise
@@ -87,53 +101,57 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
     return client.call(attempt, deadline)
 
 
-def build_taken(client: SessionClient, query: Query, found: Sampled) -> Any:
+def build_taken(client: SessionClient, query: Query, found: Sampled) -> Lease:
     """Builds the tensordict of rows on lease; gives them back if that fails."""
     try:
-        return found.build()
+        return Lease(found.build(), found.request)
     except TDServeError:
         give_back(client, query, name_rows(found), GIVE_BACK_TIMEOUT_S)
         raise
 
 
-def name_rows(rows: Sampled) -> dict[str, Any]:
-    """Returns the numbers and generations that identify the rows."""
+def name_rows(rows: Sampled) -> Lease:
+    """Returns the lease of rows with the numbers and generations that identify them."""
     generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative for rows that changed while they were copied
-    return {INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}
+    return Lease({INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}, rows.request)
 
 
-def acknowledge(client: SessionClient, query: Query, rows: Any, deadline: Deadline) -> None:
+def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Deadline) -> None:
     """Acknowledges rows.
 
     Raises:
         WrongStateError: This client does not hold them: they were acknowledged before, or its session was lost and they
             were given to others. Nothing was changed.
     """
-    change(client, query.name, deadline, acknowledge=_encode_lease(query, rows))
+    change(client, query.name, deadline, acknowledge=_encode_lease(query, lease))
 
 
-def give_back(client: SessionClient, query: Query, rows: Any, timeout_s: float, *, uncounts: bool = False) -> None:
+def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: float, *, uncounts: bool = False) -> None:
     """Gives rows of a lease back to others; if that fails, they are free when the session ends.
 
     Args:
         uncounts: Whether they do not count as sampled, because nobody has seen them.
     """
-    leased = _encode_lease(query, rows)
+    leased = _encode_lease(query, lease)
     leased.uncounts = uncounts
     with suppress(TDServeError):
         change(client, query.name, Deadline.after(timeout_s), give_back=leased)
 
 
-def _give_back_later(client: SessionClient, query: Query, rows: Any) -> None:
+def _give_back_later(client: SessionClient, query: Query, lease: Lease) -> None:
     """Gives rows back from another thread; for finalizers."""
     with suppress(TDServeError):  # the client was closed: its rows are free with its session
-        client.later(partial(give_back, client, query, rows, GIVE_BACK_TIMEOUT_S))
+        client.later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S))
 
 
-def _encode_lease(query: Query, rows: Any) -> control_pb2.Leased:
-    numbers = to_row_numbers(rows)
-    generations = to_generations(rows, None, len(numbers)).tobytes()
-    return control_pb2.Leased(rows=encode_few_bytes(numbers), consumer=query.consumer, generations=generations)
+def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
+    numbers = to_row_numbers(lease.rows)
+    return control_pb2.Leased(
+        rows=encode_few_bytes(numbers),
+        consumer=query.consumer,
+        generations=to_generations(lease.rows, None, len(numbers)).tobytes(),
+        request=lease.request,
+    )
 
 
 class Taken:
@@ -143,16 +161,17 @@ class Taken:
     given back too.
     """
 
-    def __init__(self, client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
-        self._rows = rows
-        self._unseen = weakref.finalize(self, _give_back_later, client, query, rows)
+    def __init__(self, client: SessionClient, query: Query, lease: Lease, timeout_s: float | None) -> None:
+        self._lease = lease
+        self._unseen = weakref.finalize(self, _give_back_later, client, query, lease)
         self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
         self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
-        return f"<Taken: {len(self._rows)} rows of {self._query.name!r} on lease; use it in a with block or take .rows>"
+        what = f"{len(self._lease.rows)} rows of {self._query.name!r} on lease"
+        return f"<Taken: {what}; use it in a with block or take .rows>"
 
     def __getitem__(self, key: Any) -> NoReturn:
         """Raises InvalidRequestError with what to do instead: rows that are read have to be acknowledged."""
@@ -165,11 +184,11 @@ class Taken:
     @property
     def rows(self) -> Any:
         """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
-        return self._query.hand_over(self._hold())
+        return self._query.hand_over(self._hold().rows)
 
-    def _hold(self) -> Any:
+    def _hold(self) -> Lease:
         self._unseen.detach()
-        return self._rows
+        return self._lease
 
     def __enter__(self) -> Any:
         return self.rows
@@ -213,7 +232,7 @@ class TakenBatches:
         self._num_rows = num_rows
         self._device = device
         self._timeout_s = timeout_s
-        self._held: Any = None
+        self._held: Lease | None = None
         self._closed = Event()
 
     def __iter__(self) -> Iterator[Any]:
@@ -226,7 +245,7 @@ class TakenBatches:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
             try:
-                rows = take_rows(self._client, self._query, self._num_rows, deadline.shorten(POLL_S))
+                held = take_rows(self._client, self._query, self._num_rows, deadline.shorten(POLL_S))
             except (DeadlineExceededError, TransportError) as error:
                 if not deadline.expired and error.retryable:
                     if isinstance(error, TransportError):  # the server is away, perhaps only while it restarts
@@ -243,11 +262,11 @@ class TakenBatches:
                     raise
                 self._query = renewed
                 continue
-            self._held = rows
+            self._held = held
             if self._closed.is_set():  # by another thread, which found nothing to give back
                 self.close()
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            return self._query.hand_over(to_device(self._held, self._device))
+            return self._query.hand_over(to_device(held.rows, self._device))
 
     def __enter__(self) -> TakenBatches:
         return self

@@ -196,20 +196,21 @@ class Departures(AgingTable):
         return replace(everything, num_rows=len(self), num_leaving=len(self))
 
     def find_acknowledged_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None
+        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None, *, request: int = 0
     ) -> Iterator[Rows]:
         """Yields the rows of an owner's lease among these, a part at a time: those that it may acknowledge. Between two
         parts rows may come and go, but the owner may not give any back.
 
         Args:
             generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
+            request: As in ``Leases.find_held``.
 
         Raises:
             WrongStateError: After the last part: it does not hold all of them (of a named consumer: any of them).
         """
         num_same = num_held = 0
         for same in self._iter_same_rows(rows, generations):
-            is_held = self.selectors.leases.find_held(owner, same, consumer)
+            is_held = self.selectors.leases.find_held(owner, same, consumer, request=request)
             num_same += len(same)
             num_held += int(np.count_nonzero(is_held))
             yield same[is_held]
@@ -228,12 +229,14 @@ class Departures(AgingTable):
         rows: Rows,
         generations: NDArray[np.uint32] | None,
         *,
+        request: int = 0,
         uncounts: bool = False,
     ) -> Iterator[int]:
         """Gives rows of an owner's lease back, a part at a time: they are available to others again. Rows that it does
         not hold (any more), such as overwritten ones, are ignored. Between two parts rows may come and go.
 
         Args:
+            request: As in ``Leases.find_held``.
             uncounts: Whether they do not count as sampled any more.
 
         Raises:
@@ -243,7 +246,7 @@ class Departures(AgingTable):
             yield 0
         for same in self._iter_same_rows(rows, generations):
             named = sort_unique(same)
-            held = named[self.selectors.leases.find_held(owner, named, consumer)]
+            held = named[self.selectors.leases.find_held(owner, named, consumer, request=request)]
             self.selectors.give_back(owner, consumer, held)
             self.shared.num_sampled -= len(held) * uncounts
             yield len(named)

@@ -140,9 +140,17 @@ class Leases:
             is_held |= self._find_numbers(each, rows) != _NONE
         return is_held
 
-    def find_held(self, owner: int, rows: Rows, consumer: str) -> NDArray[np.bool_]:
-        """Returns which of the rows this owner holds for this consumer."""
+    def find_held(self, owner: int, rows: Rows, consumer: str, *, request: int = 0) -> NDArray[np.bool_]:
+        """Returns which of the rows this owner holds for this consumer.
+
+        Args:
+            request: As in ``grant``, for rows of this lease only: the owner may hold others again by a later one; 0: of
+                any.
+        """
         found = self._find_numbers(consumer, rows)
+        if request:
+            number = self._of_request.get((owner, request))
+            return np.zeros(len(rows), np.bool_) if number is None else np.equal(found, number)
         mine = self._of_owner.get(owner, {})
         if len(found) and int(np.count_nonzero(found == found[0])) == len(found):  # usually all are of one lease
             return np.full(len(found), int(found[0]) in mine)

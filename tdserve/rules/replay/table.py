@@ -301,10 +301,9 @@ class Table(Departures):
             self._live.add(plan.spent[is_same])
             self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
             if terms.lease is not None:
-                owner, consumer, _ = terms.lease
-                self.selectors.give_back(
-                    owner, consumer, plan.rows[self.selectors.leases.find_held(owner, plan.rows, consumer)]
-                )
+                owner, consumer, request = terms.lease
+                is_held = self.selectors.leases.find_held(owner, plan.rows, consumer, request=request)
+                self.selectors.give_back(owner, consumer, plan.rows[is_held])
             if plan is not last:
                 yield
         if terms.is_alone and last.num_missing:

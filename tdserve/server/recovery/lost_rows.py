@@ -189,8 +189,8 @@ class LostRows:
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
     def is_grace_over(self, rows: RowSet, until_s: float) -> bool:
-        """Returns whether there is no reason to wait until ``until_s`` any more: no writer can repeat its write of these
-        rows, or ``rewrite_grace_until_s`` has changed."""
+        """Returns whether there is no reason to wait until ``until_s`` any more: no writer can repeat its write of
+        these rows, or ``rewrite_grace_until_s`` has changed."""
         return self.rewrite_grace_until_s != until_s or not self.may_be_repeated(rows)
 
     def may_be_repeated(self, rows: RowSet) -> bool:

@@ -125,7 +125,8 @@ async def _plan_departure(
         rows = decode_rows(leased.rows, max_rows=store.record.capacity)
         generations = decode_generations(leased.generations, len(rows))
         parts: list[Rows] = []
-        await call_in_turns(table.find_acknowledged_in_parts(session.number, consumer, rows, generations), parts.append)
+        found = table.find_acknowledged_in_parts(session.number, consumer, rows, generations, request=leased.request)
+        await call_in_turns(found, parts.append)
         return table.plan_departure(await _join(parts), consumer)
     return None
 
@@ -168,8 +169,14 @@ async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, a
         leased = asked.give_back
         rows = decode_rows(leased.rows, max_rows=store.record.capacity)
         generations = decode_generations(leased.generations, len(rows))
-        owner, uncounts = session.number, leased.uncounts
-        parts = table.give_back_in_parts(owner, leased.consumer, rows, generations, uncounts=uncounts)
+        parts = table.give_back_in_parts(
+            session.number,
+            leased.consumer,
+            rows,
+            generations,
+            request=leased.request,
+            uncounts=leased.uncounts,
+        )
         return await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
     else:
         raise RemoteProtocolError(expected="a change", received=str(kind))

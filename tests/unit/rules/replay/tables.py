@@ -66,16 +66,20 @@ def clear(table: Table, *, resets_counts: bool = False) -> int:
     return sum(table.depart_in_pieces(table.plan_clear(resets_counts=resets_counts)))
 
 
-def acknowledge(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> int:
+def acknowledge(
+    table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None, *, request: int = 0
+) -> int:
     """Acknowledges rows of a lease, all at once; returns how many."""
-    parts = list(table.find_acknowledged_in_parts(owner, consumer, rows, generations))
+    parts = list(table.find_acknowledged_in_parts(owner, consumer, rows, generations, request=request))
     departure = table.plan_departure(RowSet.from_rows(np.concatenate(parts)), consumer)
     return sum(table.depart_in_pieces(departure, owner=owner))
 
 
-def give_back(table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None) -> None:
+def give_back(
+    table: Table, owner: int, consumer: str, rows: Rows, generations: Any = None, *, request: int = 0
+) -> None:
     """Gives rows of a lease back, all at once."""
-    for _ in table.give_back_in_parts(owner, consumer, rows, generations):
+    for _ in table.give_back_in_parts(owner, consumer, rows, generations, request=request):
         pass
 
 

@@ -127,6 +127,18 @@ def test_take_when_the_row_was_handed_out_anew_meanwhile_then_its_old_owner_is_r
     assert leases.find_held(2, _rows([4]), "").all()
 
 
+def test_finding_when_a_row_is_held_again_by_a_later_request_then_not_for_the_earlier_one() -> None:
+    leases = Leases(capacity=100)
+    leases.grant(1, _rows([4, 5]), "", request=7)
+    assert leases.find_held(1, _rows([4, 5]), "", request=7).all()
+    assert leases.take(1, _rows([4]), "").tolist() == [4]
+    leases.grant(1, _rows([4]), "", request=9)
+    assert leases.find_held(1, _rows([4, 5]), "", request=7).tolist() == [False, True]
+    assert leases.find_held(1, _rows([4, 5]), "", request=9).tolist() == [True, False]
+    assert leases.find_held(1, _rows([4, 5]), "").all()
+    assert not leases.find_held(1, _rows([4, 3]), "", request=8).any()
+
+
 def test_holds_when_rows_are_beyond_all_that_was_held_then_false() -> None:
     leases = Leases()
     leases.grant(1, _rows([2]), "")

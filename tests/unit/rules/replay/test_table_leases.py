@@ -49,6 +49,23 @@ def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> N
     assert (len(table), table.ring.num_holes) == (0, 4)
 
 
+@pytest.mark.parametrize("consumer", ["", "trainer"])
+def test_lease_when_the_owner_has_taken_its_rows_again_then_its_end_leaves_them_alone(consumer: str) -> None:
+    table = queue() if not consumer else table_of()
+    write(table, 1)
+    conditions = SampleConditions(None, consumer)
+    assert planned(table, 1, owner=7, request=1, conditions=conditions).rows.tolist() == [0]
+    assert sum(table.selectors.release_in_pieces(7, request=1))
+    assert planned(table, 1, owner=7, request=2, conditions=conditions).rows.tolist() == [0]
+    give_back(table, 7, consumer, numbers(0), request=1)
+    assert table.selectors.leases.num_leased == 1
+    with pytest.raises(WrongStateError):
+        acknowledge(table, 7, consumer, numbers(0), request=1)
+    assert table.selectors.leases.num_leased == 1
+    assert acknowledge(table, 7, consumer, numbers(0), request=2) == 1
+    assert table.selectors.leases.num_leased == 0
+
+
 def test_take_when_fewer_rows_suffice_then_as_many_as_are_there() -> None:
     table = queue()
     write(table, 3)
