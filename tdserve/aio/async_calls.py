@@ -68,15 +68,19 @@ class Calls:
         given back.
 
         Args:
+            is_end: Whether it ends something: then it goes on to its end, also if it waits for a thread, and so does
+                the wait for it; a cancellation is raised afterwards.
             gives_up: False lets every call that has begun go on.
         """
+        if is_end:
+            return self.wrap(await _complete(self.start(call, is_end=True)))
         cancellation = Cancellation()
 
         def watch() -> Any:
             with cancellation.watch():
                 return call()
 
-        future = self.start(watch, is_end=is_end)
+        future = self.start(watch)
         try:
             result = await future
         except asyncio.CancelledError:
@@ -108,6 +112,20 @@ class Calls:
             if kind is not None and kind.has_end:
                 error = asyncio.CancelledError()
                 self.start(lambda: future.result().__exit__(type(error), error, None), is_end=True)
+
+
+async def _complete(future: AwaitableFuture[_Result]) -> _Result:
+    """Returns the result of a call, after whose end a cancellation of the wait is raised."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            with suppress(Exception):  # raised below
+                await future
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return future.result()
 
 
 class OpeningCall(Coroutine[Any, Any, _Result]):

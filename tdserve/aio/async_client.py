@@ -49,9 +49,11 @@ class AsyncClient(AsyncSequence, of=sync.Client, hides=SessionClient, attributes
 
     async def close(self) -> None:
         """Closes the client; calls that wait end with ClosedError. Idempotent."""
-        if not self.sync.is_closed:
-            await self._calls.run(self.sync.close, is_end=True)
-        self._calls.shut_down()
+        try:
+            if not self.sync.is_closed:
+                await self._calls.run(self.sync.close, is_end=True)
+        finally:
+            self._calls.shut_down()
 
     async def __aenter__(self) -> Self:
         return self
