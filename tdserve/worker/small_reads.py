@@ -6,6 +6,7 @@ exists, and its generations whether a row moved. Nor does a sample in which ever
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,23 +14,36 @@ from dataclasses import dataclass
 from threading import Lock
 
 from tdserve.base.config import MAIL_BYTES
+from tdserve.base.errors import CorruptDataError
+from tdserve.base.logs import name_request
+from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.data.read_plans import plan_read
 from tdserve.data.rows_source import make_rows_source
 from tdserve.data.stored_entries import encode_entries, find_entries
 from tdserve.data.values import read_values
-from tdserve.messages.content import cut_values, decode_paths, make_rows_layout, select_keys
+from tdserve.messages.content import (
+    ReadStatus,
+    cut_values,
+    decode_paths,
+    make_rows_layout,
+    make_status_column,
+    select_keys,
+)
 from tdserve.messages.layout import Message
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.rules.replay.shared_numbers import NO_READER, FoundRows
 from tdserve.rules.tags import make_tag
+from tdserve.structure.tree import Spec
 from tdserve.transport.appended import BytesEnd
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2
 from tdserve.worker.observed_work import ObservedWork
+
+_log = logging.getLogger("tdserve.worker")
 
 MAX_SENT_BYTES = 256 * 1024
 """Largest content that the thread that reads mail sends: gathering it takes some 50 microseconds."""
@@ -85,26 +99,37 @@ class SmallReads:
             counts, self._counts = self._counts, ReadCounts()
             return counts
 
-    def answer(self, content: bytes, send: Send | None = None, *, channel_number: int = 0) -> bytes | None:
+    def answer(
+        self, content: bytes, send: Send | None = None, *, channel_number: int = 0, session: int = 0
+    ) -> bytes | None:
         """Returns the serialised ServerMessage for a serialised ClientMessage, or ``SENT``; None if control must be
         asked.
 
         Args:
             send: Sends content at once; None if that is not possible now.
             channel_number: Number of the channel on which ``send`` sends.
+            session: Number of the session, for the id of a request that fails.
         """
-        begun_s = time.perf_counter()
+        begun_s, code = time.perf_counter(), ""
+        message = control_pb2.ClientMessage()
         try:
-            message = control_pb2.ClientMessage.FromString(content)
-            answer = self._answer_message(message, send, channel_number)
+            message.ParseFromString(content)
+            answer = self._answer_message(message, send, channel_number, session)
+        except CorruptDataError as error:
+            if not error.request_id:
+                return None  # control finds the same, and says so
+            code = error.code
+            answer = control_pb2.ServerMessage(
+                request=message.request, failure=encode_failure(error)
+            ).SerializeToString()
         except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
             return None
         if answer is not None:
-            self._observed.count(message.WhichOneof("body") or "", begun_s)
+            self._observed.count(message.WhichOneof("body") or "", begun_s, code)
         return answer
 
     def _answer_message(
-        self, message: control_pb2.ClientMessage, send: Send | None, channel_number: int
+        self, message: control_pb2.ClientMessage, send: Send | None, channel_number: int, session: int
     ) -> bytes | None:
         kind = message.WhichOneof("body")
         if kind == "get":
@@ -116,7 +141,12 @@ class SmallReads:
         if asked.message_nbytes and message.channel != channel_number:
             return None
         if store.is_table:
-            return self._answer_rows(message.request, asked, store, send, channel_number)
+            try:
+                return self._answer_rows(message.request, asked, store, send, channel_number)
+            except CorruptDataError as error:
+                if kind == "sample" and store.is_current:  # control would draw other rows, and hide the damage
+                    _end_sample(message, error, send, session)
+                raise
         return self._answer(message.request, message.read, store, send)
 
     def _answer(
@@ -161,15 +191,17 @@ class SmallReads:
         found = self._find_rows(asked, store)
         if found is None:
             return None
-        spec = store.spec
-        if isinstance(asked, control_pb2.ReadRequest):
-            spec = select_keys(spec, decode_paths(asked.keys))
+        spec = _select(asked, store)
         num_rows, paths = len(found.rows), [path for path, _ in spec.values]
         layout = make_rows_layout(spec, num_rows)
         nbytes, expected = sum(layout.message_nbytes), tuple(asked.message_nbytes)
         if nbytes > MAX_SENT_BYTES or (expected and (paths or expected != layout.message_nbytes)):
             return None
-        if paths and num_rows * store.row_values_nbytes > MAX_SENT_VALUES_BYTES:  # they would be read in vain
+        if len(layout.messages) > 1:
+            send = None  # the first of several would be sent before it is known whether the others can be
+        values_nbytes = num_rows * store.row_values_nbytes if paths else 0
+        # Before the rows are read: control draws others, so that what is left to it must not depend on their content.
+        if values_nbytes > MAX_SENT_VALUES_BYTES or (send is None and (expected or nbytes > self._inline_bytes)):
             return None
         values = read_values(store, paths, spread(found.rows, math.prod(store.spec.batch_size[1:]))) if paths else b""
         if spec is store.spec:
@@ -185,8 +217,8 @@ class SmallReads:
             if answer is not None:
                 self._count_drawn(asked, store)
             return answer
-        if send is None or len(layout.messages) > 1 or len(values) > MAX_SENT_VALUES_BYTES:
-            return None  # the first of several messages would be sent before it is known whether the others can be
+        if send is None or len(values) > MAX_SENT_VALUES_BYTES:
+            return None
         self._count_drawn(asked, store)  # first: the client may ask for the count as soon as it has the rows
         send(make_tag(request), layout.messages, source)
         if values:
@@ -236,6 +268,24 @@ class SmallReads:
             return None
         accepted = control_pb2.Accepted(values=encode_entries(found, asks_versions=False))
         return self._make_mail(request, control_pb2.Done(accepted=accepted), nbytes)
+
+
+def _end_sample(message: control_pb2.ClientMessage, error: CorruptDataError, send: Send | None, session: int) -> None:
+    """Makes an error the answer to a sample, as control does: the log and the error have the request's id, and a client
+    that waits for content gets void content."""
+    nbytes = sum(message.sample.message_nbytes)
+    if nbytes and send is not None:
+        status = make_status_column(ReadStatus.FAILED).tobytes()
+        send(make_tag(message.request), cut_values(nbytes), BytesEnd(bytes(nbytes - len(status)) + status))
+    error.note_request(f"{session}-{message.request}")
+    _log.error("a request has failed: %s: %s", error.code, error, extra=name_request(error.request_id))
+
+
+def _select(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> Spec:
+    """Returns the structure of what is asked for."""
+    return (
+        select_keys(store.spec, decode_paths(asked.keys)) if isinstance(asked, control_pb2.ReadRequest) else store.spec
+    )
 
 
 def _is_meant(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> bool:

@@ -248,7 +248,9 @@ class WorkerSession:
         answer = None
         if label == MAIL_READ:
             send = lane.send_at_once if lane.may_send_at_once else None
-            answer = self.context.small_reads.answer(mail, send, channel_number=lane.channel_number)
+            answer = self.context.small_reads.answer(
+                mail, send, channel_number=lane.channel_number, session=self.number
+            )
         return Handled(to_control=mail) if answer is None else Handled(answer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,59 @@ def test_table_when_a_row_is_damaged_then_every_read_of_it_fails_and_others_go_o
     table.extend(make_rows(with_text=with_text, start=100))  # written again, all are whole
     assert table.sample(64)["n", "i"].min() >= 100
     assert (table[DAMAGED]["x"] == 100 + DAMAGED).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 1000])  # over gloo, rows in the answer, and rows that the client waits for
+def test_samples_when_every_second_row_is_damaged_then_as_many_fail_as_draw_one(
+    server: tdserve.Server, client: tdserve.Client, width: int
+) -> None:
+    table = make_table(client, TensorDict({"x": torch.ones(NUM_ROWS, 4 * width)}, [NUM_ROWS]))
+    assert table.sample(4 * NUM_ROWS).batch_size == (4 * NUM_ROWS,)  # from here on no request is needed
+    for row in range(0, NUM_ROWS, 2):
+        flip(server, "table/rows/x.memmap", 16 * width * row + 2)
+    found = [read_damaged(lambda: table.sample(1)) for _ in range(600)]
+    # Half of them; a quarter if another draw followed. Either is more than six standard deviations away.
+    assert found.count(None) < 380
+    assert all(row is None or row % 2 == 0 for row in found)
+    table.extend(TensorDict({"x": torch.ones(NUM_ROWS, 4 * width)}, [NUM_ROWS]))
+    assert table.sample(4 * NUM_ROWS).batch_size == (4 * NUM_ROWS,)
+
+
+def read_damaged(read: Callable[[], Any]) -> int | None:
+    """Reads; returns the damaged row that is reported, None if none is."""
+    try:
+        read()
+    except DamagedRowError as error:
+        return int(error.row)
+    return None
+
+
+@pytest.mark.slow
+def test_batches_slices_and_taken_rows_when_rows_are_damaged_then_fail(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    rows = make_rows(with_text=True)
+    table = make_table(client, rows)
+    queue = client.create_queue("queue", rows[0], max_size=NUM_ROWS, checksum=True, durability="disk")
+    queue.extend(rows)
+    assert table.sample(64).batch_size == (64,)
+    for row in range(NUM_ROWS):
+        flip(server, "table/rows/x.memmap", 24 * row + 2)
+        flip(server, "queue/rows/x.memmap", 24 * row + 2)
+    with pytest.raises(DamagedRowError, match="of store 'table'"), table.batches(4, prefetch=2) as batches:
+        next(batches)
+    with pytest.raises(DamagedRowError, match="row 2 of store 'table'"):
+        table[2:9]
+    with pytest.raises(DamagedRowError, match="row 0 of store 'queue'"), queue.take(4):
+        pytest.fail("damaged rows were given")
+    with pytest.raises(DamagedRowError, match="row 0 of store 'queue'"), queue.batches(4) as taken:
+        next(taken)  # the rows were given back: it waits for that
+    queue.delete(list(range(4)))
+    queue.extend(rows[:4])
+    queue.delete(list(range(4, NUM_ROWS)))
+    with queue.take(4) as whole:
+        assert whole["n", "i"].tolist() == [0, 1, 2, 3]
 
 
 def test_prioritized_table_when_a_row_is_damaged_then_samples_of_it_fail(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tdserve.base.errors import StoreNotFoundError, TransferAbortedError
+from tdserve.base.errors import CorruptDataError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, count_threads, share
@@ -83,7 +83,9 @@ def copy_rows(
         elements = spread(found.rows, math.prod(chosen.batch_size[1:]))
         try:
             block = read_block(store, [path for path, _ in chosen.values], elements)
-        except StoreNotFoundError as error:
+        except (StoreNotFoundError, CorruptDataError) as error:
+            if isinstance(error, CorruptDataError) and not store.generations.is_deleted:
+                raise
             raise _make_deleted_error(store) from error
     source = make_rows_source(store, layout, found, added)
     columns = _read_columns(source, layout, pool)

@@ -107,11 +107,14 @@ class CallTraces:
         own.join(message, kind, session)
         return own
 
-    def note_local_call(self, call: str, begun_s: float, attributes: Mapping[str, Any]) -> None:
+    def note_local_call(self, call: str, begun_s: float, attributes: Mapping[str, Any], code: str = "") -> None:
         """Makes the span of a call that was made without a request, and ends now; arguments as of
         ``ObservedCalls.count``."""
         begun_ns = time.time_ns() - int((time.perf_counter() - begun_s) * 1e9)
-        self.start_span(SPAN_PREFIX + call, self.get_context(), attributes, begun_ns).end()
+        span = self.start_span(SPAN_PREFIX + call, self.get_context(), attributes, begun_ns)
+        if code:
+            self.mark_failed(span, code)
+        span.end()
 
     @contextmanager
     def gather_calls(self, call: str, store: str) -> Iterator[None]:

@@ -269,14 +269,14 @@ class SessionClient:
             session.count_call(READ, time.perf_counter(), error.code)
         return self.catalog.missing_names.explain(error, timeout_s)
 
-    def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int) -> None:
+    def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int, code: str = "") -> None:
         """Counts a call about rows of a store that was made without a request, and ends now; other arguments as of
         ``ObservedCalls.count``."""
         if (session := self._session) is not None:
-            session.count_call(call, begun_s)
+            session.count_call(call, begun_s, code)
             if self._traces is not None:
                 attributes = name_rows(store, num_rows, transport=session.transport)
-                self._traces.note_local_call(call, begun_s, attributes)
+                self._traces.note_local_call(call, begun_s, attributes, code)
 
     def _ask_session(self, method: str, request: Any, deadline: Deadline) -> Any:
         """Asks the open session about stores; see ``CatalogClient.ask_session``. What has to wait is left to others."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import TDServeError, TransferAbortedError
+from tdserve.base.errors import CorruptDataError, TDServeError, TransferAbortedError
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.client_mover import ClientMover, WantedRows
@@ -410,18 +409,27 @@ def _draw_here(mover: ClientMover, query: Query, num_rows: int) -> Content | Non
 
 
 def _draw_without_request(client: SessionClient, query: Query, num_rows: int) -> Sampled | None:
-    """Draws rows in this process; None if that is not possible, or fails: a request says why."""
+    """Draws rows in this process; None if that is not possible, or fails: a request says why.
+
+    Raises:
+        CorruptDataError: A row is damaged. A request would draw others, and hide that.
+    """
     client.catalog.check_usable()
     mover = client.mover
     if mover is None or not mover.draws_rows:
         return None
     begun_s = time.perf_counter()
-    with suppress(TDServeError):
+    try:
         content = _draw_here(mover, query, num_rows)
-        if content is not None:
-            client.count_call("sample", begun_s, store=query.name, num_rows=num_rows)
-            return Sampled(content, query)
-    return None
+    except CorruptDataError as error:
+        client.count_call("sample", begun_s, store=query.name, num_rows=num_rows, code=error.code)
+        raise
+    except TDServeError:
+        return None
+    if content is None:
+        return None
+    client.count_call("sample", begun_s, store=query.name, num_rows=num_rows)
+    return Sampled(content, query)
 
 
 def replace_torn(client: SessionClient, query: Query, rows: Sampled, deadline: Deadline, *, num_rows: int) -> Sampled:
