@@ -67,6 +67,7 @@ _HOMES = {
         "CapacityError",
         "ClosedError",
         "CorruptDataError",
+        "DamagedRowError",
         "DeadlineExceededError",
         "EndOfStreamError",
         "ForkedClientError",

@@ -29,6 +29,7 @@ from tdserve.base.errors.state_errors import (
     CapacityError as CapacityError,
     ClosedError as ClosedError,
     CorruptDataError as CorruptDataError,
+    DamagedRowError as DamagedRowError,
     DeadlineExceededError as DeadlineExceededError,
     EndOfStreamError as EndOfStreamError,
     ForkedClientError as ForkedClientError,
