@@ -20,9 +20,11 @@ from tests.integration.crashing import Crashing
 from tests.integration.ending_in_time import LIMIT_S, check_all_end_in_time, stopped, timed
 from tests.integration.local_roles import numbers_in, rows
 from tests.integration.timed_calls import (
+    FEW,
     NOT_TRIED,
     ROW,
     ROWS,
+    SMALL,
     Handles,
     create_stores,
     list_methods,
@@ -98,6 +100,27 @@ def test_calls_when_the_server_stops_amid_them_then_they_end_in_time_and_later_o
             calls = make_calls(client, open_handles(client), 0.3, tmp_path)
             check_all_end_in_time(calls, stopped(crashing.server))
             wait_for(lambda: is_whole(client), "reads after the server has gone on")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])
+def test_extend_when_a_writer_of_its_handle_waits_without_a_limit_then_ends_in_time(
+    crashing: Crashing, transport: Any
+) -> None:
+    name = f"beside-a-writer-{transport}"
+    with crashing.server.client(transport=transport) as client:
+        table = client.create_replay(name, SMALL, 1000)
+        for _ in range(3):  # the next extend may ask for rows to claim: others wait for its answer
+            table.extend(FEW)
+        with table.writer(batch=1) as writer:
+            with stopped(crashing.server):
+                writer.append(SMALL)
+                wait_for(lambda: writer.num_under_way > 0, "a row under way")
+                early = table.extend(FEW, timeout_s=0.2, return_early=True)
+                with pytest.raises(tdserve.DeadlineExceededError):
+                    early.result(LIMIT_S)
+                assert timed(lambda: table.extend(FEW, timeout_s=0.2)) < LIMIT_S
+            writer.flush(timeout_s=30.0)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ class PutCoalescer(Coalescer[PutPart]):
     def is_waiting(self) -> bool:
         """Whether puts are under way, which no other may overtake."""
         with self._lock:
-            return self._is_sending or self._has_unfinished()
+            return self._is_sending or bool(self._waiting) or self._under_way is not None
 
     def send(self, part: PutPart) -> int:
         """Sends a put by itself and waits for the version of its first entry."""
@@ -95,9 +95,6 @@ class PutCoalescer(Coalescer[PutPart]):
         """Waits until everything that was submitted is answered, or has failed."""
         remaining_s = deadline.remaining_s
         self.finish(float("inf") if remaining_s is None else time.monotonic() + remaining_s)
-
-    def _has_unfinished(self) -> bool:
-        return bool(self._waiting) or self._under_way is not None
 
     def _list_unfinished(self) -> list[Future[Any]]:
         return [*(part.future for part in self._waiting), *([] if self._under_way is None else [self._under_way])]

@@ -130,7 +130,9 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._waiting.append(part)
 
     def _take_expired(self) -> list[ExtendPart]:
-        return self._waiting.take_expired()
+        late = [part for part in self._refused if part.deadline.expired]
+        self._refused = [part for part in self._refused if not part.deadline.expired]
+        return [*late, *self._waiting.take_expired()]
 
     def _take_next(self) -> list[ExtendPart]:
         return self._waiting.take(self._find_max_bytes(self._waiting.first)) if self._may_send() else []
@@ -334,9 +336,6 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         if error is not None:
             fail_parts(parts, error)
         self._advance()
-
-    def _has_unfinished(self) -> bool:
-        return bool(self._waiting or self._refused or self._under_way)
 
     def _list_unfinished(self) -> list[Future[Any]]:
         return [*(part.future for part in (*self._waiting, *self._refused)), *self._under_way]

@@ -55,7 +55,6 @@ class Coalescer(ABC, Generic[_Part]):
         self._lock = Lock()
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
-        self._last_deadline = Deadline.never  # of all parts that are not finished
         self._pid = os.getpid()
         _EXIT_FLUSH.add(self)
 
@@ -85,18 +84,14 @@ class Coalescer(ABC, Generic[_Part]):
         """Sends one request of these parts."""
 
     @abstractmethod
-    def _has_unfinished(self) -> bool:
-        """Returns whether parts wait or requests are under way; called under the lock, for each part."""
-
-    @abstractmethod
     def _list_unfinished(self) -> list[Future[Any]]:
         """Lists the futures of the parts that wait and of the requests that are under way; called under the lock."""
 
     def submit(self, part: _Part) -> None:
         """Sends a part now, or later together with others, when the requests before it leave room. If it still waits
         when its time is over, its future fails, and it is not sent."""
-        is_hasty = self._submit(part)
-        if is_hasty and not part.future.done():
+        self._submit(part)
+        if not part.future.done():  # what others do, without a limit perhaps, may let it wait
             watch = self._client.deadline_watch
             watched = watch.add(compute_answer_timeout_s(part.deadline), self._expire)
             part.future.add_done_callback(lambda _: watch.remove(watched))
@@ -110,15 +105,10 @@ class Coalescer(ABC, Generic[_Part]):
             self._expire()
         return part.future.result()
 
-    def _submit(self, part: _Part) -> bool:
-        """Submits a part; returns whether parts before it may take longer than it has time."""
+    def _submit(self, part: _Part) -> None:
         with self._lock:
-            last = self._last_deadline if self._is_sending or self._has_unfinished() else part.deadline
-            is_hasty = part.deadline.is_long_before(last)
-            self._last_deadline = last if is_hasty else part.deadline
             self._append(part)
         self._advance()
-        return is_hasty
 
     def _expire(self) -> None:
         """Ends the futures of the parts that have waited until their time was over."""
