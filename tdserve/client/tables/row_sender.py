@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from enum import Enum
 from threading import Condition, RLock, Thread
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -20,6 +22,7 @@ from tdserve.base.errors import (
     CapacityError,
     ClosedError,
     DeadlineExceededError,
+    ForkedClientError,
     InvalidRequestError,
     RequestError,
     WriterFailedError,
@@ -103,12 +106,11 @@ class RowSender:
         self._probed_s = -math.inf
         self._fault: BaseException | None = None
         self._state = _SenderState.OPEN
-        # Reentrant: the garbage collector may end a dropped writer within this very thread.
-        self._lock = RLock()
-        self._work = Condition(self._lock)
-        self._progress = Condition(self._lock)
+        self._pid = os.getpid()
+        self._make_locks()
         self._thread = Thread(target=self._run, name=f"tdserve-writer-{table.name}-{self._stream}", daemon=True)
         _EXIT_FLUSH.add(self)
+        _senders.add(self)
         self._thread.start()
 
     def put(
@@ -133,6 +135,7 @@ class RowSender:
             DeadlineExceededError: There was no room in time. The row was not accepted.
             WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
+            ForkedClientError: This is a forked child of the process that it belongs to.
         """
         with self._lock:
             page = self._page
@@ -260,7 +263,20 @@ class RowSender:
             newest.ends[newest.num_rows - 1] = True
         self._wake()
 
+    def _make_locks(self) -> None:
+        # Reentrant: the garbage collector may end a dropped writer within this very thread.
+        self._lock = RLock()
+        self._work = Condition(self._lock)
+        self._progress = Condition(self._lock)
+
+    def _begin_in_child(self) -> None:
+        """Refuses further rows in a forked child: nobody sends them there, and another thread may have had the lock."""
+        self._make_locks()
+        self._page = None
+
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedClientError(what=f"the writer of {self._table.name!r}", pid=self._pid)
         if self._fault is not None:
             raise WriterFailedError(
                 store=self._table.name,
@@ -269,7 +285,7 @@ class RowSender:
                 num_unsent=self.num_appended - self.num_sent,
                 reason=str(self._fault),
             ) from self._fault
-        if self._state is not _SenderState.OPEN or not self._thread.is_alive():  # a forked child has no such thread
+        if self._state is not _SenderState.OPEN or not self._thread.is_alive():
             raise ClosedError(what=f"the writer of {self._table.name!r}")
 
     def _wake(self) -> None:
@@ -387,6 +403,17 @@ class RowSender:
             self._probed_s = time.monotonic()
             if fault is not None and self.num_acknowledged == asked_at:
                 self._fail(fault)
+
+
+_senders: WeakSet[RowSender] = WeakSet()
+
+
+def _begin_all_in_child() -> None:
+    for sender in list(_senders):
+        sender._begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_all_in_child)
 
 
 def _join_until(sender: RowSender, end_s: float) -> None:

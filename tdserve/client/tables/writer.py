@@ -174,6 +174,7 @@ class ReplayWriter:
             DeadlineExceededError: There was no room within the writer's ``timeout_s``. As above.
             WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
+            ForkedClientError: This is a forked child of the process that has made the writer.
         """
         if priority is not None and not self._uses_priority:
             reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"

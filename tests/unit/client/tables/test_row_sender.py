@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from tdserve.base.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
+    ForkedClientError,
     InvalidRequestError,
     PeerLostError,
     StoreNotFoundError,
@@ -20,6 +22,7 @@ from tdserve.base.errors import (
 from tdserve.client.tables import row_sender
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_buffer import NO_PRIORITY
+from tests.processes import alarm
 from tests.threads import find_threads
 from tests.unit.client.tables.recording import WAIT_S, RecordingTable, put, row, sender
 
@@ -333,3 +336,33 @@ def test_drain_when_called_then_everything_is_sent_and_the_thread_ends(table: Re
     assert table.numbers == list(range(6))
     with pytest.raises(ClosedError):
         put(subject, 6)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("num_before", [0, 1, 4])
+def test_put_when_in_a_forked_child_then_refused_and_the_parent_goes_on(table: RecordingTable, num_before: int) -> None:
+    subject = sender(table)
+    put(subject, *range(num_before))
+    child = os.fork()
+    if not child:
+        num_refused = 0
+        calls: list[Callable[[], None]] = [
+            lambda: put(subject, 9),
+            subject.end_trajectory,
+            lambda: subject.flush(FOREVER),
+        ]
+        try:
+            with alarm(WAIT_S, "the end of the child"):
+                for call in calls:
+                    try:
+                        call()
+                    except ForkedClientError as error:
+                        num_refused += error.pid == os.getppid()
+                subject.drain()
+                subject.join(WAIT_S)
+        finally:
+            os._exit(num_refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    put(subject, 9)
+    subject.close(FOREVER)
+    assert table.numbers == [*range(num_before), 9]
