@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
 from tdserve.cli.exit_codes import DAMAGED
-from tdserve.cli.render import escape_unprintable, format_nbytes, print_json
+from tdserve.cli.render import escape_unprintable, format_nbytes, print_json, print_lines
 from tdserve.server.checking.findings import Finding, Progress
 from tdserve.server.checking.root_check import RootReport, check_root
 
@@ -29,7 +30,8 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     """Compare everything in the root PATH with its checksums. No server may have it open.
 
     PATH may also be a place of checkpoints, a folder or a URL of fsspec: there, a repair removes damaged blocks, which
-    the next checkpoint writes again, and damaged manifests, whose checkpoints are lost.
+    a later checkpoint writes again if its stores still have that content, and damaged manifests, whose checkpoints are
+    lost.
     Exit code 0: all is whole, or is repaired.
     """
     if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
@@ -54,20 +56,40 @@ def _check_checkpoints(place: str, *, repairs: bool, as_json: bool) -> int:
 
         report = check_archive(place, repairs=repairs, on_progress=show_blocks)
     if as_json:
-        print_json({"checkpoints": report.num_checkpoints, "nbytes": report.nbytes, "damaged": list(report.damaged)})
-    else:
-        for line in report.damaged:
-            click.echo(escape_unprintable(line))
-        click.echo(
-            f"{report.num_checkpoints} checkpoints, {report.num_blocks} blocks, {format_nbytes(report.nbytes)}: "
-            + (f"{len(report.damaged)} are damaged" if report.damaged else "all are whole")
+        print_json(
+            {
+                "checkpoints": report.num_checkpoints,
+                "nbytes": report.nbytes,
+                "damaged": list(report.damaged),
+                "lost": [asdict(each) for each in report.lost],
+            }
         )
-        if report.damaged:
-            click.echo(
-                "the next checkpoint writes missing blocks again"
-                + ("" if repairs else "; --repair removes damaged ones, so that these are written again too")
-            )
+    else:
+        print_lines(_describe_checkpoints(report, repairs=repairs))
     return DAMAGED if report.damaged else 0
+
+
+def _describe_checkpoints(report: ArchiveReport, *, repairs: bool) -> Iterator[str]:
+    """Yields what is damaged, which checkpoints cannot be restored because of it, and what to do."""
+    yield from report.damaged
+    size = f"{report.num_blocks} blocks, {format_nbytes(report.nbytes)}"
+    state = f"{len(report.damaged)} damaged or missing" if report.damaged else "all are whole"
+    yield f"{report.num_checkpoints} checkpoints, {size}: {state}"
+    if not report.damaged:
+        return
+    for each in report.lost:
+        why = f"it lacks blocks of {', '.join(each.stores)}" if each.stores else "its manifest is damaged"
+        yield f"checkpoint {each.id} cannot be restored: {why}"
+    num_whole = report.num_checkpoints - len(report.lost)
+    yield f"whole checkpoints beside: {num_whole}" if num_whole else "no checkpoint is whole"
+    again = "a later checkpoint writes a block again only if its stores still have that content"
+    if report.num_removable and not repairs:
+        yield f"--repair removes what is damaged; {again}"
+        return
+    lacking = [each for each in report.lost if each.stores]
+    if lacking:
+        yield f"{again}; else restore another one, or its other stores by name, and remove its manifest:"
+        yield from (f"  {each.manifest}" for each in lacking)
 
 
 @contextmanager

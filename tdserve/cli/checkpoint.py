@@ -40,7 +40,8 @@ def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -
         inquiry.answer([each.describe() for each in found], lambda: _print_list(found))
         damaged = [each.made for each in found if each.made.damage]
         for one in damaged:
-            click.echo(f"{one.id} cannot be restored: {one.damage}; tdserve check PLACE --repair removes it", err=True)
+            remedy = "says what to do" if one.stores else "--repair removes it"
+            click.echo(f"{one.id} cannot be restored: {one.damage}; tdserve check PLACE {remedy}", err=True)
         return DAMAGED if damaged else 0
     progress, began_s = CheckpointLine("checkpoint"), time.monotonic()
     with inquiry.connect() as client:
@@ -113,7 +114,8 @@ def _print_list(found: list[MadeOf]) -> None:
             *([str(server)] if is_of_cluster else []),
             made.id,
             f"{datetime.fromtimestamp(made.created_s, timezone.utc):%Y-%m-%d %H:%M:%S}",
-            *(("?", "damaged") if made.damage else (str(len(made.stores)), format_nbytes(made.nbytes))),
+            str(len(made.stores)) if made.stores or not made.damage else "?",
+            "damaged" if made.damage else format_nbytes(made.nbytes),
         )
         for server, made in found
     ]

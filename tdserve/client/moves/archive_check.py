@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from tdserve.base.errors import TDServeError
-from tdserve.client.moves.manifest import list_ids, load, read_block
+from tdserve.client.moves.manifest import Checkpoint, list_blocks, list_ids, load, make_manifest_name, read_block
 from tdserve.client.moves.server_checkpoints import Place, find_server_place
-from tdserve.store.archive import Archive, open_archive
+from tdserve.store.archive import open_archive
+
+
+@dataclass(frozen=True)
+class LostCheckpoint:
+    """A checkpoint that cannot be restored as a whole.
+
+    Attributes:
+        id: Its id.
+        manifest: Where its manifest lies, or has lain until it was removed as damaged.
+        stores: Names of its stores that lack a block; the others can be restored by name. None can if its manifest is
+            damaged: then it names none.
+    """
+
+    id: str
+    manifest: str
+    stores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -18,12 +35,17 @@ class ArchiveReport:
 
     Attributes:
         damaged: A line for each manifest or block that is missing or damaged.
+        lost: The checkpoints to which they belong. Those with missing blocks are whole again once a later checkpoint
+            has written these, which it does if its stores have the same content.
+        num_removable: How many of the damaged ones are there, and not missing: a repair removes them.
         num_checkpoints: Checkpoints, damaged or not.
         num_blocks, num_all: Blocks that were read, and all.
         nbytes: Their size.
     """
 
     damaged: tuple[str, ...] = ()
+    lost: tuple[LostCheckpoint, ...] = ()
+    num_removable: int = 0
     num_checkpoints: int = 0
     num_blocks: int = 0
     num_all: int = 0
@@ -36,41 +58,57 @@ def check_archive(
     """Reads every checkpoint of a place, of a cluster those of every server.
 
     Args:
-        repairs: Whether damaged blocks and manifests are removed, so that the next checkpoint that needs the blocks
-            writes them again. Earlier checkpoints with such a block cannot be restored before that, and those with such
-            a manifest never.
+        repairs: Whether damaged blocks and manifests are removed. A later checkpoint writes such a block again if its
+            stores still have that content; until then no checkpoint with that block can be restored as a whole. One
+            without its manifest is gone.
         on_progress: Called after each block.
 
     Raises:
         InvalidRequestError: The URL names no file system that this process has.
     """
-    report = _check(open_archive(place), ArchiveReport(), on_progress, repairs=repairs)
+    report = _check(place, ArchiveReport(), on_progress, repairs=repairs)
     for server in count():
-        archive = open_archive(find_server_place(place, server))
-        if not list_ids(archive):
+        below = find_server_place(place, server)
+        if not list_ids(open_archive(below)):
             return report
-        report = _check(archive, report, on_progress, repairs=repairs)
+        report = _check(below, report, on_progress, repairs=repairs)
     raise AssertionError
 
 
 def _check(
-    archive: Archive, report: ArchiveReport, show: Callable[[ArchiveReport], None], *, repairs: bool
+    place: Place, report: ArchiveReport, show: Callable[[ArchiveReport], None], *, repairs: bool
 ) -> ArchiveReport:
-    needed: dict[str, str] = {}
+    archive, found = open_archive(place), list[Checkpoint]()
     for checkpoint_id in list_ids(archive):
         report = replace(report, num_checkpoints=report.num_checkpoints + 1)
         try:
-            needed |= dict.fromkeys(load(archive, checkpoint_id, removes_damaged=repairs).list_digests(), checkpoint_id)
+            found.append(load(archive, checkpoint_id, removes_damaged=repairs))
         except (TDServeError, ValueError, KeyError, TypeError) as error:
-            report = replace(report, damaged=(*report.damaged, f"checkpoint {checkpoint_id}: {error}"))
+            line, lost = f"checkpoint {checkpoint_id}: {error}", _make_lost(place, checkpoint_id)
+            report = _add_damage(report, line, is_removable=True, lost=(*report.lost, lost))
+    needed = {digest: made.id for made in found for digest in made.list_digests()}
     report = replace(report, num_all=report.num_all + len(needed))
+    present, missing = list_blocks(archive), set[str]()
     for digest, checkpoint_id in sorted(needed.items()):
         try:
             content = read_block(archive, digest, removes_damaged=repairs)
             report = replace(report, nbytes=report.nbytes + len(content))
         except TDServeError as error:
+            missing.add(digest)
             line = f"a block of checkpoint {checkpoint_id}, and maybe of others: {error}"
-            report = replace(report, damaged=(*report.damaged, line))
+            report = _add_damage(report, line, is_removable=digest in present, lost=report.lost)
         report = replace(report, num_blocks=report.num_blocks + 1)
         show(report)
-    return report
+    lacking = [_make_lost(place, made.id, stores) for made in found if (stores := made.list_stores_of(missing))]
+    return replace(report, lost=(*report.lost, *lacking))
+
+
+def _add_damage(
+    report: ArchiveReport, line: str, *, is_removable: bool, lost: tuple[LostCheckpoint, ...]
+) -> ArchiveReport:
+    num_removable = report.num_removable + is_removable
+    return replace(report, damaged=(*report.damaged, line), num_removable=num_removable, lost=lost)
+
+
+def _make_lost(place: Place, checkpoint_id: str, stores: Sequence[str] = ()) -> LostCheckpoint:
+    return LostCheckpoint(checkpoint_id, f"{os.fspath(place)}/{make_manifest_name(checkpoint_id)}", tuple(stores))

@@ -10,7 +10,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -73,6 +73,10 @@ class ArchivedStore:
         """Size of its files."""
         return sum(file.nbytes for file in self.files)
 
+    def iter_digests(self) -> Iterator[str]:
+        """Yields the digests of its blocks."""
+        return (digest for file in self.files for digest in file.digests)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -86,8 +90,8 @@ class Checkpoint:
         paused_s: For how long stores served nobody.
         written_nbytes: Size of the blocks that no earlier checkpoint had.
         server_id: Of the root of which it is; "": it is not on record.
-        damage: Why its manifest cannot be read, in a list of checkpoints: it cannot be restored then, and only its id
-            and moment are known.
+        damage: Why it cannot be restored, in a list of checkpoints: its manifest cannot be read, and only its id and
+            moment are known; or blocks of stores are missing, and the others can be restored by name.
     """
 
     id: str
@@ -106,7 +110,11 @@ class Checkpoint:
 
     def list_digests(self) -> set[str]:
         """Returns the digests of all blocks."""
-        return {digest for store in self.stores for file in store.files for digest in file.digests}
+        return {digest for store in self.stores for digest in store.iter_digests()}
+
+    def list_stores_of(self, digests: set[str]) -> list[str]:
+        """Returns the names of the stores that have one of these blocks."""
+        return [store.name for store in self.stores if not digests.isdisjoint(store.iter_digests())]
 
 
 def make_id(created_s: float, uid: str) -> str:
@@ -137,7 +145,7 @@ def list_ids(archive: Archive) -> list[str]:
 def save(archive: Archive, checkpoint: Checkpoint) -> None:
     """Makes a checkpoint one of the place; all its blocks are there."""
     content = json.dumps({"format": FORMAT, "saved_s": time.time(), "checkpoint": asdict(checkpoint)}).encode()
-    archive.write(_make_name(checkpoint.id), content + b"\n%08x" % zlib.crc32(content))
+    archive.write(make_manifest_name(checkpoint.id), content + b"\n%08x" % zlib.crc32(content))
 
 
 def load(archive: Archive, checkpoint_id: str, *, removes_damaged: bool = False) -> Checkpoint:
@@ -149,7 +157,7 @@ def load(archive: Archive, checkpoint_id: str, *, removes_damaged: bool = False)
     Raises:
         CorruptDataError: There is none of this id, or it is damaged, or has another format.
     """
-    name = _make_name(checkpoint_id)
+    name = make_manifest_name(checkpoint_id)
     content, _, checksum = archive.read(name).rpartition(b"\n")
     damage = "" if checksum == b"%08x" % zlib.crc32(content) else "a damaged one"
     try:
@@ -202,6 +210,25 @@ def load_all(archive: Archive, ids: Iterable[str] | None = None) -> Iterator[Che
             yield Checkpoint(each, _find_moment(each), [], damage=str(error))
 
 
+def list_with_damage(archive: Archive) -> list[Checkpoint]:
+    """Reads all manifests, the oldest first; also a checkpoint of which blocks are missing comes with its damage. The
+    content of blocks is not read."""
+    found = [*load_all(archive)]
+    present = list_blocks(archive) if any(each.stores for each in found) else set()
+    listed = [_note_missing(each, each.list_digests() - present) for each in found]
+    if listed == found:
+        return found
+    still = {*list_ids(archive)}  # one that was removed meanwhile has lost its blocks with it
+    return [each for each in listed if each.id in still]
+
+
+def _note_missing(made: Checkpoint, missing: set[str]) -> Checkpoint:
+    if not missing:
+        return made
+    number = f"{len(missing)} of its blocks are" if len(missing) > 1 else "one of its blocks is"
+    return replace(made, damage=f"{number} missing, of store {', '.join(map(repr, made.list_stores_of(missing)))}")
+
+
 def load_newest(archive: Archive, server_id: str = "") -> Checkpoint | None:
     """Reads the newest manifest that can be read, of a root if one is given; None if there is none."""
     readable = (made for made in load_all(archive, reversed(list_ids(archive))) if not made.damage)
@@ -239,7 +266,7 @@ def read_block(archive: Archive, digest: str, *, removes_damaged: bool = False) 
 
 def remove_checkpoint(archive: Archive, checkpoint_id: str) -> None:
     """Removes a checkpoint. Blocks that only it had go with the next that ``keep_newest`` removes."""
-    archive.remove(_make_name(checkpoint_id))
+    archive.remove(make_manifest_name(checkpoint_id))
 
 
 def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list[str]:
@@ -267,7 +294,8 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     return removed
 
 
-def _make_name(checkpoint_id: str) -> str:
+def make_manifest_name(checkpoint_id: str) -> str:
+    """Returns the name of a manifest at its place. Raises InvalidRequestError if that is no id of a checkpoint."""
     if "/" in checkpoint_id or not checkpoint_id.strip("."):
         raise InvalidRequestError(argument="checkpoint", reason=f"{checkpoint_id!r} is no id of a checkpoint")
     return f"{_FOLDER}/{checkpoint_id}{_SUFFIX}"

@@ -14,7 +14,7 @@ from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
-from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, load, load_all, load_newest
+from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, list_with_damage, load, load_newest
 from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.placement import find_whole
@@ -150,10 +150,11 @@ def check_exists(place: Place) -> None:
 def list_checkpoints(place: Place) -> list[Checkpoint]:
     """Returns the checkpoints of a place, the oldest first; of a cluster, those below ``place/server-0`` and so on.
 
-    One whose manifest is damaged has that as its ``damage``, and can be restored no more; ``tdserve check PLACE``
-    finds damage of the content too. A place that is not there yet has none, as before the first checkpoint.
+    One whose manifest is damaged, or that lacks blocks, has that as its ``damage``, and cannot be restored;
+    ``tdserve check PLACE`` finds damage of the blocks' content too. A place that is not there yet has none, as before
+    the first checkpoint.
 
     Args:
         place: Path of a folder, or a URL of fsspec.
     """
-    return [*load_all(open_archive(place))]
+    return list_with_damage(open_archive(place))

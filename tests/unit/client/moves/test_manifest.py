@@ -12,6 +12,7 @@ from tdserve.client.moves.manifest import (
     Checkpoint,
     keep_newest,
     list_ids,
+    list_with_damage,
     load,
     load_all,
     load_newest,
@@ -123,6 +124,22 @@ def test_list_when_a_manifest_is_damaged_then_it_has_that_reason_and_hides_no_ot
     newest = load_newest(archive)
     assert newest is not None
     assert newest.created_s == 4.0
+
+
+def test_list_when_a_block_is_missing_then_every_checkpoint_that_needs_it_is_damaged(
+    archive: Archive, tmp_path: Path
+) -> None:
+    made = [add(archive, number, *contents) for number, contents in enumerate(([b"a", b"b"], [b"b"], [b"b", b"c"]))]
+    assert list_with_damage(archive) == made
+    for content in (b"a", b"c"):
+        digest = compute_digest(content).hex()
+        (tmp_path / "place/blocks" / digest[:2] / digest).unlink()
+    first, second, third = list_with_damage(archive)
+    assert second == made[1]
+    assert first == replace(made[0], damage="one of its blocks is missing, of store 'x'")
+    assert third.damage == first.damage
+    write_block(archive, compute_digest(b"c").hex(), b"c")
+    assert [each.damage == "" for each in list_with_damage(archive)] == [False, True, True]
 
 
 def test_block_when_its_content_is_another_then_refused(archive: Archive, tmp_path: Path) -> None:
