@@ -39,10 +39,13 @@ class QueueHandle(TableHandle):
                 counted as ``num_discarded`` in ``info()``, and not returned. Rows that are on lease to others stay
                 theirs.
             ack: True returns a context manager, ``with queue.take(8) as rows``: the rows are acknowledged at a clean
-                exit, and given back on an exception. False returns the rows, to be acknowledged with :meth:`ack`.
+                exit, and given back on an exception. That end may take the client's default timeout, and not
+                ``timeout_s``, since the block may last long. False returns the rows, to be acknowledged with
+                :meth:`ack`, whose timeout can be given.
             pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
-            timeout_s: Seconds to wait for so many (``min_rows``, if given); None is the client's default, 0 asks once.
+            timeout_s: Seconds to wait for so many (``min_rows``, if given), not for the end of the block; None is the
+                client's default, 0 asks once.
 
         Raises:
             EndOfStreamError: The queue was closed, and everything was taken and acknowledged.

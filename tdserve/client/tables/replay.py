@@ -190,7 +190,8 @@ class ReplayHandle(TableHandle):
             min_rows: From so many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for all.
                 1 takes what is there, and waits only for the first row.
             ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
-                exception. False returns the rows, to be acknowledged with :meth:`ack`.
+                exception. That end may take the client's default timeout, and not ``timeout_s``, since the block may
+                last long. False returns the rows, to be acknowledged with :meth:`ack`, whose timeout can be given.
 
         Other arguments and errors as of :meth:`sample`.
         """
