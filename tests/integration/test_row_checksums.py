@@ -74,6 +74,11 @@ def test_table_when_a_row_is_damaged_then_every_read_of_it_fails_and_others_go_o
     assert (caught.value.store, caught.value.row) == ("table", DAMAGED)
     with pytest.raises(DamagedRowError):
         table.sample(1000)
+    with pytest.raises(DamagedRowError) as drawn:
+        for _ in range(1000):
+            table.sample(4)
+    assert drawn.value.fields == caught.value.fields
+    assert bool(drawn.value.request_id) == bool(caught.value.request_id)  # where the log of the server names it too
     others = [number for number in range(NUM_ROWS) if number != DAMAGED]
     assert table[others]["n", "i"].tolist() == others
     table.extend(make_rows(with_text=with_text, start=100))  # written again, all are whole
