@@ -13,6 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.errors import DamagedRowError, NotSupportedError, StoreExistsError
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -75,8 +76,7 @@ def test_table_when_a_row_is_damaged_then_every_read_of_it_fails_and_others_go_o
     with pytest.raises(DamagedRowError):
         table.sample(1000)
     with pytest.raises(DamagedRowError) as drawn:
-        for _ in range(1000):
-            table.sample(4)
+        sample_again_and_again(table)
     assert drawn.value.fields == caught.value.fields
     assert bool(drawn.value.request_id) == bool(caught.value.request_id)  # where the log of the server names it too
     others = [number for number in range(NUM_ROWS) if number != DAMAGED]
@@ -130,13 +130,20 @@ def test_batches_slices_and_taken_rows_when_rows_are_damaged_then_fail(
         table[2:9]
     with pytest.raises(DamagedRowError, match="row 0 of store 'queue'"), queue.take(4):
         pytest.fail("damaged rows were given")
+    wait_for(lambda: queue.info()["num_leased"] == 0, "the rows to be given back")
     with pytest.raises(DamagedRowError, match="row 0 of store 'queue'"), queue.batches(4) as taken:
-        next(taken)  # the rows were given back: it waits for that
+        next(taken)
+    wait_for(lambda: queue.info()["num_leased"] == 0, "the rows to be given back")
     queue.delete(list(range(4)))
     queue.extend(rows[:4])
     queue.delete(list(range(4, NUM_ROWS)))
     with queue.take(4) as whole:
         assert whole["n", "i"].tolist() == [0, 1, 2, 3]
+
+
+def sample_again_and_again(table: Any) -> None:
+    for _ in range(1000):
+        table.sample(4)
 
 
 def test_prioritized_table_when_a_row_is_damaged_then_samples_of_it_fail(
