@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -102,12 +103,12 @@ class PutCoalescer(Coalescer[PutPart]):
     def _append(self, part: PutPart) -> None:
         self._waiting.append(part)
 
-    def _take_expired(self) -> list[PutPart]:
-        late: list[PutPart] = []
+    def _take_out(self, is_meant: Callable[[PutPart], bool]) -> list[PutPart]:
+        taken: list[PutPart] = []
         waiting, self._waiting = self._waiting, deque()
         for part in waiting:
-            (late if part.deadline.expired else self._waiting).append(part)
-        return late
+            (taken if is_meant(part) else self._waiting).append(part)
+        return taken
 
     def _take_next(self) -> list[PutPart]:
         if self._under_way is not None or not self._waiting:

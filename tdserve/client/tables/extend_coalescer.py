@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
 from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
 from tdserve.client.tables.table_counts import LastCounts
-from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
+from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline, is_expired
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
@@ -129,10 +129,10 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def _append(self, part: ExtendPart) -> None:
         self._waiting.append(part)
 
-    def _take_expired(self) -> list[ExtendPart]:
-        late = [part for part in self._refused if part.deadline.expired]
-        self._refused = [part for part in self._refused if not part.deadline.expired]
-        return [*late, *self._waiting.take_expired()]
+    def _take_out(self, is_meant: Callable[[ExtendPart], bool]) -> list[ExtendPart]:
+        taken = [part for part in self._refused if is_meant(part)]
+        self._refused = [part for part in self._refused if not is_meant(part)]
+        return [*taken, *self._waiting.take_out(is_meant)]
 
     def _take_next(self) -> list[ExtendPart]:
         return self._waiting.take(self._find_max_bytes(self._waiting.first)) if self._may_send() else []
@@ -301,7 +301,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
     def _release(self, error: BaseException | None) -> list[ExtendPart]:
         """Stops waiting for a session. Returns the parts that have failed with it, because their time is over too."""
         self._opening = None
-        return [] if error is None else self._waiting.take_expired()
+        return [] if error is None else self._waiting.take_out(is_expired)
 
     def _refuse(self, parts: list[ExtendPart], target: WriteTarget, error: StructureChangedError) -> None:
         """Sends parts again if the table has got leaves since; another thread finds that out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -145,13 +145,13 @@ class WaitingParts:
         self.nbytes -= sum(part.nbytes for part in parts)
         return parts
 
-    def take_expired(self) -> list[ExtendPart]:
-        """Removes and returns the parts whose time is over."""
-        are_late = [part.deadline.expired for part in self._parts]
-        late = list(compress(self._parts, are_late))
-        self._parts = deque(part for part, is_late in zip(self._parts, are_late, strict=True) if not is_late)
-        self.nbytes -= sum(part.nbytes for part in late)
-        return late
+    def take_out(self, is_meant: Callable[[ExtendPart], bool]) -> list[ExtendPart]:
+        """Removes and returns the parts that are meant."""
+        are_meant = [is_meant(part) for part in self._parts]
+        taken = list(compress(self._parts, are_meant))
+        self._parts = deque(part for part, is_taken in zip(self._parts, are_meant, strict=True) if not is_taken)
+        self.nbytes -= sum(part.nbytes for part in taken)
+        return taken
 
 
 def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.ExtendRequest:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError, wait
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, TDServeError, TransferAbortedError
+from tdserve.client.session.cancellation import get_cancellation
 from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.session.session_client import SessionClient
@@ -68,8 +69,8 @@ class Coalescer(ABC, Generic[_Part]):
         """Lets a part wait behind all others; called under the lock."""
 
     @abstractmethod
-    def _take_expired(self) -> list[_Part]:
-        """Removes and returns the waiting parts whose time is over; called under the lock."""
+    def _take_out(self, is_meant: Callable[[_Part], bool]) -> list[_Part]:
+        """Removes and returns those waiting parts that are meant; called under the lock."""
 
     @abstractmethod
     def _take_next(self) -> list[_Part]:
@@ -97,8 +98,15 @@ class Coalescer(ABC, Generic[_Part]):
             part.future.add_done_callback(lambda _: watch.remove(watched))
 
     def submit_and_wait(self, part: _Part) -> Any:
-        """Submits a part, and returns its result. Errors as of the future of ``submit``."""
+        """Submits a part, and returns its result. Errors as of the future of ``submit``.
+
+        Raises:
+            TransferAbortedError: The call was cancelled while the part still waited, and it is not sent.
+        """
         self._submit(part)
+        if (cancellation := get_cancellation()) is not None:
+            # Instead of the request that this thread may have sent for all: it is not given up for one of them.
+            cancellation.follow(lambda: self._withdraw(part))
         try:
             return part.future.result(compute_answer_timeout_s(part.deadline))
         except FutureTimeoutError:
@@ -113,9 +121,15 @@ class Coalescer(ABC, Generic[_Part]):
     def _expire(self) -> None:
         """Ends the futures of the parts that have waited until their time was over."""
         with self._lock:
-            late = self._take_expired()
+            late = self._take_out(is_expired)
         for part in late:
             part.future.set_exception(DeadlineExceededError(what=part.what, timeout_s=part.deadline.timeout_s))
+
+    def _withdraw(self, cancelled: _Part) -> None:
+        """Ends the future of a part, unless it was sent or is done."""
+        with self._lock:
+            parts = self._take_out(lambda part: part.future is cancelled.future)
+        fail_parts(parts, TransferAbortedError(transfer=0, reason="it was cancelled before it was sent"))
 
     def finish(self, end_s: float) -> None:
         """Waits until nothing is under way, at most until this monotonic time."""
@@ -188,6 +202,11 @@ def fail_parts(parts: Iterable[Part], error: BaseException) -> None:
     """Ends the futures of parts with an error."""
     for part in parts:
         part.future.set_exception(error)
+
+
+def is_expired(part: Part) -> bool:
+    """Returns whether the time of a part is over."""
+    return part.deadline.expired
 
 
 def find_first_deadline(parts: Iterable[Part]) -> Deadline:

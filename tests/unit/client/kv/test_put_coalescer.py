@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, VersionConflictError
+from tdserve.base.errors import CapacityError, TransferAbortedError, VersionConflictError
+from tdserve.client.kv import put_coalescer
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
+from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.transfers.write import write_early
 from tdserve.values.value_bundles import SplitColumn
 
 pytestmark = pytest.mark.integration
@@ -71,3 +76,34 @@ def test_submit_when_some_are_refused_then_the_others_are_put(client: tdserve.Cl
         parts[8].future.result(20.0)
     coalescer.flush(Deadline.after(20.0))
     assert kv.keys() == sorted(str(number) for number in range(10))
+
+
+def test_put_when_cancelled_while_others_wait_then_it_is_not_stored_and_they_are(
+    kv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_taken, may_send, cancellation = Event(), Event(), Cancellation()
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        has_taken.set()
+        assert may_send.wait(30.0)
+        return write_early(*arguments, **options)
+
+    def put() -> None:
+        with cancellation.watch():
+            kv.put("b", 2)
+
+    monkeypatch.setattr(put_coalescer, "write_early", write_late)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: kv.put("a", 1, return_early=True).result(30.0))
+        try:
+            assert has_taken.wait(30.0)
+            second = threads.submit(put)
+            cancellation.cancel()
+            with pytest.raises(TransferAbortedError):
+                second.result(30.0)
+            third = kv.put("c", 3, return_early=True)
+        finally:
+            may_send.set()
+        first.result(30.0)
+        third.result(30.0)
+    assert sorted(kv.keys()) == ["a", "c"]

@@ -15,8 +15,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, PeerLostError
+from tdserve.base.errors import InvalidRequestError, PeerLostError, TransferAbortedError
 from tdserve.client.session.background_calls import MAX_THREADS
+from tdserve.client.session.cancellation import Cancellation
 from tdserve.client.session.session import Session
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.replay import ReplayHandle
@@ -159,6 +160,37 @@ def test_extend_when_another_thread_has_taken_others_to_send_them_then_does_not_
             may_send.set()
         assert (len(first.result(30.0)), len(second.result(30.0))) == (16, 1)
     assert replay.sample(17)["number"].tolist() == list(range(17))
+
+
+def test_extend_when_cancelled_while_others_wait_then_it_is_not_stored_and_they_are(
+    make_replay: MakeReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, cancellation = make_replay(sampler=tdserve.Fifo()), Cancellation()
+    has_taken, may_send = Event(), Event()
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        has_taken.set()
+        assert may_send.wait(30.0)
+        return write_early(*arguments, **options)
+
+    def extend() -> None:
+        with cancellation.watch():
+            replay.extend(rows(1, 16))
+
+    monkeypatch.setattr(extend_coalescer, "write_early", write_late)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: replay.extend(rows(16), return_early=True).result(30.0))
+        try:
+            assert has_taken.wait(30.0)
+            second = threads.submit(extend)
+            cancellation.cancel()
+            with pytest.raises(TransferAbortedError):
+                second.result(30.0)
+            third = replay.extend(rows(1, 17), return_early=True)
+        finally:
+            may_send.set()
+        assert (len(first.result(30.0)), len(third.result(30.0))) == (16, 1)
+    assert replay.sample(len(replay))["number"].tolist() == [*range(16), 17]
 
 
 def test_submit_when_the_client_is_closed_then_every_future_ends(

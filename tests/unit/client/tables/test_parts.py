@@ -6,6 +6,7 @@ import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.tables.extend_parts import ExtendPart, WaitingParts, join_requests
+from tdserve.client.transfers.coalescer import is_expired
 from tdserve.v1 import control_pb2
 from tests.unit.client.tables.numbered import part
 
@@ -73,7 +74,7 @@ def test_enough_when_batches_differ_in_size_then_about_as_much() -> None:
     assert waiting_parts(part(1), max_rows=1).is_enough(under_way, 1 << 20), "nothing is shared"
 
 
-def test_take_expired_when_the_time_of_some_is_over_then_these() -> None:
+def test_take_out_when_the_time_of_some_is_over_then_these() -> None:
     waiting = waiting_parts(part(1), part(2)._replace(deadline=Deadline.after(0.0)), part(3))
-    assert num_rows(waiting.take_expired()) == [2]
+    assert num_rows(waiting.take_out(is_expired)) == [2]
     assert (num_rows(waiting), waiting.nbytes) == ([1, 3], part(4).nbytes)
