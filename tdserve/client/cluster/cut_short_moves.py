@@ -54,7 +54,7 @@ def _finish(members: Members, target: int, name: str, move: str) -> None:
 
 def _ask(members: Members, server: int, name: str) -> _Knowledge:
     try:
-        found = find_here(members.get(server), name)
+        found = find_here(members.get(server), name, timeout_s=0)
     except StoreMovedError:
         return _Knowledge(is_sealed=True)
     return _Knowledge(found.move) if isinstance(found, StoreMovedError) else _Knowledge()

@@ -25,14 +25,19 @@ from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
 
 
-def find_here(client: Client, name: str) -> StoreDescription | StoreMovedError | None:
+def find_here(
+    client: Client, name: str, *, timeout_s: float | None = None
+) -> StoreDescription | StoreMovedError | None:
     """Returns what a server knows of a name, or that the store is at another server; None if it knows nothing.
+
+    Args:
+        timeout_s: For the end of a seal, too; 0 does not wait for it.
 
     Raises:
         StoreMovedError: The store is sealed, and perhaps about to move.
     """
     try:
-        return client.catalog.find(name)
+        return client.catalog.find(name, timeout_s=timeout_s)
     except StoreMovedError as error:
         if error.server is None:
             raise
