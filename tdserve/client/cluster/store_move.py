@@ -34,7 +34,7 @@ from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
-from tdserve.client.moves.move_steps import request_step
+from tdserve.client.moves.move_steps import UNDO_S, request_step
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
 from tdserve.messages.changed_blocks import count_changed_bytes
@@ -58,9 +58,6 @@ MAX_NAMED_LEFT = 20
 
 MOVE_REACH_S = 4.0
 """How long a step tries to reach its server. One that restarts is back by then; clients of a sealed store wait."""
-
-GIVE_UP_TIMEOUT_S = 5.0
-"""Time to remove at the target what has come by a move that failed."""
 
 SEAL_TIMEOUT_S = 10.0
 """Time for writes under way to end once the store is sealed. A client that was stopped while it wrote holds it up."""
@@ -284,7 +281,7 @@ class _Copying:
         except BaseException:
             if not self.may_be_released:
                 with suppress(TDServeError):  # otherwise it goes with this client
-                    at_target(give_up=True, move=move, deadline=Deadline.after(GIVE_UP_TIMEOUT_S))
+                    at_target(give_up=True, move=move, deadline=Deadline.after(UNDO_S))
             raise
         reach("move.handed-over")
         target(show=True)

@@ -11,8 +11,8 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
 UNDO_S = 1.2
-"""How long a checkpoint or restore that has failed, perhaps because its time is over, waits for each answer of the
-server while it takes back what it has begun."""
+"""How long a checkpoint, restore or move that has failed, perhaps because its time is over, waits for each answer of
+the server while it takes back what it has begun."""
 
 
 def request_step(
