@@ -81,6 +81,11 @@ class Deadline:
         return None if self.at_s is None or self.timeout_s is None else self.at_s - self.timeout_s
 
     @property
+    def overdue_s(self) -> float:
+        """Seconds since the time was up; 0 before."""
+        return 0.0 if self.at_s is None else max(self.clock() - self.at_s, 0.0)
+
+    @property
     def expired(self) -> bool:
         """Whether the time is up. A deadline that was 0 s away is expired from the start."""
         return self.at_s is not None and self.clock() >= self.at_s

@@ -320,6 +320,8 @@ class _EarlyWrite:
             client.requests.end(self._request)
             raise
         timeout_s = compute_answer_timeout_s(self._deadline, outgoing.content_nbytes)
+        if timeout_s is not None:  # the grace may have begun while it waited behind others
+            timeout_s = max(timeout_s - self._deadline.overdue_s, 0.0)
         self._watched = client.deadline_watch.add(timeout_s, partial(self._expire, session, sent, pending))
         if pending.has_ended:  # before there was anything to remove
             client.deadline_watch.remove(self._watched)

@@ -101,6 +101,14 @@ def test_never_when_used_then_has_no_end() -> None:
     assert not Deadline.never.expired
 
 
+def test_overdue_when_the_time_is_up_then_counts_from_there() -> None:
+    clock = _Clock()
+    deadline = Deadline.after(1.5, clock)
+    assert deadline.overdue_s == Deadline.never.overdue_s == 0.0
+    clock.now_s += 2
+    assert deadline.overdue_s == 0.5
+
+
 def test_raise_if_expired_when_expired_then_names_what_and_the_asked_time() -> None:
     clock = _Clock()
     deadline = Deadline.after(1.5, clock)
