@@ -148,8 +148,8 @@ def test_batches_of_a_dataset_when_given_pad_numpy_and_a_timeout_then_as_of_one_
 
 def test_rows_of_a_shared_table_when_a_leaf_is_written_then_read_back(pair: list[Crashing]) -> None:
     with connecting(pair) as client:
-        table: Any = client.create_replay("read-back", ROWS[0], 400, shards="all")
-        wanted = torch.cat([table.extend(ROWS)[:1] for _ in range(NUM_SERVERS)])
+        table: Any = client.create_replay("read-back", ROWS[0], 400, shards="all")  # a writer has one shard
+        wanted = torch.cat([table.extend(ROWS[:1], writer=writer) for writer in range(16)])
         assert len({int(row) // table.part_capacity for row in wanted}) == NUM_SERVERS
-        table.set_at_("x", torch.full((2, 3), 7.0), wanted)
-        assert table[wanted]["x"].tolist() == [[7.0] * 3] * 2
+        table.set_at_("x", torch.full((16, 3), 7.0), wanted)
+        assert table[wanted]["x"].tolist() == [[7.0] * 3] * 16
