@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -305,7 +305,12 @@ def list_methods() -> Iterator[str]:
         tdserve.KeyedHandle,
         ReplayWriter,
     )
+    return (name for name, signature in list_signatures(classes) if "timeout_s" in signature.parameters)
+
+
+def list_signatures(classes: Iterable[type]) -> Iterator[tuple[str, inspect.Signature]]:
+    """Lists the public methods, by class and name."""
     for each in classes:
         for name, method in inspect.getmembers(each, callable):
-            if not name.startswith("_") and "timeout_s" in inspect.signature(method).parameters:
-                yield f"{each.__name__}.{name}"
+            if not name.startswith("_"):
+                yield f"{each.__name__}.{name}", inspect.signature(method)

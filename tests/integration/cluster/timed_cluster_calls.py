@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import tdserve
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.names import name_owned_by
-from tests.integration.timed_calls import Calls
+from tests.integration.timed_calls import Calls, list_signatures
 
 NUM_SERVERS = 2
 ROW = TensorDict({"x": torch.zeros(3), "key": torch.tensor(0)}, [])
@@ -321,10 +320,9 @@ def list_methods() -> Iterator[str]:
         tdserve.ShardedKeyedHandle,
         ShardedWriter,
     )
-    for each in classes:
-        for name, method in inspect.getmembers(each, callable):
-            if name.startswith("_") or name in NO_CALLS:
-                continue
-            parameters = inspect.signature(method).parameters.values()
-            if any(other.name == "timeout_s" or other.kind is other.VAR_KEYWORD for other in parameters):
-                yield f"{each.__name__}.{name}"
+    for name, signature in list_signatures(classes):
+        is_timed = any(
+            each.name == "timeout_s" or each.kind is each.VAR_KEYWORD for each in signature.parameters.values()
+        )
+        if is_timed and name.partition(".")[2] not in NO_CALLS:
+            yield name
