@@ -92,7 +92,7 @@ class Coalescer(ABC, Generic[_Part]):
         """Sends a part now, or later together with others, when the requests before it leave room. If it still waits
         when its time is over, its future fails, and it is not sent."""
         self._submit(part)
-        if not part.future.done():  # what others do, without a limit perhaps, may let it wait
+        if not part.future.done():  # it may wait behind writes that have no limit
             watch = self._client.deadline_watch
             watched = watch.add(compute_answer_timeout_s(part.deadline), self._expire)
             part.future.add_done_callback(lambda _: watch.remove(watched))
