@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import struct
 from typing import Any
 
@@ -26,6 +27,12 @@ def same_value(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same_value, left, right))
     if isinstance(left, dict):
         return same_value(list(left.items()), list(right.items()))
+    if isinstance(left, (set, frozenset)):  # nan does not equal itself
+        return len(left) == len(right) and all(any(same_value(one, other) for other in right) for one in left)
+    if type(left) is complex:
+        return same_value([left.real, left.imag], [right.real, right.imag])
+    if isinstance(left, (dt.datetime, dt.time)):
+        return repr(left) == repr(right)
     if type(left) is float:
         return struct.pack("<d", left) == struct.pack("<d", right)
     if isinstance(left, np.ndarray) or (isinstance(left, np.generic) and not isinstance(left, (str, bytes))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from typing import Any
 
@@ -53,6 +54,7 @@ arrays = hnp.arrays(
     shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
 )
 scalars = arrays.filter(lambda array: array.size > 0).map(lambda array: array.reshape(-1)[0])
+offsets = st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)).map(dt.timezone)
 hashable = st.one_of(
     st.none(),
     st.booleans(),
@@ -63,6 +65,12 @@ hashable = st.one_of(
     st.binary(max_size=6),
     any_text.map(np.str_),
     st.binary(max_size=6).map(np.bytes_),
+    st.complex_numbers(),
+    st.dates(),
+    st.timedeltas(),
+    st.times(timezones=st.none() | offsets),
+    st.datetimes(timezones=st.none() | offsets),
+    st.frozensets(any_text | st.integers(), max_size=3),
 )
 names_of_entries = hashable | st.tuples(hashable, hashable)
 values = st.recursive(
@@ -70,6 +78,7 @@ values = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
+        st.sets(hashable, max_size=3),
         st.dictionaries(names_of_entries, inner, max_size=3),
     ),
     max_leaves=6,

@@ -2,29 +2,87 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import re
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.values.supported import CONTAINER_TYPES, TYPE_NAMES, UNPORTABLE, check_other
+from tdserve.values.supported import CONTAINER_TYPES, SETS, TYPE_NAMES, UNPORTABLE, check_other
 
-BIG_INT, TUPLE, ARRAY, SCALAR, CONTAINER_TYPE = range(1, 6)
+BIG_INT, TUPLE, ARRAY, SCALAR, CONTAINER_TYPE, SET, FROZENSET, COMPLEX, DATE, TIME, DATETIME, TIMEDELTA = range(1, 13)
 
 _DTYPE = re.compile(r"[<>|][biufcSUMm]\d{1,10}(\[\d{0,10}[a-zA-Z]{1,2}\])?")
 
 _SIZE_BYTES = 8
 
 
-class _TupleMark:
-    """First item of a list that represents a tuple. It is no value: a record with one elsewhere is refused."""
+class _Mark:
+    """First item of a list that represents another container. It is no value: a record with one elsewhere is refused.
+
+    Args:
+        make: Makes the container of its items.
+    """
+
+    def __init__(self, make: Callable[[list[Any]], Any]) -> None:
+        self.make = make
 
 
-_MARK = _TupleMark()
-_PACKED_MARK = msgpack.ExtType(TUPLE, b"")
+_MARKS = {TUPLE: _Mark(tuple), SET: _Mark(set), FROZENSET: _Mark(frozenset)}
+_PACKED_MARKS = {
+    kind: msgpack.ExtType(code, b"") for kind, code in ((tuple, TUPLE), (set, SET), (frozenset, FROZENSET))
+}
+
+_TIME = struct.Struct("<BBBI?")
+"""Hour, minute, second, microsecond, fold. Not as text: ``fromisoformat`` loses offsets below a second."""
+
+_OFFSET = struct.Struct("<q")
+"""Of a timezone, in microseconds; nothing where there is none."""
+
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+def _write_time(value: dt.time | dt.datetime) -> bytes:
+    content = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
+    offset = None if value.tzinfo is None else value.tzinfo.utcoffset(None)
+    return content if offset is None else content + _OFFSET.pack(offset // _MICROSECOND)
+
+
+def _read_time(content: bytes) -> dt.time:
+    *fields, fold = _TIME.unpack(content[: _TIME.size])
+    offset = content[_TIME.size :]
+    zone = dt.timezone(_MICROSECOND * _OFFSET.unpack(offset)[0]) if offset else None
+    return dt.time(*fields, zone, fold=fold)
+
+
+def _write_date(value: dt.date) -> bytes:
+    return struct.pack("<i", value.toordinal())
+
+
+def _read_date(content: bytes) -> dt.date:
+    return dt.date.fromordinal(*struct.unpack("<i", content))
+
+
+_SCALARS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
+    complex: (COMPLEX, lambda value: struct.pack("<2d", value.real, value.imag)),
+    dt.date: (DATE, _write_date),
+    dt.time: (TIME, _write_time),
+    dt.datetime: (DATETIME, lambda value: _write_date(value) + _write_time(value)),
+    dt.timedelta: (TIMEDELTA, lambda value: struct.pack("<3i", value.days, value.seconds, value.microseconds)),
+}
+
+_SCALAR_READERS: dict[int, Callable[[bytes], Any]] = {
+    COMPLEX: lambda content: complex(*struct.unpack("<2d", content)),
+    DATE: _read_date,
+    TIME: _read_time,
+    DATETIME: lambda content: dt.datetime.combine(_read_date(content[:4]), _read_time(content[4:])),
+    TIMEDELTA: lambda content: dt.timedelta(*struct.unpack("<3i", content)),
+}
 
 
 def encode_other(value: Any, *, key: str = "") -> Any:
@@ -34,14 +92,18 @@ def encode_other(value: Any, *, key: str = "") -> Any:
         NotSupportedError: It does not travel; the error names ``key`` and the type.
     """
     kind = type(value)
-    if kind is tuple:
-        return [_PACKED_MARK, *value]
+    if (mark := _PACKED_MARKS.get(kind)) is not None:
+        # Equal sets may differ in their order; their records should not.
+        return [mark, *(sorted(value, key=repr) if kind in SETS else value)]
     if kind is int:  # of more than 64 bits
         bits = (value if value >= 0 else ~value).bit_length() + 1  # one for the sign
         return msgpack.ExtType(BIG_INT, value.to_bytes(-(-bits // 8), "little", signed=True))
     check_other(value, key)
     if kind is np.ndarray:
         return msgpack.ExtType(ARRAY, _encode_array_content(value))
+    if kind in _SCALARS:
+        code, write = _SCALARS[kind]
+        return msgpack.ExtType(code, write(value))
     if kind is type:
         return msgpack.ExtType(CONTAINER_TYPE, TYPE_NAMES[value].encode())
     return msgpack.ExtType(SCALAR, _encode_scalar_content(value))
@@ -53,8 +115,8 @@ def decode_other(code: int, content: bytes) -> Any:
     Raises:
         RemoteProtocolError: ``encode_other`` makes no such extension.
     """
-    if code == TUPLE and not content:
-        return _MARK
+    if code in _MARKS and not content:
+        return _MARKS[code]
     if code == BIG_INT:
         return int.from_bytes(content, "little", signed=True)
     if code == ARRAY:
@@ -63,12 +125,14 @@ def decode_other(code: int, content: bytes) -> Any:
         return _read_scalar(content)
     if code == CONTAINER_TYPE:
         return _read_container_type(content)
+    if code in _SCALAR_READERS:
+        return _read_python_scalar(code, content)
     raise RemoteProtocolError(expected="a value", received=f"extension type {code} of {len(content)} bytes")
 
 
-def unmark(items: list[Any]) -> list[Any] | tuple[Any, ...]:
-    """Returns the list, or the tuple that it represents."""
-    return tuple(items[1:]) if items and items[0] is _MARK else items
+def unmark(items: list[Any]) -> Any:
+    """Returns the list, or the tuple or set that it represents."""
+    return items[0].make(items[1:]) if items and type(items[0]) is _Mark else items
 
 
 def _encode_array_content(value: np.ndarray[Any, Any]) -> bytes:
@@ -88,6 +152,13 @@ def _encode_scalar_content(value: np.generic) -> bytes:
 
 def _encode_head(dtype: str) -> bytes:
     return bytes([len(dtype)]) + dtype.encode()
+
+
+def _read_python_scalar(code: int, content: bytes) -> Any:
+    try:
+        return _SCALAR_READERS[code](content)
+    except (ValueError, OverflowError, struct.error) as error:
+        raise RemoteProtocolError(expected=f"a value of extension type {code}", received=str(error)[:200]) from None
 
 
 def _read_container_type(content: bytes) -> type:

@@ -6,6 +6,7 @@ A value of any other type is refused, subclasses too: to restore it as something
 from __future__ import annotations
 
 import collections
+import datetime as dt
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from typing import Any
@@ -28,9 +29,19 @@ name from the wire is never imported."""
 
 TYPE_NAMES = {kind: name for name, kind in CONTAINER_TYPES.items()}
 
+TRAVELLING = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, NumPy arrays and scalars, and "
+    "dates and times whose timezone is none or an offset without a name"
+)
+
 REMEDY = "tdserve.connect(..., allow_pickle=True)"
 
-_CONTAINERS = frozenset({list, tuple, dict})
+SETS = frozenset({set, frozenset})
+
+SCALARS = frozenset({complex, dt.date, dt.time, dt.datetime, dt.timedelta})
+"""Types of Python that also travel, as extension types."""
+
+_CONTAINERS = SETS | {list, tuple, dict}
 
 _ARRAY_KINDS = frozenset("biufcSUMm")
 """NumPy's dtype.kind of arrays and scalars that are their bytes: no objects, no pointers, no fields."""
@@ -96,14 +107,22 @@ def check_other(value: Any, key: str) -> None:
         NotSupportedError: Names ``key`` and the type.
     """
     kind = type(value)
-    if kind is type and value in TYPE_NAMES:
+    if (kind is type and value in TYPE_NAMES) or (kind in SCALARS and _has_plain_timezone(value)):
         return
     if kind is not np.ndarray and not (isinstance(value, np.generic) and kind.__module__ == "numpy"):
-        reason = "None, bool, int, float, str, bytes, list, tuple, dict, NumPy arrays and scalars travel; convert it"
+        reason = f"{TRAVELLING} travel; convert it"
         raise _make_refusal(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.char in UNPORTABLE or _is_hollow(value):
         reason = "arrays of numbers, bool, str, bytes, datetime64 and timedelta64 travel"
         raise _make_refusal(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
+
+
+def _has_plain_timezone(value: Any) -> bool:
+    """Returns whether a date or time has no timezone, or one that its offset alone restores."""
+    zone = getattr(value, "tzinfo", None)
+    if zone is None:
+        return True
+    return type(zone) is dt.timezone and repr(zone) == repr(dt.timezone(zone.utcoffset(None)))
 
 
 def _is_hollow(value: Any) -> bool:

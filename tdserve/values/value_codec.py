@@ -49,9 +49,8 @@ def encode_value(value: Any, *, key: str = "", allow_pickle: bool = False) -> by
     """Returns the record of a value.
 
     Args:
-        value: None, bool, int, float, str, bytes, list, tuple, dict, a NumPy array or a NumPy scalar, of exactly that
-            type; containers may be nested (see ``supported.MAX_DEPTH``) and dicts may have any such keys. Or one of
-            ``supported.CONTAINER_TYPES``.
+        value: One of ``supported.TRAVELLING``, of exactly that type; containers may be nested (see
+            ``supported.MAX_DEPTH``) and dicts may have any such keys. Or one of ``supported.CONTAINER_TYPES``.
         key: Where the value lies, for the message of an error.
         allow_pickle: Whether any other value is pickled instead of refused.
 

@@ -323,7 +323,7 @@ def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "sparse": lambda: TensorDict({"bad": torch.zeros(2).to_sparse()}, []),
     "object": lambda: TensorDict({}, []).set_non_tensor("bad", object()),
-    "set": lambda: TensorDict({}, []).set_non_tensor("bad", {1, 2}),
+    "range": lambda: TensorDict({}, []).set_non_tensor("bad", range(2)),
     "deep object": lambda: TensorDict({}, []).set_non_tensor("bad", {"k": [lambda: None]}),
 }
 

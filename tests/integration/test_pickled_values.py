@@ -97,7 +97,7 @@ def test_objects_when_a_client_does_not_allow_pickle_then_the_error_names_key_an
         with pytest.raises(tdserve.NotSupportedError, match=r"'own'.*allow_pickle=True"):
             other.init_remote(rows(), f"{name}-2"[-100:])
         with pytest.raises(tdserve.NotSupportedError, match=r"'own'.*allow_pickle=True"):
-            other[name].set_at_("own", {1}, 0)
+            other[name].set_at_("own", range(2), 0)
         assert other.from_remote_init(name, keys=["x"])["x"].tolist() == [0, 1, 2]
         assert f"{name}-2"[-100:] not in other
     assert own(allowing.from_remote_init(name)) == ROWS

@@ -250,6 +250,6 @@ def test_fill_when_stack_becomes_one_value_then_follows_the_source() -> None:
 
 
 def test_fill_when_a_value_is_one_that_only_pickle_carries_then_it_is_replaced() -> None:
-    td = TensorDict({"v": NonTensorData({1})})
-    fill(td, capture(td, allow_pickle=True).spec, {}, {("v",): {2}})
-    assert td["v"] == {2}
+    td = TensorDict({"v": NonTensorData(range(1))})
+    fill(td, capture(td, allow_pickle=True).spec, {}, {("v",): range(2)})
+    assert td["v"] == range(2)

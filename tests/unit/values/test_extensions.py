@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.values.extensions import ARRAY, BIG_INT, CONTAINER_TYPE, SCALAR
+from tdserve.values.extensions import (
+    ARRAY,
+    BIG_INT,
+    COMPLEX,
+    CONTAINER_TYPE,
+    DATE,
+    DATETIME,
+    FROZENSET,
+    SCALAR,
+    SET,
+    TIME,
+    TIMEDELTA,
+)
 from tdserve.values.value_codec import decode_value
 
 
@@ -68,7 +80,15 @@ def test_array_when_written_by_hand_then_is_read() -> None:
         record(CONTAINER_TYPE, b"os.system"),
         record(CONTAINER_TYPE, b"\xff"),
         record(0, b""),
-        record(6, b"12345678"),
+        record(99, b"12345678"),
+        msgpack.packb([msgpack.ExtType(SET, b""), {}]),
+        msgpack.packb([0, msgpack.ExtType(FROZENSET, b"")]),
+        record(COMPLEX, b"12345678"),
+        record(DATE, b"\xff\xff\xff\x7f"),
+        record(TIME, b"\x19" + bytes(7)),
+        record(DATETIME, b"\xff"),
+        record(DATETIME, b"\1" + bytes(11) + b"\x7f" * 8),
+        record(TIMEDELTA, b"\xff\xff\xff\x7f" * 3),
     ],
 )
 def test_extension_when_hostile_then_raises_the_peers_error(wire: bytes) -> None:

@@ -17,7 +17,9 @@ def test_value_when_it_is_the_type_of_a_container_then_comes_back_as_it(value: A
     assert decode_value(encode_value(value)) == value
 
 
-@pytest.mark.parametrize("value", [{1}, [1j], int, set, type, {"k": (np.array([object()]),)}, memoryview(b"x")])
+@pytest.mark.parametrize(
+    "value", [{object()}, [bytearray()], int, set, type, {"k": (np.array([object()]),)}, memoryview(b"x")]
+)
 def test_value_when_a_type_does_not_travel_then_is_refused(value: Any) -> None:
     for ask in (lambda: check_values([None, value], key="my key"), lambda: encode_value(value, key="my key")):
         with pytest.raises(NotSupportedError, match="'my key'"):
@@ -42,7 +44,7 @@ def test_keys_when_some_are_containers_then_they_are_looked_into() -> None:
     deep: Any = ()
     for _ in range(100):
         deep = (deep,)
-    for wrong in ({1j: 0}, {("k", 1j): 0}, {deep: 0}):
+    for wrong in ({range(1): 0}, {("k", range(1)): 0}, {deep: 0}):
         with pytest.raises(NotSupportedError, match="'my key'"):
             check_values([*dicts, wrong], key="my key")
 

@@ -64,7 +64,7 @@ def single(data: Any) -> Any:
     "stack",
     [
         NonTensorStack("a", {"b": [1]}, None, b"c"),
-        NonTensorStack(single({1, 2}), single(torch.ones(2)), single(NonTensorStack)),
+        NonTensorStack(single(range(2)), single(torch.ones(2)), single(NonTensorStack)),
         NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")),
         NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1),
         NonTensorStack(NonTensorStack("a"), NonTensorStack("c", "d")),
