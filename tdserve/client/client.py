@@ -234,8 +234,8 @@ class Client(TensorDictClient):
             min_size: Rows needed before a sample is drawn; of a ``limiter`` that is given, its own ``min_size`` counts.
             sampler: ``tdserve.Uniform()`` (the default), ``Prioritized``, ``Fifo``, ``Lifo``, ``HighestPriority``,
                 ``LowestPriority``, ``WithoutReplacement`` or ``Slices``.
-            remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default), ``LowestPriority`` or
-                ``HighestPriority``.
+            remover: Makes room when the table is full: ``tdserve.Fifo()`` (the default), ``Lifo``, ``LowestPriority``
+                or ``HighestPriority``.
             limiter: Decides when calls wait: ``tdserve.MinSize(min_size)`` (the default), ``SampleToInsertRatio`` or
                 ``Queue``.
             max_times_sampled: A row is deleted after it was sampled this often; 0: never.

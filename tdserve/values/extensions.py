@@ -54,10 +54,10 @@ def _write_time(value: dt.time | dt.datetime) -> bytes:
 
 
 def _read_time(content: bytes) -> dt.time:
-    *fields, fold = _TIME.unpack(content[: _TIME.size])
+    hour, minute, second, microsecond, fold = _TIME.unpack(content[: _TIME.size])
     offset = content[_TIME.size :]
     zone = dt.timezone(_MICROSECOND * _OFFSET.unpack(offset)[0]) if offset else None
-    return dt.time(*fields, zone, fold=fold)
+    return dt.time(hour, minute, second, microsecond, zone, fold=fold)
 
 
 def _write_date(value: dt.date) -> bytes:

@@ -57,6 +57,8 @@ class Tables:
         self.newest.delete([4])
         self.lowest: Any = client.create_replay("lowest", like, 4, remover=tdserve.LowestPriority())
         self.lowest.extend(rows(0, 1, 2, 3), priority=[4.0, 1.0, 3.0, 2.0])
+        self.first: Any = client.create_replay("first", like, 4, remover=tdserve.Lifo())
+        self.first.extend(rows(0, 1, 2, 3))
         self.shared: Any = client.create_replay("shared", like, 8)
         self.shared.extend(rows(*range(6)))
         self.had = {consumer: numbers(self.shared.sample(3, consumer=consumer)) for consumer in ("a", "b")}
@@ -132,6 +134,9 @@ def test_removers_when_restarted_then_the_least_important_row_goes(tables: Table
     tables.lowest.extend(rows(4), priority=2.5)
     tables.lowest.extend(rows(5), priority=9.0)
     assert sorted(numbers(tables.lowest[:])) == [0, 2, 4, 5]
+    tables.first.extend(rows(4))
+    tables.first.extend(rows(5, 6))
+    assert sorted(numbers(tables.first[:])) == [0, 1, 5, 6]
 
 
 def test_consumers_when_restarted_then_each_has_had_what_it_acknowledged(tables: Tables) -> None:

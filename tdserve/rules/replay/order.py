@@ -41,19 +41,28 @@ class Fifo(Sampler):
 
 @dataclass(frozen=True)
 class Lifo(Sampler):
-    """Last in, first out: the newest rows that may be drawn, each once per sample, newest first; a sample waits until
-    there are enough."""
+    """Last in, first out.
+
+    As a sampler: the newest rows that may be drawn, each once per sample, newest first; a sample waits until there are
+    enough. As a remover: the newest rows are overwritten, so that the first rows of a table stay.
+    """
 
     kind: ClassVar[str] = "lifo"
     is_ordered: ClassVar[bool] = True
+    is_ring: ClassVar[bool] = False
 
     def make_selector(self, columns: RowColumns, capacity: int) -> OrderSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return OrderSelector(columns, capacity, is_newest_first=True)
 
+    def make_evictor(self, columns: RowColumns, capacity: int) -> OrderSelector:
+        """See :class:`~tdserve.rules.replay.remover.Remover`."""
+        return OrderSelector(columns, capacity, is_newest_first=True)
+
 
 class OrderSelector(Selector):
-    """The selector of :class:`Fifo` and :class:`Lifo`; methods as in :class:`~tdserve.rules.replay.selector.Selector`.
+    """The selector of :class:`Fifo` and :class:`Lifo`, and the evictor of the latter; methods as in
+    :class:`~tdserve.rules.replay.selector.Selector` and :class:`~tdserve.rules.replay.remover.Evictor`.
 
     A row that was drawn stays a member. One that was removed and comes back takes its old place.
     """
@@ -83,6 +92,13 @@ class OrderSelector(Selector):
         """Removes those rows that are members."""
         self._rows.remove(rows)
 
+    def update(self, rows: Rows) -> None:
+        """Does nothing: the order does not depend on priorities."""
+
+    def find_first(self, num_rows: int) -> Rows:
+        """Returns the first rows in this order; all members if there are fewer."""
+        return self._find_next(num_rows, beyond=None)
+
     def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns the first rows in this order; None if there are fewer.
 
@@ -93,9 +109,13 @@ class OrderSelector(Selector):
         check_distinct(num_total, self._capacity)
         if num_total - num_drawn > len(self):
             return None
-        read = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest
-        rows = read(num_rows, beyond=self._last if num_drawn else None)
+        rows = self._find_next(num_rows, beyond=self._last if num_drawn else None)
         if len(rows) < num_rows:
             return None
         self._last = int(self._sequence[rows[-1]]) if num_rows else 0
         return Drawn(rows, {})
+
+    def _find_next(self, num_rows: int, *, beyond: int | None) -> Rows:
+        """Returns the first rows behind this sequence; None: behind none."""
+        find = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest
+        return find(num_rows, beyond=beyond)

@@ -6,10 +6,10 @@ from typing import ClassVar, Protocol
 
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.priority_order import HighestPriority, LowestPriority
 
-__all__ = ["Evictor", "Fifo", "HighestPriority", "LowestPriority", "Remover"]
+__all__ = ["Evictor", "Fifo", "HighestPriority", "Lifo", "LowestPriority", "Remover"]
 
 
 class Evictor(Protocol):

@@ -29,7 +29,7 @@ RULES: dict[str, dict[str, type[Any]]] = {
         cls.kind: cls
         for cls in (Uniform, Prioritized, Fifo, Lifo, HighestPriority, LowestPriority, WithoutReplacement, Slices)
     },
-    "remover": {cls.kind: cls for cls in (Fifo, HighestPriority, LowestPriority)},
+    "remover": {cls.kind: cls for cls in (Fifo, Lifo, HighestPriority, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
 """The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps

@@ -21,6 +21,7 @@ EVERY_PART = [
     Settings(sampler=Lifo(), limiter=SampleToInsertRatio(2, 3, 7.5)),
     Settings(sampler=WithoutReplacement(), remover=LowestPriority()),
     Settings(sampler=LowestPriority(), remover=HighestPriority()),
+    Settings(remover=Lifo()),
     Settings(sampler=WithoutReplacement(seed=7)),
     Settings(sampler=Slices(slice_len=4, end_key=("next", "done"), strict_length=False)),
     Settings(sampler=Slices(num_slices=4, trajectory_key="episode")),
@@ -56,7 +57,7 @@ def test_from_json_when_empty_then_uniform_from_a_ring_with_the_given_size() -> 
     "text",
     [
         '{"sampler":{"kind":"best"}}',
-        '{"remover":{"kind":"lifo"}}',
+        '{"remover":{"kind":"uniform"}}',
         '{"limiter":{"kind":"fifo"}}',
         '{"sampler":{"kind":"uniform","alpha":1}}',
         '{"limiter":{"kind":"sample_to_insert_ratio","ratio":1,"error_buffer":1,"_steps":1}}',

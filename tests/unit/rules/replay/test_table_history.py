@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
@@ -81,7 +81,7 @@ class _AgainstAModel(RuleBasedStateMachine):
 
     @initialize(
         sampler=st.sampled_from(_SAMPLERS),
-        remover=st.sampled_from([Fifo(), LowestPriority()]),
+        remover=st.sampled_from([Fifo(), Lifo(), LowestPriority()]),
         max_times=st.sampled_from([0, 0, 1, 2]),
     )
     def begin(self, sampler: Any, remover: Any, max_times: int) -> None:
@@ -134,6 +134,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(num_rows=st.integers(1, _CAPACITY), keys=_written, priority=st.none() | st.integers(0, 5))
     def extend(self, num_rows: int, keys: tuple[int, ...] | None, priority: int | None) -> None:
         before = set(self.rows)
+        by_age = [number for number, row in self.rows.items() if not row.is_held]
         reservation = self.table.reserve(num_rows)
         if num_rows > _CAPACITY - self._num_held() - self._num_reserved():
             assert reservation is None
@@ -148,6 +149,8 @@ class _AgainstAModel(RuleBasedStateMachine):
         if isinstance(self.settings.remover, LowestPriority) and gone:
             left = [self.rows[n].priority for n in before - gone if not self.rows[n].is_held]
             assert max(self.rows[number].priority for number in gone) <= min(left, default=np.inf)
+        if isinstance(self.settings.remover, Lifo) and gone:
+            assert gone == set(by_age[-len(gone) :])
         self._drop(sorted(gone))
         needs = self.settings.uses_priority and priority is not None
         priorities = np.full(num_rows, float(priority or 0)) if needs else None
