@@ -316,7 +316,7 @@ class Content(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ..., is_bundled: bool = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s", "message_nbytes", "identity")
+    __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s", "message_nbytes", "identity", "is_for_writing")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class ReadRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    IS_FOR_WRITING_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -333,7 +334,8 @@ class ReadRequest(_message.Message):
     timeout_s: float
     message_nbytes: _containers.RepeatedScalarFieldContainer[int]
     identity: str
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., identity: _Optional[str] = ...) -> None: ...
+    is_for_writing: bool
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., identity: _Optional[str] = ..., is_for_writing: bool = ...) -> None: ...
 
 class WriteRequest(_message.Message):
     __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations", "identity", "has_stamps")

@@ -189,3 +189,9 @@ def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_i
             assert int(reader.line().split()[1]) > 0
         assert replay.info()["reserved_rows"] == 0
         assert torch.equal(replay[:]["content", "first"], replay[:]["content", "last"])
+
+
+def test_map_when_given_arguments_of_a_function_without_one_then_refused(client: tdserve.Client, name: str) -> None:
+    client.init_remote(TensorDict({"x": torch.zeros(2)}, [2]), name)
+    with pytest.raises(tdserve.InvalidRequestError, match="mode"):
+        client[name].map(mode="r+")

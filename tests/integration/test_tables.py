@@ -118,16 +118,6 @@ def test_lowest_priority_when_the_table_is_full_then_the_least_important_rows_go
     assert sorted(numbers(replay[:])) == [0, 2, 4, 5, 7, 8]
 
 
-def test_lifo_as_remover_when_the_table_is_full_then_the_newest_rows_go(client: tdserve.Client, name: str) -> None:
-    replay = client.create_replay(name, rows(0)[0], 6, remover=tdserve.Lifo())
-    replay.extend(rows(0, 1, 2, 3, 4, 5))
-    replay.extend(rows(6, 7))
-    assert sorted(numbers(replay[:])) == [0, 1, 2, 3, 6, 7]
-    replay.delete([0])
-    replay.extend(rows(8, 9))  # one row is free
-    assert sorted(numbers(replay[:])) == [1, 2, 3, 6, 8, 9]
-
-
 def replay_index(replay: Any, number: int) -> list[int]:
     """The row number of a row."""
     batch = replay.sample(len(replay), timeout_s=20.0)

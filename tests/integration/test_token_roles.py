@@ -131,6 +131,17 @@ def find_denied(client: tdserve.Client, calls: dict[str, Callable[[tdserve.Clien
     return denied
 
 
+def test_mapping_when_to_write_then_needs_a_role_that_may(member: tuple[str, tdserve.Client]) -> None:
+    role, client = member
+    if client.transport != "shm":
+        pytest.skip("only a client on the server's machine maps a store")
+    maps: dict[str, Callable[[tdserve.Client], Any]] = {
+        "map": lambda client: client["open-td"].map(writable=True),
+        "load": lambda client: client.load_memmap("open-td", mode="r+"),
+    }
+    assert find_denied(client, maps) == (dict.fromkeys(maps, "write") if role == "read" else {})
+
+
 @pytest.mark.slow
 def test_role_when_it_makes_every_kind_of_call_then_only_those_of_higher_roles_are_denied(
     member: tuple[str, tdserve.Client],

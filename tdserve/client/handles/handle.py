@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import KeyNotFoundError, SpecMismatchError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SpecMismatchError
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
@@ -369,9 +369,13 @@ class StoreHandle(AlterableHandle):
                 server does not notice, the store's version stays, and other readers are not warned.
 
         Raises:
-            NotSupportedError: This client does not share memory with the server, or may not write to it.
+            NotSupportedError: This client does not share memory with the server, or its user may not write to it.
+            PermissionDeniedError: The client's token may only read, and ``writable`` is True.
+            InvalidRequestError: Arguments of ``TensorDict.map`` without a function.
         """
         if fn is not None:
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
+        if kwargs:
+            raise InvalidRequestError(argument=next(iter(kwargs)), reason="it is for TensorDict.map, with a function")
         found = self._store.map(writable=writable, deadline=self._store.deadline(timeout_s))
         return self._add_live_leaves(found, ...)

@@ -33,7 +33,9 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
         session.mover.check_maps(f"mapping store {name!r}", writable=writable)
-        asked = control_pb2.ReadRequest(store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s)
+        asked = control_pb2.ReadRequest(
+            store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s, is_for_writing=writable
+        )
         pending = session.send(request, read=asked)
         accepted = pending.wait(compute_answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec

@@ -86,7 +86,7 @@ REQUESTS: Mapping[str, _Rule] = {
     **dict.fromkeys(("hello", "rendezvous", "attach", "cancel", "part", "channel_lost", "client_report"), _READ),
     **dict.fromkeys(("written", "taken", "relay_report"), _READ),
     "catalog": _Rule(Role.READ, oneof="body", steps=_QUESTIONS),
-    "read": _READ_STORE,
+    "read": _Rule(Role.READ, "store", flags=("is_for_writing",)),
     # Rows on lease are taken away from others, and those that were drawn for ranks are kept from writers.
     "sample": _Rule(Role.READ, "store", flags=("is_lease", "share")),
     "latest": _READ_STORE,

@@ -100,11 +100,9 @@ class _AgainstAModel(RuleBasedStateMachine):
         return {
             number
             for number, row in self.rows.items()
-            if wanted <= row.keys
-            and conditions.consumer not in row.had
+            if not (row.is_held or row.is_spent or conditions.consumer in row.had)
+            and wanted <= row.keys
             and (conditions.consumer, number) not in self.leases
-            and not row.is_held
-            and not row.is_spent
         }
 
     def _changeable(self) -> set[int]:
@@ -147,10 +145,9 @@ class _AgainstAModel(RuleBasedStateMachine):
         gone = {number for number in before if self.generations[number] & 1 and not self.rows[number].is_held}
         assert len(gone) == max(0, num_rows - (_CAPACITY - len(before) - self._num_reserved())), "as few as possible go"
         if isinstance(self.settings.remover, LowestPriority) and gone:
-            left = [self.rows[n].priority for n in before - gone if not self.rows[n].is_held]
-            assert max(self.rows[number].priority for number in gone) <= min(left, default=np.inf)
-        if isinstance(self.settings.remover, Lifo) and gone:
-            assert gone == set(by_age[-len(gone) :])
+            left = [self.rows[n].priority for n in by_age if n not in gone]
+            assert max(self.rows[n].priority for n in gone) <= min(left, default=np.inf)
+        assert not isinstance(self.settings.remover, Lifo) or gone == set(by_age[len(by_age) - len(gone) :])
         self._drop(sorted(gone))
         needs = self.settings.uses_priority and priority is not None
         priorities = np.full(num_rows, float(priority or 0)) if needs else None
