@@ -366,7 +366,7 @@ def _is_gone(content: bytes) -> bool:
         if holder["host"] != socket.gethostname():
             return False
         state = Path(f"/proc/{int(holder['pid'])}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between the open and the read
         return True
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return False
