@@ -99,7 +99,9 @@ class Query:
             found.append(f"were not had by consumer {self.consumer!r}")
         if self.max_lag is not None:
             found.append(f"are at most {self.max_lag} versions old")
-        return [*found, "are not on lease"] if self.is_lease else found
+        if self.is_lease:
+            found.append("are not on lease")
+        return ["have all leaves", *found] if found and self.require is None else found
 
     def make_message(self, num_rows: int, num_batches: int, timeout_s: float | None) -> control_pb2.SampleRequest:
         """Makes the request for batches of ``num_rows``."""

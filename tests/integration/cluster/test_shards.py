@@ -184,7 +184,9 @@ def test_sample_when_a_consumer_has_had_rows_of_one_shard_then_gets_the_others(
     for _ in range(5):
         drawn += table.sample(15, consumer="learner")["number"].tolist()
     assert sorted(drawn) == list(range(75))
-    with pytest.raises(DeadlineExceededError, match="too few were not had by consumer 'learner' and are not on lease"):
+    with pytest.raises(
+        DeadlineExceededError, match="too few have all leaves and were not had by consumer 'learner' and"
+    ):
         table.sample(1, consumer="learner", timeout_s=0.1)
     with table.take(75, consumer="other") as taken:
         assert sorted(taken["number"].tolist()) == list(range(75))
