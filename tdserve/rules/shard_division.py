@@ -145,6 +145,50 @@ def divide_sample(
     return _divide_limited(num_units, shares, {**most, **(limits or {})}, rng)
 
 
+def divide_among_ranks(
+    settings: Settings,
+    masses: Mapping[int, ShardMass],
+    num_rows: int,
+    world_size: int,
+    rng: np.random.Generator,
+    *,
+    unit: int = 1,
+    is_grouped: bool = False,
+) -> dict[int, int] | None:
+    """Divides the rows of each rank of a step among shards; returns None if these do not have enough.
+
+    Every rank gets as many rows of a shard as the others, and no row comes twice, whatever the sampler. So a shard
+    gives whole multiples of ``world_size`` units.
+
+    Args:
+        settings: Those of the whole table.
+        num_rows: Rows of each rank, whole units.
+        world_size: Number of ranks.
+        unit: Rows that are drawn together, of a group.
+        is_grouped: Whether whole groups are drawn.
+    """
+    num_live = sum(found.num_rows for found in masses.values())
+    room = {shard: found.num_drawable // (world_size * unit) for shard, found in masses.items()}
+    num_units = num_rows // unit
+    if num_live < getattr(settings.limiter, "min_size", 0) or sum(room.values()) < num_units:
+        return None
+    sampler = settings.sampler
+    counts: dict[int, int] | None
+    if sampler.keeps_epoch and not is_grouped:
+        epoch = max(found.num_epochs for found in masses.values())
+        due = {
+            shard: room[shard] if found.is_before(epoch) else min(room[shard], int(found.mass) // world_size)
+            for shard, found in masses.items()
+        }
+        reserves = {shard: room[shard] - due[shard] for shard in room}
+        counts = divide(num_units, due, rng, is_distinct=True, reserves=reserves)
+    elif sampler.uses_priority and not (sampler.is_distinct or is_grouped):
+        counts = _divide_limited(num_units, {shard: found.mass for shard, found in masses.items()}, room, rng)
+    else:
+        counts = divide(num_units, room, rng, is_distinct=True)
+    return None if counts is None else {shard: count * unit for shard, count in counts.items()}
+
+
 def _divide_limited(
     num_units: int, masses: Mapping[int, float], limits: Mapping[int, float], rng: np.random.Generator
 ) -> dict[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
+from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -18,7 +19,7 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.placement import name_splits
-from tdserve.rules.shard_division import divide
+from tdserve.rules.shard_division import ShardMass, divide_among_ranks, explain_shortage
 
 MAX_SPLITS_BYTES = 1 << 20
 """Room for how thousands of steps were divided; each shard keeps the rows of the last few."""
@@ -56,7 +57,11 @@ class ShardShares:
             found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
             return found
 
-        found = self._table.ask_each(counts, follow_and_draw, deadline=deadline)
+        try:
+            found = self._table.ask_each(counts, follow_and_draw, deadline=deadline)
+        except DeadlineExceededError as error:
+            later = f"step {share.step} was divided when there were enough; if no more come, all ranks may go on with"
+            raise note_elsewhere(error, f"{later} step={share.step + 1}") from error
         return [found[shard] for shard in sorted(found)]
 
     def forget(self, deadline: Deadline) -> None:
@@ -77,47 +82,73 @@ class ShardShares:
     ) -> dict[int, int]:
         """Returns how many rows each shard gives to each rank in a step; the first rank that asks decides."""
         splits, name = self._open(), f"{share.run}/{share.world_size}/{share.step}"
-        found = _read(splits, name, num_rows)
-        if found is not None:
-            return found
-        counts = self._divide(make_query, share, num_rows, deadline)
-        try:
-            splits.put(name, [[shard, count] for shard, count in counts.items()], if_version=0)
-        except VersionConflictError:  # another rank was faster
-            return _read(splits, name, num_rows) or counts
-        return counts
+        query: Query | None = None
+        while True:
+            found = _read(splits, name, num_rows)  # again after each wait: another rank may have drawn what has come
+            if found is not None:
+                return found
+            if query is None:
+                query = self._table.ask_any_part(make_query, deadline)
+                self._check(query, share, num_rows)
+            masses = self._ask_masses(make_query, num_rows, deadline)
+            counts = divide_among_ranks(
+                self._table.settings,
+                masses,
+                num_rows,
+                share.world_size,
+                self._rng,
+                unit=query.group_size or 1,
+                is_grouped=query.group_by is not None,
+            )
+            if counts is not None:
+                try:
+                    splits.put(name, [[shard, count] for shard, count in counts.items()], if_version=0)
+                except VersionConflictError:  # another rank was faster
+                    return _read(splits, name, num_rows) or counts
+                return counts
+            if deadline.expired:
+                why = explain_shortage(self._table.settings, masses, query.describe_conditions())
+                ranks = f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard"
+                raise DeadlineExceededError(
+                    what=f"{ranks}, of {self._table.name!r} ({why})", timeout_s=deadline.timeout_s
+                )
+            time.sleep(deadline.limit(PAUSE_S))
 
-    def _divide(
-        self, make_query: Callable[[Any], Query], share: Share, num_rows: int, deadline: Deadline
-    ) -> dict[int, int]:
+    def _check(self, query: Query, share: Share, num_rows: int) -> None:
+        """Refuses, before it is noted how a step is divided, what no rows that come would make possible.
+
+        Raises:
+            InvalidRequestError: The rows of a rank are no whole groups, or the table is too small for all ranks.
+        """
+        unit, table = query.group_size or 1, self._table
+        if num_rows % unit:
+            reason = f"{num_rows} rows per rank are not a whole number of groups of {unit}"
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+        most = table.num_shards * (table.part_capacity // (share.world_size * unit)) * unit
+        if num_rows > most:
+            reason = (
+                f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard, are more than the"
+                f" {most} of a full table"
+            )
+            raise InvalidRequestError(argument="num_rows", reason=reason)
+
+    def _ask_masses(
+        self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline
+    ) -> Mapping[int, ShardMass]:
+        """Asks all shards that answer what may be drawn from them under the conditions of a step."""
         table = self._table
 
-        def ask(_: int, part: Any) -> Any:
+        def ask(_: int, part: Any) -> ShardMass:
             return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, deadline)
 
-        asked = table.ask_any_part(make_query, deadline)
-        unit = asked.group_size or 1
-        least = getattr(table.settings.limiter, "min_size", 0)
-        while True:
-            masses = table.ask_parts(table.list_live() or range(table.num_shards), ask)
-            room = {shard: found.num_rows // (share.world_size * unit) for shard, found in masses.items()}
-            is_enough = sum(found.num_rows for found in masses.values()) >= max(least, num_rows * share.world_size)
-            if is_enough and sum(room.values()) * unit >= num_rows:
-                shares = {shard: found.mass for shard, found in masses.items()}
-                counts = divide(num_rows // unit, shares, self._rng)
-                if any(count > room[shard] for shard, count in counts.items()):
-                    counts = divide(num_rows // unit, room, self._rng, is_distinct=True)
-                return {shard: count * unit for shard, count in counts.items()}
-            if deadline.expired:
-                what = f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard, of {table.name!r}"
-                raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
-            time.sleep(deadline.limit(PAUSE_S))
+        return table.ask_parts(table.list_live() or range(table.num_shards), ask)
 
 
 def _read(splits: Any, name: str, num_rows: int) -> dict[int, int] | None:
-    if name not in splits:
+    kept = splits.get(name, default=None)
+    if kept is None:
         return None
-    found = {int(shard): int(count) for shard, count in splits.get(name)}
+    found = {int(shard): int(count) for shard, count in kept}
     if sum(found.values()) != num_rows:
         reason = f"{num_rows}: other ranks of this step have asked for {sum(found.values())} rows"
         raise InvalidRequestError(argument="num_rows", reason=reason)

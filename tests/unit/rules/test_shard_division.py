@@ -9,9 +9,17 @@ import pytest
 
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tdserve.rules.shard_division import KnownMasses, ShardMass, divide, divide_sample, explain_shortage
+from tdserve.rules.shard_division import (
+    KnownMasses,
+    ShardMass,
+    divide,
+    divide_among_ranks,
+    divide_sample,
+    explain_shortage,
+)
 from tests import chi_square
 
 
@@ -130,6 +138,48 @@ def test_divide_sample_when_an_epoch_has_ended_in_a_shard_then_all_of_its_rows_a
     settings = Settings(sampler=WithoutReplacement())
     masses = {0: mass(4.0, num_epochs=2), 1: mass(0.0, num_epochs=1)}
     assert divide_sample(settings, masses, 14, rng) == {0: 4, 1: 10}
+
+
+def drawable(mass: float, num_drawable: int, num_epochs: int = 0) -> ShardMass:
+    """What a shard of 20 rows answers, of which not all may be drawn."""
+    return ShardMass(mass, 1.0, num_epochs, num_drawable, False, 20, 20)
+
+
+def test_divide_among_ranks_when_not_all_rows_may_be_drawn_then_those_alone_count(rng: np.random.Generator) -> None:
+    masses = {0: drawable(11.0, 11), 1: drawable(7.0, 7), 2: drawable(0.0, 0)}
+    assert divide_among_ranks(Settings(), masses, 8, 2, rng) == {0: 5, 1: 3}
+    assert divide_among_ranks(Settings(), masses, 9, 2, rng) is None
+    for _ in range(50):
+        found = divide_among_ranks(Settings(), masses, 5, 2, rng)
+        assert found is not None
+        assert sum(found.values()) == 5
+        assert found.get(1, 0) <= 3
+    assert divide_among_ranks(Settings(limiter=MinSize(61)), masses, 1, 2, rng) is None
+    nothing = {0: drawable(0.0, 0), 1: drawable(0.0, 0)}
+    assert divide_among_ranks(Settings(), nothing, 1, 1, rng) is None
+
+
+def test_divide_among_ranks_when_of_groups_then_as_many_whole_ones_for_each(rng: np.random.Generator) -> None:
+    masses = {0: drawable(5.0, 20), 1: drawable(2.0, 8)}  # groups, and rows of them
+    for sampler in (Uniform(), WithoutReplacement(), Prioritized()):
+        found = divide_among_ranks(Settings(sampler), masses, 12, 2, rng, unit=4, is_grouped=True)
+        assert found == {0: 8, 1: 4}
+        assert divide_among_ranks(Settings(sampler), masses, 16, 2, rng, unit=4, is_grouped=True) is None
+
+
+def test_divide_among_ranks_when_prioritized_then_by_weight_up_to_the_rows_of_each(rng: np.random.Generator) -> None:
+    settings, masses = Settings(Prioritized()), {0: drawable(0.3, 12), 1: drawable(900.0, 9)}
+    for _ in range(50):
+        assert divide_among_ranks(settings, masses, 6, 2, rng) == {0: 2, 1: 4}
+    assert divide_among_ranks(settings, masses, 11, 2, rng) is None
+
+
+def test_divide_among_ranks_when_an_epoch_ends_then_the_rest_comes_from_the_next(rng: np.random.Generator) -> None:
+    settings = Settings(WithoutReplacement())
+    ended = {0: drawable(0.0, 8, 1), 1: drawable(0.0, 6, 1)}
+    assert divide_among_ranks(settings, ended, 7, 2, rng) == {0: 4, 1: 3}
+    ends_in_one = {0: drawable(4.0, 8, 2), 1: drawable(0.0, 6, 1)}
+    assert divide_among_ranks(settings, ends_in_one, 5, 2, rng) == {0: 2, 1: 3}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Draws for ranks from a shared table: what a step is divided by are the rows that may be drawn, not all that are
+there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tdserve.client.cluster import shard_shares
+from tdserve.client.tables.sampling import Query, draw_whole_rows
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 60.0
+
+ROW = TensorDict({"number": torch.tensor(0), "group": torch.tensor(0), "reward": torch.tensor(0.0)}, [])
+
+
+def fill(table: Any, num_rows: int, start: int = 0) -> None:
+    """Writes so many rows with rewards to each shard, in groups of four neighbours."""
+    for shard in range(3):
+        writer = next(number for number in range(1, 1000) if table.choose_shard(number) == shard)
+        number = torch.arange(num_rows) + start + shard * num_rows
+        reward = torch.ones(num_rows)
+        table.extend(TensorDict({"number": number, "group": number // 4, "reward": reward}, [num_rows]), writer=writer)
+
+
+def draw(table: Any, num_rows: int, **arguments: Any) -> list[int]:
+    """Returns the rows of two ranks."""
+    shares = [table.sample(num_rows, rank=rank, world_size=2, **arguments)["number"].tolist() for rank in (0, 1)]
+    return [*shares[0], *shares[1]]
+
+
+def test_sample_when_the_leaf_of_all_rows_comes_late_then_ranks_wait_for_it(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    table = user.create_replay(name, ROW, 300, shards="all", shard_by="number")
+    numbers = torch.arange(40)
+    index = table.extend(TensorDict({"number": numbers, "group": numbers}, [40]))
+    arguments: dict[str, Any] = {"world_size": 2, "consumer": "trainer"}
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"it has 40 live rows .* of which too few have all leaves"):
+        table.sample(4, rank=0, timeout_s=0.1, **arguments)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(table.sample, 4, rank=rank, timeout_s=TIMEOUT_S, **arguments) for rank in (0, 1)]
+        table.set_at_("reward", torch.ones(40), index)
+        shares = [each.result(TIMEOUT_S) for each in waiting]
+    assert len({number for share in shares for number in share["number"].tolist()}) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grouping", [{}, {"group_by": "group", "group_size": 4}], ids=["rows", "groups"])
+def test_sample_when_the_consumer_has_had_earlier_rows_then_it_gets_all_others(
+    user: tdserve.ClusterClient, name: str, grouping: dict[str, Any]
+) -> None:
+    table = user.create_replay(name, ROW, 900, shards="all")
+    for step in range(4):
+        fill(table, 24, 72 * step)
+        found = draw(table, 36, step=step, consumer="trainer", timeout_s=TIMEOUT_S, **grouping)
+        assert sorted(found) == list(range(72 * step, 72 * step + 72))
+
+
+@pytest.mark.slow
+def test_sample_when_each_step_takes_what_has_come_then_a_rank_that_waits_gets_its_part(
+    user: tdserve.ClusterClient, address: str, name: str
+) -> None:
+    table = user.create_replay(name, ROW, 900, shards="all")
+
+    def read(rank: int) -> list[int]:
+        with tdserve.connect(address) as client:
+            mine, found = client.replay(name), list[int]()
+            for step in range(4):
+                options: dict[str, Any] = {"rank": rank, "world_size": 2, "step": step, "timeout_s": TIMEOUT_S}
+                found += mine.sample(12, consumer="trainer", **options)["number"].tolist()
+            return found
+
+    with ThreadPoolExecutor(2) as threads:
+        ranks = [threads.submit(read, rank) for rank in (0, 1)]
+        for step in range(4):
+            fill(table, 8, 24 * step)
+        found = [number for rank in ranks for number in rank.result(4 * TIMEOUT_S)]
+    assert sorted(found) == list(range(96))
+
+
+@pytest.mark.slow
+def test_sample_when_without_replacement_then_the_next_epoch_follows(user: tdserve.ClusterClient, name: str) -> None:
+    table = user.create_replay(name, ROW, 300, shards="all", sampler=tdserve.WithoutReplacement())
+    fill(table, 8)
+    for _ in range(3):
+        first, second = draw(table, 6, timeout_s=TIMEOUT_S), draw(table, 6, timeout_s=TIMEOUT_S)
+        assert sorted(first + second) == list(range(24))
+
+
+def test_sample_when_no_rows_could_make_it_possible_then_refused_and_the_step_is_free(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    table = client.create_replay(name, ROW, 300, shards="all")
+    fill(table, 16)
+    arguments: dict[str, Any] = {"rank": 0, "world_size": 2, "step": 0, "group_by": "group", "group_size": 4}
+    with pytest.raises(tdserve.InvalidRequestError, match="6 rows per rank are not a whole number of groups of 4"):
+        table.sample(6, **arguments)
+    with pytest.raises(tdserve.InvalidRequestError, match="are more than the 144 of a full table"):
+        table.sample(148, **arguments)
+    assert len(table.sample(8, **arguments)) == 8
+
+
+@pytest.mark.slow
+def test_sample_when_rows_go_after_the_step_was_divided_then_its_error_names_the_next(
+    client: tdserve.ClusterClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = client.create_replay(name, ROW, 300, shards="all")
+    fill(table, 4)
+
+    def strike(part: Any, query: Query, *arguments: Any, **options: Any) -> Any:
+        if query.name.endswith("#0"):
+            table.delete(torch.arange(4))
+        return draw_whole_rows(part, query, *arguments, **options)
+
+    arguments: dict[str, Any] = {"rank": 0, "world_size": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_shares, "draw_whole_rows", strike)
+        with pytest.raises(tdserve.DeadlineExceededError, match=r"step 0 was divided .* go on with step=1"):
+            table.sample(6, timeout_s=1.0, **arguments)
+    assert sorted(draw(table, 4, step=1, timeout_s=TIMEOUT_S)) == list(range(4, 12))
