@@ -1,7 +1,8 @@
 """Compares rows with their checksums of the last sync, for readers of stores that were created with ``checksum=True``.
 
-A row that was written since that sync has another generation than its record, and is not compared. So writers, whoever
-they are, need not do anything.
+A row that was written since that sync has another generation than its record, and is not compared. So writers of
+whole rows, whoever they are, need not do anything. The server compares rows before a part of them is written, and
+before keys change (:mod:`tdserve.server.damage_checks`).
 """
 
 from __future__ import annotations
@@ -70,17 +71,28 @@ class RowComparison:
         self._inode = 0
         self._found: tuple[Watermark, list[NDArray[np.uint8]]] | None = None
 
-    def compare(self, rows: _Row, tables: Mapping[Path, NDArray[np.uint8]], objects: Objects | None) -> None:
+    def compare(
+        self,
+        rows: _Row,
+        tables: Mapping[Path, NDArray[np.uint8]],
+        objects: Objects | None,
+        *,
+        looks_again: bool = False,
+    ) -> None:
         """Compares rows that were not written since the last sync.
 
         Args:
             rows: Their numbers, in any order.
             tables: The bytes of each leaf by rows.
             objects: The store's values; None if it has none.
+            looks_again: Looks for a new record of the sync in any case: what the caller does next can make a damaged
+                row seem whole.
 
         Raises:
             DamagedRowError: One is damaged.
         """
+        if looks_again:
+            self._looked_s = -LOOK_AGAIN_S
         found = self._find()
         if found is None:
             return
@@ -105,10 +117,9 @@ class RowComparison:
             try:
                 inode = os.stat(self._path).st_ino
                 if inode != self._inode or self._found is None:
-                    columns = [
-                        map_table(path, self._store.num_rows, nbytes) for path, nbytes in self._store.list_columns()
-                    ]
-                    self._found = Watermark.open(self._store, makes=False), columns
+                    watermark = Watermark.open(self._store, makes=False)
+                    columns = [map_table(path, self._store.num_rows, nbytes) for path, nbytes in watermark.columns]
+                    self._found = watermark, columns
                     self._inode = inode
             except (OSError, TDServeError):  # no sync yet, or none since its keys have changed
                 self._found = None

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,11 @@ _MAX_ROWS_AT_ONCE = 1 << 20
 _PIECE_BYTES = 1 << 22
 
 SUMMED_COLUMNS = ("sequence", "written")
-"""Columns of a row that control never changes without changing its generation. The others may be some writes old."""
+"""Columns of a row that control never changes without changing its generation. The others may be some writes old. The
+last one comes to a table with the first row that is written in part."""
+
+Column = tuple[Path, int]
+"""File of a column, and its bytes per row."""
 
 
 @dataclass(frozen=True)
@@ -93,26 +97,49 @@ class SyncedStore:
         values = tuple((tuple(path), int(num_each)) for path, num_each in fields["values"])
         return cls(**{**fields, "leaves": leaves, "values": values})
 
-    def compute_digest(self) -> bytes:
-        """Returns the digest of all that the checksums of its rows cover."""
-        made_of = [self.structure, self.leaves, self.values, [path.name for path, _ in self.list_columns()]]
+    def compute_digest(self, columns: Sequence[Column] | None = None) -> bytes:
+        """Returns the digest of all that the checksums of its rows cover.
+
+        Args:
+            columns: The columns among it; None: those that are there.
+        """
+        columns = self.list_columns() if columns is None else columns
+        # In place of the number of the structure, which changes with a lock too: it was part of the digest once.
+        made_of = [0, self.leaves, self.values, [path.name for path, _ in columns]]
         return hashlib.sha256(json.dumps(made_of).encode()).digest()
 
-    def sum_rows(self, rows: NDArray[np.int64], values: ValueCopy | None) -> Sums:
+    def sum_rows(
+        self, rows: NDArray[np.int64], values: ValueCopy | None, columns: Sequence[Column] | None = None
+    ) -> Sums:
         """Returns the checksums of some rows, as their files are now.
+
+        Args:
+            rows: Their numbers, sorted.
+            values: The copy of their values.
+            columns: As for ``compute_digest``.
 
         Raises:
             CorruptDataError: A file is missing or truncated.
         """
+        columns = self.list_columns() if columns is None else columns
         sums: Sums = np.zeros(len(rows), np.uint64)
-        for seed, (path, nbytes) in enumerate((*self._list_leaf_files(), *self.list_columns())):
-            if nbytes and len(rows):
-                table = map_table(path, self.num_rows, nbytes)
-                for part, chosen in _iter_pieces(table, rows):
-                    sums[part] += sum_rows(chosen, seed) * compute_factor(seed)
+        for seed, column in enumerate((*self._list_leaf_files(), *columns)):
+            self._add_sums(sums, rows, seed, column)
         if values is not None:
             values.add_sums(sums, rows, self.values)
         return sums
+
+    def add_last_column(self, sums: Sums, rows: NDArray[np.int64]) -> None:
+        """Adds, to checksums of rows that do not cover the last column yet, what it contributes."""
+        columns = self.list_columns()
+        self._add_sums(sums, rows, len(self.leaves) + len(columns) - 1, columns[-1])
+
+    def _add_sums(self, sums: Sums, rows: NDArray[np.int64], seed: int, column: Column) -> None:
+        path, nbytes = column
+        if nbytes and len(rows):
+            table = map_table(path, self.num_rows, nbytes)
+            for part, chosen in _iter_pieces(table, rows):
+                sums[part] += sum_rows(chosen, seed) * compute_factor(seed)
 
     def sync_files(self, *, with_folders: bool) -> None:
         """Syncs the store's files to the disk, except for values and the watermark.
@@ -137,8 +164,8 @@ class SyncedStore:
     def _list_leaf_files(self) -> list[tuple[Path, int]]:
         return [(Path(self.folder, name), nbytes) for name, nbytes in self.leaves]
 
-    def list_columns(self) -> list[tuple[Path, int]]:
-        """Returns the files of columns that the checksums cover, with their bytes per row."""
+    def list_columns(self) -> list[Column]:
+        """Returns the columns that the checksums of the next sync cover."""
         found = []
         for name in SUMMED_COLUMNS:
             path = Path(self.folder, COLUMNS_FOLDER, f"{name}.memmap")
@@ -151,12 +178,14 @@ class Watermark:
     """The mapped file of one store.
 
     Attributes:
-        was_empty: Whether nothing was recorded when it was opened.
+        columns: The columns that its checksums cover.
+        is_new: Whether the file was made when it was opened.
     """
 
-    def __init__(self, path: Path, entries: NDArray[Any], *, was_empty: bool) -> None:
+    def __init__(self, path: Path, entries: NDArray[Any], *, columns: Sequence[Column], is_new: bool) -> None:
         self.path = path
-        self.was_empty = was_empty
+        self.columns = columns
+        self.is_new = is_new
         self._entries = entries
 
     @classmethod
@@ -164,28 +193,32 @@ class Watermark:
         """Maps the file.
 
         Args:
-            makes: Whether to create a new, empty one if it is missing or of another structure.
+            makes: Whether to create a new, empty one if it is missing or of another structure; or one of all columns,
+                with what is known of the rows, if a column has come since.
 
         Raises:
             CorruptDataError: It is missing, or of another store or structure.
             CapacityError: The disk is full.
         """
         path = Path(store.folder, FILE_NAME)
-        header = _make_header(store)
         nbytes = _compute_nbytes(store.num_rows)
+        all_columns = store.list_columns()
         with convert_os_errors(path, asked=nbytes):
-            fits = _fits(path, header, nbytes)
-            if not fits and not makes:
+            columns = _find_covered(store, path, all_columns)
+            if columns is None and not makes:
                 raise CorruptDataError(path=str(path), expected="a record of its rows", actual="none")
-            if not fits:
-                _make(path, header, nbytes)
+            is_new = makes and columns != all_columns
+            if is_new:
+                entries = None if columns is None else _carry_entries(store, path)
+                columns = all_columns
+                _make(path, _make_header(store, columns), nbytes, entries)
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 mapping = map_shared(fd, nbytes, writable=True, path=path)
             finally:
                 os.close(fd)
         entries = np.ndarray((store.num_rows + 1,), _ENTRY, buffer=mapping, offset=_HEADER_BYTES)
-        return cls(path, entries, was_empty=not fits)
+        return cls(path, entries, columns=columns or (), is_new=is_new)
 
     @property
     def generations(self) -> NDArray[np.int64]:
@@ -218,8 +251,36 @@ def compute_checksum(store: SyncedStore, generations: NDArray[np.int64], sums: S
     return crc32c(entries.tobytes(), crc32c(_make_header(store).ljust(_HEADER_BYTES, b"\0")))
 
 
-def _make_header(store: SyncedStore) -> bytes:
-    return _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.compute_digest())
+def _make_header(store: SyncedStore, columns: Sequence[Column] | None = None) -> bytes:
+    return _HEADER.pack(_MAGIC, store.uid.encode(), store.num_rows + 1, store.compute_digest(columns))
+
+
+def _find_covered(store: SyncedStore, path: Path, columns: Sequence[Column]) -> Sequence[Column] | None:
+    """Returns the columns that the checksums of a record cover: all, or all but one that has come since; None: it is
+    missing, or of another structure."""
+    nbytes = _compute_nbytes(store.num_rows)
+    is_last = bool(columns) and columns[-1][0].stem == SUMMED_COLUMNS[-1]
+    for found in (columns, columns[:-1]) if is_last else (columns,):
+        if _fits(path, _make_header(store, found), nbytes):
+            return found
+    return None
+
+
+def _carry_entries(store: SyncedStore, path: Path) -> NDArray[Any]:
+    """Returns the entries of a record that does not cover the last column yet, as they are with it. So a row that does
+    not match its checksum does not become one that does."""
+    with open(path, "rb") as file:
+        file.seek(_HEADER_BYTES)
+        entries: NDArray[Any] = np.frombuffer(file.read(), _ENTRY).copy()
+    sync_file(store.list_columns()[-1][0])  # from now on a row without it would not be whole
+    generations = entries["generation"][:-1]
+    is_summed = (generations & 1 == 0) & (generations > 0)
+    for first in range(0, store.num_rows, _MAX_ROWS_AT_ONCE):
+        rows = np.flatnonzero(is_summed[first : first + _MAX_ROWS_AT_ONCE]) + first
+        sums = entries["sum"][rows]
+        store.add_last_column(sums, rows)
+        entries["sum"][rows] = sums
+    return entries
 
 
 def sync_store(store: SyncedStore) -> int:
@@ -257,8 +318,8 @@ def sync_store(store: SyncedStore) -> int:
         is_same = generations.values[some] == before[some]
         watermark.put(some[is_same], before[some[is_same]], sums[is_same])
     watermark.put(np.array([store.num_rows]), before[-1:], 0)
-    store.sync_files(with_folders=watermark.was_empty)
-    if len(moved) or watermark.was_empty:
+    store.sync_files(with_folders=watermark.is_new)
+    if len(moved) or watermark.is_new:
         sync_file(watermark.path)
     return len(moved)
 
@@ -276,7 +337,7 @@ def find_whole(store: SyncedStore) -> tuple[NDArray[np.bool_], NDArray[np.int64]
     is_whole: NDArray[np.bool_] = generations[:-1] & 1 == 0
     for first in range(0, store.num_rows, _MAX_ROWS_AT_ONCE):
         rows = np.flatnonzero(is_whole[first : first + _MAX_ROWS_AT_ONCE]) + first
-        is_whole[rows] = store.sum_rows(rows, copy) == watermark.sums[rows]
+        is_whole[rows] = store.sum_rows(rows, copy, watermark.columns) == watermark.sums[rows]
     return is_whole, generations
 
 
@@ -284,7 +345,7 @@ def has_record(store: SyncedStore) -> bool:
     """Returns whether there is a record of the last sync of a store, of the structure that it has now."""
     path = Path(store.folder, FILE_NAME)
     with convert_os_errors(path):
-        return _fits(path, _make_header(store), _compute_nbytes(store.num_rows))
+        return _find_covered(store, path, store.list_columns()) is not None
 
 
 def begin_copy(
@@ -363,12 +424,16 @@ def _fits(path: Path, header: bytes, nbytes: int) -> bool:
         return False
 
 
-def _make(path: Path, header: bytes, nbytes: int) -> None:
+def _make(path: Path, header: bytes, nbytes: int, entries: NDArray[Any] | None = None) -> None:
     fresh = path.with_name(path.name + FRESH_SUFFIX)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         os.posix_fallocate(fd, 0, nbytes)
         os.pwrite(fd, header, 0)
+        if entries is not None:
+            with open(fd, "r+b", closefd=False) as file:
+                file.seek(_HEADER_BYTES)
+                file.write(entries.data)
         os.fsync(fd)
     finally:
         os.close(fd)

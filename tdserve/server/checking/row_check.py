@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,14 @@ from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
 from tdserve.store.row_sums import Sums
 from tdserve.store.value_copy import NAME as COPY_FOLDER, ValueCopy
-from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SUMMED_COLUMNS, SyncedStore, Watermark, compute_checksum
+from tdserve.store.watermark import (
+    FILE_NAME as SYNCED_FILE,
+    SUMMED_COLUMNS,
+    Column,
+    SyncedStore,
+    Watermark,
+    compute_checksum,
+)
 from tdserve.structure.tree import Spec
 
 _BYTES_AT_ONCE = 1 << 26
@@ -186,7 +193,7 @@ def _check_sums(
     is_summed[sorted(bad_rows)] = False
     rows = np.flatnonzero(is_summed)
     try:
-        sums = _compute_sums(checked, store, generations, rows)
+        sums = _compute_sums(checked, store, generations, rows, None if watermark is None else watermark.columns)
     except TDServeError as error:
         yield Finding(checked.get_name(folder), str(error), record.name)
         return
@@ -210,7 +217,13 @@ def _check_sums(
         yield Finding(checked.get_name(folder), reason, record.name, numbers, repair=repair)
 
 
-def _compute_sums(checked: CheckedRoot, store: SyncedStore, generations: Generations, rows: Rows) -> Sums:
+def _compute_sums(
+    checked: CheckedRoot,
+    store: SyncedStore,
+    generations: Generations,
+    rows: Rows,
+    columns: Sequence[Column] | None,
+) -> Sums:
     """Returns the checksums of rows as they are; 0 for others."""
     sums: Sums = np.zeros(store.num_rows, np.uint64)
     copy = None
@@ -221,6 +234,6 @@ def _compute_sums(checked: CheckedRoot, store: SyncedStore, generations: Generat
     step = max(_BYTES_AT_ONCE // row_nbytes, 1)
     for first in range(0, len(rows), step):
         some = rows[first : first + step]
-        sums[some] = store.sum_rows(some, copy)
+        sums[some] = store.sum_rows(some, copy, columns)
         checked.add_bytes(len(some) * row_nbytes)
     return sums
