@@ -258,7 +258,8 @@ class Client(TensorDictClient):
             checksum: True: readers compare each row with its checksum of the server's last sync, and raise
                 DamagedRowError instead of returning damaged content. Rows written since the last sync, such as within
                 the last 30 s, have none yet. It costs readers some 40 us for each leaf of 256 small rows, and half a
-                second per GB; writers nothing.
+                second per GB, and as much whoever writes some leaves of rows, or changes the keys; writers of whole
+                rows nothing.
             shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
                 also ``"all"``, and the others have no effect.
             exists_ok: True returns an existing replay of the same structure and settings. One that came from a

@@ -189,15 +189,19 @@ class MappedStore:
     def _comparison(self) -> RowComparison:
         return RowComparison(self.spec, self.folder, self.generations, self.structure)
 
-    def compare_rows(self, rows: NDArray[np.int64]) -> None:
+    def compare_rows(self, rows: NDArray[np.int64], *, looks_again: bool = False) -> None:
         """Compares rows with their checksums of the last sync, if the store was created with ``checksum=True``.
+
+        Args:
+            looks_again: As for ``RowComparison.compare``.
 
         Raises:
             DamagedRowError: One is damaged.
         """
         if self.compares_rows:
             tables = {path: self.get_table(path) for path in self.leaves}
-            self._comparison.compare(rows, tables, self.open_objects(writable=False) if self.spec.values else None)
+            objects = self.open_objects(writable=False) if self.spec.values else None
+            self._comparison.compare(rows, tables, objects, looks_again=looks_again)
 
     @property
     def value_address_bytes(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,26 @@ Check = Callable[[Rows, slice], None]
 
 def do_nothing(*_: object) -> None:
     """Does nothing: the default of calls that are optional."""
+
+
+async def _compare_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class RowDemands:
+    """What a write demands of its rows.
+
+    Attributes:
+        check: Checks some of them, of a table.
+        compare: Compares what they have now, while they are held; raises if they cannot be written.
+    """
+
+    check: Check = do_nothing
+    compare: Callable[[], Awaitable[None]] = _compare_nothing
+
+
+NO_DEMANDS = RowDemands()
 
 
 class RowWriteHold:
@@ -58,28 +79,32 @@ class RowWriteHold:
             return self._store.content_version
         return self._store.content_version + 1
 
-    async def hold(self, check: Check = do_nothing) -> None:
+    async def hold(self, wanted: RowDemands = NO_DEMANDS) -> None:
         """Holds rows of a table. In the turn in which it returns, all of them are live and can be written.
 
         Raises:
-            SelectionError: A row is not live, or what ``check`` raises. No row is held then, and others may write them.
+            SelectionError: A row is not live, or what the demands raise. No row is held then, and others may write
+                them.
         """
-        table = self._store.table
-        if table is None:
-            return
+        try:
+            if self._store.table is None:
+                await wanted.compare()
+            else:
+                await self._hold_rows(self._store.table, wanted)
+        except BaseException:
+            await self.give_back()
+            raise
 
+    async def _hold_rows(self, table: Table, wanted: RowDemands) -> None:
         def hold(rows: Rows) -> None:
             self._num_held += len(table.hold(rows))
 
         num_left, self._held_before = table.ring.num_left_held, table.ring.select_held(self.rows)
-        try:
-            await look_at_rows(table, self.rows, check, hold)
-            while num_left != table.ring.num_left_held:  # one of the rows may have left since it was checked
-                num_left = table.ring.num_left_held
-                await look_at_rows(table, self.rows, check)
-        except BaseException:
-            await self.give_back()
-            raise
+        await look_at_rows(table, self.rows, wanted.check, hold)
+        await wanted.compare()
+        while num_left != table.ring.num_left_held:  # one of the rows may have left since it was checked
+            num_left = table.ring.num_left_held
+            await look_at_rows(table, self.rows, wanted.check)
 
     async def give_back(self) -> None:
         """Undoes ``hold``; other writes may have the rows."""
@@ -97,20 +122,29 @@ class RowWriteHold:
             yield rows[:num_missing]
             num_missing -= min(num_missing, len(rows))
 
-    async def hide(self) -> None:
-        """Makes the rows odd (rows of a table are held before): the write is decided, and begins now."""
+    async def hide(self, *, with_rows: bool = True) -> None:
+        """Makes the rows odd (rows of a table are held before): the write is decided, and begins now.
+
+        Args:
+            with_rows: False: only the number of a tensordict store itself, of which nothing but a lock changes.
+        """
         values, table = self._store.get_generation_values(), self._store.table
         if table is None:
             values[-1] |= 1  # the store's own number
-            await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
+            if with_rows:
+                await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
         else:
             await call_in_turns(table.iter_steps(self.rows.iter_pieces()), table.ring.hide)
 
-    async def let_go(self, *, is_written: bool, then: Callable[[], None] = do_nothing) -> None:
+    async def let_go(
+        self, *, is_written: bool, is_untouched: bool = False, then: Callable[[], None] = do_nothing
+    ) -> None:
         """Makes the rows readable again, under their next generation, except those that are lost.
 
         Args:
             is_written: Whether the write was applied to them.
+            is_untouched: Whether not a byte of them was written. Then they get back their last generation, of which
+                the sync knows the checksum: a damaged one does not become whole.
             then: Called once they are readable, before another writer or a sample may have rows of a table.
         """
         store, table = self._store, self._store.table
@@ -118,14 +152,16 @@ class RowWriteHold:
         rows = self.rows - store.lost.row_set if store.lost else self.rows
         if table is None:
             values = store.get_generation_values()
-            await call_in_turns(rows.iter_pieces(), lambda piece: _count_up(values, piece))
+            show = _make_even if is_untouched else _count_up
+            await call_in_turns(rows.iter_pieces(), lambda piece: show(values, piece))
             self.end()
             values[-1] = (values[-1] | 1) + 1
             values[-1] |= bool(store.lost or store.writes)
             then()
             return
         written = [number for key in self._keys or [()] for number in store.find_numbers(key)] if is_written else []
-        await call_in_turns(table.iter_steps(rows.iter_pieces()), lambda piece: table.show(piece, written))
+        show_rows = table.show_untouched if is_untouched else partial(table.show, keys=written)
+        await call_in_turns(table.iter_steps(rows.iter_pieces()), show_rows)
         try:
             then()
         finally:
@@ -153,7 +189,7 @@ class RowWriteHold:
 
 @asynccontextmanager
 async def hold_rows(
-    store: OpenedStore, rows: RowSet, keys: Sequence[Path], check: Check = do_nothing
+    store: OpenedStore, rows: RowSet, keys: Sequence[Path], wanted: RowDemands = NO_DEMANDS
 ) -> AsyncIterator[RowWriteHold]:
     """Holds rows during a block that records a write; it must not wait. The rows are hidden from its end on; if it
     raises, they stay as they were.
@@ -161,7 +197,7 @@ async def hold_rows(
     Arguments and errors as for :class:`RowWriteHold` and its ``hold``.
     """
     held = RowWriteHold(store, rows, keys)
-    await held.hold(check)
+    await held.hold(wanted)
     try:
         yield held
     except BaseException:
@@ -190,6 +226,10 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:
     values[piece] |= 1
+
+
+def _make_even(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:
+    values[piece] &= ~1
 
 
 def _count_up(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

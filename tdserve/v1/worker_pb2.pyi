@@ -179,16 +179,18 @@ class Worked(_message.Message):
     def __init__(self, inline: _Optional[bytes] = ..., nbytes_moved: _Optional[int] = ..., values: _Optional[bytes] = ..., num_reads: _Optional[int] = ..., num_dropped: _Optional[int] = ..., num_sent: _Optional[int] = ..., nbytes_sent: _Optional[int] = ..., gpu: _Optional[str] = ..., why_no_gpu: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_control_pb2.CallFigures, _Mapping]]] = ..., checksums: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., answer: _Optional[bytes] = ..., is_mailed: bool = ...) -> None: ...
 
 class ReadColumns(_message.Message):
-    __slots__ = ("store", "rows", "keys", "measures")
+    __slots__ = ("store", "rows", "keys", "measures", "compares")
     STORE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
+    COMPARES_FIELD_NUMBER: _ClassVar[int]
     store: StoreRef
     rows: bytes
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     measures: bool
-    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., measures: bool = ...) -> None: ...
+    compares: bool
+    def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., rows: _Optional[bytes] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., measures: bool = ..., compares: bool = ...) -> None: ...
 
 class ReadValues(_message.Message):
     __slots__ = ("store", "keys", "elements")

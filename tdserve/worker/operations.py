@@ -181,10 +181,12 @@ def _take_and_store(
 
 def read_columns(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     """Reports the bytes of some leaves of rows, for control's rules; for values, a ValueBlock with one column. Or their
-    sizes, of each row one."""
+    sizes, of each row one. Or, without leaves, only that no row is damaged."""
     wanted = order.read_columns
     store = lane.context.stores.get(wanted.store)
     rows = decode_rows(wanted.rows)
+    if wanted.compares:
+        store.compare_rows(rows, looks_again=True)
     columns = []
     with lane.context.values_budget.begin_read() as count:
         for path in decode_paths(wanted.keys):

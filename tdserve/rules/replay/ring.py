@@ -493,12 +493,16 @@ class Ring:
         """Makes held rows unreadable, whether they were given up meanwhile or not."""
         self._generations[rows] |= 1
 
-    def show(self, rows: Rows) -> None:
+    def show(self, rows: Rows, *, num_parts: int = 1) -> None:
         """Ends :meth:`hide`, except for rows that were given up meanwhile. The generations of the others have changed,
-        but not the lower parts: they are still the same rows."""
+        but not the lower parts: they are still the same rows.
+
+        Args:
+            num_parts: Parts of each that were written; 0: none, and they have the generations of before.
+        """
         rows = rows[self._is_held[rows]]
         hidden = self._generations[rows]
-        parts = ((hidden >> _PART_SHIFT) + 1) & _PART_MASK
+        parts = ((hidden >> _PART_SHIFT) + num_parts) & _PART_MASK
         self._generations[rows] = ((hidden - 1) & ROW_ID_MASK) | (parts << _PART_SHIFT)
 
     def let_go(self, rows: Rows) -> Rows:

@@ -294,6 +294,12 @@ class TableState:
         self._permit_readers()
         self.ring.show(rows)
 
+    def show_untouched(self, rows: Rows) -> None:
+        """Ends :meth:`Ring.hide` of rows of which nothing was written; for those that have left meanwhile, it does
+        nothing."""
+        self._permit_readers()
+        self.ring.show(rows, num_parts=0)
+
     def let_go(self, rows: Rows) -> None:
         """Ends :meth:`hold`: samples may have those of the rows that have not left."""
         self._enter(self.ring.let_go(rows))

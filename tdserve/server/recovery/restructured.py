@@ -58,6 +58,20 @@ class Restructured:
             kept_values=tuple(kept),
         )
 
+    @property
+    def changes_content(self) -> bool:
+        """Whether files or values come, go or move; if only a lock changes, all rows stay as they are."""
+        files = self.files
+        return bool(
+            files.kept
+            or files.folders
+            or files.files
+            or files.left_files
+            or files.left_folders
+            or self.moved_values
+            or self.cleared_values
+        )
+
     @staticmethod
     def make_key(uid: str) -> bytes:
         """Returns the key of a store's record."""

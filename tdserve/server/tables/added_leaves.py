@@ -18,6 +18,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.failpoints import reach
 from tdserve.server.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder
+from tdserve.server.damage_checks import DamageChecks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import list_dotted
@@ -42,10 +43,14 @@ class AddedLeaves:
     Args:
         stores: All stores of the server.
         answers: Answers to committed requests, for their retries.
+        damage_checks: Finds damaged rows.
         values_worker: The worker that writes non-tensor values.
     """
 
-    def __init__(self, stores: Stores, answers: CommittedAnswers, *, values_worker: DataWorker) -> None:
+    def __init__(
+        self, stores: Stores, answers: CommittedAnswers, damage_checks: DamageChecks, *, values_worker: DataWorker
+    ) -> None:
+        self._damage_checks = damage_checks
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
@@ -58,6 +63,7 @@ class AddedLeaves:
 
         Raises:
             StructureChangedError: One of them exists already. Nothing was changed.
+            DamagedRowError: A row is damaged, of a table with ``checksum=True``. Nothing was changed.
             InvalidRequestError, InvalidSpecError, CapacityError, DeadlineExceededError: Nothing was changed.
         """
         if wanted.added is None or wanted != Alteration(added=wanted.added):
@@ -70,6 +76,7 @@ class AddedLeaves:
         ):
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 return control_pb2.Done.FromString(answered)  # a retry: it was committed over an ended session
+            await self._damage_checks.check_all(store)
             restructured = await self._prepare(store, altered, made.folder, added)
             store.check_present()
             order = self._stores.specs.learn(altered.get_row_spec())

@@ -29,6 +29,7 @@ from tdserve.server.alteration_folder import (
     make_altering_folder,
     remove_files,
 )
+from tdserve.server.damage_checks import DamageChecks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
@@ -64,7 +65,8 @@ class Alterations:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
-        self._added_leaves = AddedLeaves(stores, answers, values_worker=values_worker)
+        self._damage_checks = DamageChecks(values_worker)
+        self._added_leaves = AddedLeaves(stores, answers, self._damage_checks, values_worker=values_worker)
         self._retrying: set[asyncio.Task[None]] = set()
 
     async def alter(self, session: ClientSession, request: int, asked: control_pb2.AlterRequest) -> control_pb2.Done:
@@ -97,6 +99,8 @@ class Alterations:
                 if answered is not None:  # a retry: it was committed over a session that has ended
                     return control_pb2.Done.FromString(answered)
                 altered = wanted.apply(store.spec, store=store.name)
+                if wanted.is_locked is None:
+                    await self._damage_checks.check_all(store)
                 return await self._commit(session, request, store, altered, made, asked)
 
     async def repair(self) -> int:
@@ -215,7 +219,7 @@ class Alterations:
             self._stores.db.delete("pending", restructured.key)
             return
         held = RowWriteHold(store, RowSet.run(0, len(values) - 1), ())
-        await held.hide()
+        await held.hide(with_rows=restructured.changes_content)  # else they keep their checksums
         generations.move_structure(MOVING)
         try:
             await self._finish(store, restructured, held)
@@ -252,7 +256,7 @@ class Alterations:
             await self._worker.order_until_done(
                 store, _make_move_order(restructured.moved_values, restructured.cleared_values)
             )
-        await held.let_go(is_written=True)
+        await held.let_go(is_written=True, is_untouched=not restructured.changes_content)
         reach("alteration.shown")
         self._stores.db.delete("pending", restructured.key)
         store.waiters.wake()

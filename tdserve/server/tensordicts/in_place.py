@@ -13,7 +13,7 @@ from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.inline_tasks import ensure_task
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import Check, hold_rows
+from tdserve.server.row_write_hold import RowDemands, hold_rows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.stores import Stores
@@ -41,14 +41,14 @@ class InPlace:
         store: OpenedStore,
         asked: control_pb2.WriteRequest,
         rows: RowSet,
-        check: Check,
+        wanted: RowDemands,
         store_values: Callable[[], Awaitable[None]],
     ) -> control_pb2.Done:
         """Replaces a selection. Several clients may write different rows at the same time.
 
         Args:
             rows: Rows of the selection; nobody else writes them.
-            check: Raises if some of the rows cannot be written; see ``Check``.
+            wanted: What it demands of the rows.
             store_values: Stores the write's non-tensor values, whole or not at all.
 
         Raises:
@@ -57,7 +57,7 @@ class InPlace:
         """
         keys = tuple(decode_paths(asked.keys))
         overwrite = Overwrite(store.record.uid, client.lock_name, request, rows, keys)
-        async with hold_rows(store, rows, keys, check) as held:
+        async with hold_rows(store, rows, keys, wanted) as held:
             overwrite.save(self._stores.db)
         reach("in-place.recorded")
         brings_values, has_values = bool(asked.content.values or asked.content.spool_nbytes), False
@@ -77,7 +77,7 @@ class InPlace:
                 held.end()
                 self._unfinished_writes.lose(store, overwrite)
             else:
-                await held.let_go(is_written=False, then=lambda: self._forget(overwrite))
+                await held.let_go(is_written=False, is_untouched=True, then=lambda: self._forget(overwrite))
             store.waiters.wake()
             raise
         done = control_pb2.Done(version=held.next_version)

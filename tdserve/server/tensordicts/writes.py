@@ -36,6 +36,7 @@ from tdserve.messages.selection.selection import from_message
 from tdserve.messages.store_kinds import describe_kind
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.creation import Creation
+from tdserve.server.damage_checks import DamageChecks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import FILLED
@@ -44,6 +45,7 @@ from tdserve.server.packed_stores import PACKED_VERSION, make_content
 from tdserve.server.recovery.journal import JOURNAL, Journal
 from tdserve.server.row_write_hold import (
     Check,
+    RowDemands,
     RowWriteHold,
     do_nothing,
     hold_rows,
@@ -93,6 +95,7 @@ class Writes:
         self._stores = stores
         self._answers = answers
         self._worker = values_worker
+        self._damage_checks = DamageChecks(values_worker)
         self._traffic = traffic
         self._staging = StagingNames()
 
@@ -193,8 +196,8 @@ class Writes:
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                     return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
                 rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
-                check = _check_of(store, asked, await find_expected(store, asked))
-                async with hold_rows(store, rows, decode_paths(asked.keys), check) as held:
+                wanted = self._make_demands(store, rows, asked, await find_expected(store, asked))
+                async with hold_rows(store, rows, decode_paths(asked.keys), wanted) as held:
                     _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
                     done = control_pb2.Done(version=store.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
@@ -228,8 +231,14 @@ class Writes:
         _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
         self._traffic.count_received(session.transport, asked.content)
 
-        check = _check_of(store, asked, expected)
-        return await self._in_place.write(session, client, request, store, asked, rows, check, store_values)
+        wanted = self._make_demands(store, rows, asked, expected)
+        return await self._in_place.write(session, client, request, store, asked, rows, wanted, store_values)
+
+    def _make_demands(
+        self, store: OpenedStore, rows: RowSet, asked: control_pb2.WriteRequest, expected: Generations | None
+    ) -> RowDemands:
+        compare = partial(self._damage_checks.check_write, store, rows, asked)
+        return RowDemands(_check_of(store, asked, expected), compare)
 
     @asynccontextmanager
     async def _hold_alone(
@@ -288,18 +297,22 @@ class Writes:
                     held = RowWriteHold(store, rows, decode_paths(journal.asked.keys))
                     await held.hold()
                     await held.hide()
-                    await self._apply(store, journal, held)
+                    await self._apply(store, journal, held, is_repeated=True)
                     num_applied += 1
             except TDServeError as error:
                 _log.error("a write that a crash had cut short cannot be completed: %s", error)
         return num_applied
 
-    async def _apply(self, store: OpenedStore, journal: Journal, held: RowWriteHold) -> None:
+    async def _apply(
+        self, store: OpenedStore, journal: Journal, held: RowWriteHold, *, is_repeated: bool = False
+    ) -> None:
         failure: TDServeError | None = None
+        is_untouched = not is_repeated
         try:
             spool = make_values_path(journal.staging) if journal.asked.content.values_nbytes else ""
             if journal.asked.content.values or spool:
                 await self._worker.order_until_done(store, self._make_storing_order(store, journal.asked, spool=spool))
+            is_untouched = False
             applying = worker_pb2.Order()
             body = applying.apply_staged
             body.selection.CopyFrom(journal.asked.selection)
@@ -319,7 +332,7 @@ class Writes:
             else:
                 self._stores.db.delete("pending", JOURNAL + store.record.uid.encode())
 
-        await held.let_go(is_written=failure is None, then=forget)
+        await held.let_go(is_written=failure is None, is_untouched=failure is not None and is_untouched, then=forget)
         store.waiters.wake()
         if failure is not None:
             raise failure

@@ -70,6 +70,17 @@ def test_held_when_rows_of_a_replay_then_not_sampled_until_released(
     assert sample(world, run, replay, 4)["a"] == [10, 11, 12, 13]
 
 
+def test_held_when_nothing_was_written_then_rows_are_what_they_were_before(
+    world: World, run: Loop, replay: OpenedStore
+) -> None:
+    held = held_of(run, replay, journal(replay, rows(0, 2), [1, 2]))
+    replay.get_table().remove(np.array([2]))
+    run(held.let_go(is_written=False, is_untouched=True))
+    assert counted(replay)[:2] == [2, 2]
+    assert counted(replay)[2] % 2 == 1  # it has left
+    assert sample(world, run, replay, 3)["a"] == [10, 11, 13]
+
+
 @pytest.mark.parametrize(
     ("keys", "is_written", "num_whole"),
     [

@@ -163,8 +163,10 @@ def test_write_when_of_the_structure_before_then_structure_changed_error(
 def test_alter_when_the_store_is_locked_then_refused_until_it_is_unlocked(
     world: World, run: Loop, store: OpenedStore
 ) -> None:
+    before = store.get_generation_values().tolist()
     alter(world, run, control_pb2.AlterRequest(store="x", is_locked=True, timeout_s=5.0))
     assert store.spec.root.is_locked
+    assert store.get_generation_values().tolist() == [*before[:-1], before[-1] + 2]  # rows keep their checksums
     for asked in (adding(), control_pb2.AlterRequest(store="x", removed=[key("a")], timeout_s=5.0)):
         with pytest.raises(LockedError, match="unlock_"):
             alter(world, run, asked, 2)
