@@ -123,6 +123,8 @@ class _Tree:
             expected = f"batch size {list(self.root.batch_size)}"
             raise SpecMismatchError(store=self._store, key="", expected=expected, actual=f"{list(added.batch_size)}")
         for path in replaces:
+            if not path or find_entry(added.root, path) is None:
+                raise InvalidRequestError(argument="replaces", reason=f"{quote(path)} is not among what is added")
             if self._has(path):
                 self.origins = {leaf: at for leaf, at in self.origins.items() if leaf[: len(path)] != path}
         self.root = self._merge(self.root, added.root, (), replaces)

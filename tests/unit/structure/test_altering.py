@@ -63,6 +63,12 @@ def test_apply_when_a_key_is_there_already_then_refused_unless_it_is_replaced() 
     assert altered.origins["n", "t"] == ("n", "t")
 
 
+@pytest.mark.parametrize("path", [(), ("x",), ("n", "z")], ids=str)
+def test_add_when_what_it_replaces_is_not_added_then_refused(path: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="replaces"):
+        Alteration(added=spec_of(fresh=torch.zeros(3)), replaces=frozenset([path])).apply(capture(TD).spec)
+
+
 def test_apply_when_a_node_is_replaced_by_a_leaf_then_nothing_below_is_left() -> None:
     altered = Alteration(added=spec_of(n=torch.zeros(3)), replaces=frozenset([("n",)])).apply(capture(TD).spec)
     assert keys_of(altered.spec) == ["a", "n"]
