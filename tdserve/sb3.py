@@ -26,14 +26,13 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import (
     ClosedError,
-    DeadlineExceededError,
     NotSupportedError,
     TDServeError,
-    TransportError,
     WrongStateError,
 )
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
+from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
 
@@ -404,7 +403,9 @@ class _RowsAhead:
         """Returns rows of the table. Raises WrongStateError if there is none: a sample would wait for one."""
         try:
             rows: dict[str, Any] = self._table.sample(num_rows, timeout_s=_LOOK_AGAIN_S, numpy=True)
-        except (DeadlineExceededError, TransportError):  # or the server is not there
+        except TDServeError as error:  # also if the server is not there, or the table is at rest
+            if not is_passing(error):
+                raise
             if not len(self._table):
                 raise _make_empty_error(self._table) from None
             rows = self._table.sample(num_rows, numpy=True)

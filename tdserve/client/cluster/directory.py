@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
     PermissionDeniedError,
+    ServerBusyError,
     StoreMovedError,
     StoreNotFoundError,
     TDServeError,
@@ -26,6 +27,7 @@ from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.catalog_client import ONCE
 from tdserve.client.session.description import StoreDescription
@@ -116,7 +118,7 @@ class Directory:
             try:
                 with within(deadline):
                     known = self._search(name, deadline)
-            except (StoreMovedError, DeadlineExceededError):  # or a busy server has not answered yet
+            except (StoreMovedError, ServerBusyError, DeadlineExceededError):  # or it has not answered yet
                 if deadline.expired:
                     raise
                 time.sleep(LOOK_AGAIN_S)
@@ -190,6 +192,9 @@ class Directory:
             if deadline.expired:
                 raise
             self._members.note_silent(place.server)
+        except TDServeError as error:  # at rest, or busy
+            if not may_repeat(error, deadline):
+                raise
         self.forget(name)
         place = self.find(name, deadline)
         with within(deadline):

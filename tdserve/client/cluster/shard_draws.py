@@ -17,11 +17,13 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     EndOfStreamError,
     InvalidRequestError,
+    TDServeError,
     TransferAbortedError,
     TransportError,
 )
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.session.call_conditions import is_passing, may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
@@ -240,8 +242,8 @@ class ShardDraws:
         while True:
             try:
                 return self._table.ask_parts(range(self._table.num_shards), ask, deadline=deadline)
-            except DeadlineExceededError:  # a server is slow
-                if deadline.expired:
+            except TDServeError as error:  # a server is slow, or the table at rest
+                if not may_repeat(error, deadline):
                     raise
 
     def _find_unit(self, query: Query) -> int:
@@ -288,27 +290,34 @@ class ShardDraws:
             limits: Gets what a shard that has fewer rows is asked for next.
         """
 
+        def asks_once(query: Query) -> bool:
+            """Returns whether a shard is not waited for: others may have what it lacks."""
+            return query.is_lease or self._uses_up
+
         def draw(shard: int, part: Any) -> DrawnPart:
             query, client = make_query(part), part._client
             if query.is_lease:
                 query = replace(query, min_rows=min(query.min_rows, 1))  # the others may have the rest
                 rows = take_sampled(client, query, counts[shard], Deadline.after(0))
             else:
-                given = Deadline.after(0) if self._uses_up else deadline  # others may have what this shard lacks
+                given = Deadline.after(0) if asks_once(query) else deadline
                 rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=given)
             return DrawnPart(shard, client, query, rows)
 
         def follow_and_draw(shard: int, part: Any) -> DrawnPart | None:
             try:
                 found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
-            except (DeadlineExceededError, EndOfStreamError) as error:  # others were faster
-                query = make_query(part)
-                is_used_up = self._uses_up and isinstance(error, DeadlineExceededError)
-                if not (query.is_lease or is_used_up):
-                    raise
-                limits[shard] = counts[shard] // self._find_unit(query) // 2
-                return None
             except TransferAbortedError:  # rows were written meanwhile; the next try finds them whole
+                return None
+            except TransportError:  # perhaps the server is away
+                raise
+            except TDServeError as error:
+                query = make_query(part)
+                is_short = isinstance(error, (DeadlineExceededError, EndOfStreamError))
+                if not ((is_short and query.is_lease) or (is_passing(error) and asks_once(query))):
+                    raise
+                if is_short:  # others were faster
+                    limits[shard] = counts[shard] // self._find_unit(query) // 2
                 return None
             return found
 

@@ -20,10 +20,7 @@ from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
 from tdserve.client.tables.change_requests import to_row_numbers
-from tdserve.client.tables.taking import Lease, acknowledge, name_rows
-
-POLL_S = 0.5
-"""How soon a waiting iterator notices that it was closed."""
+from tdserve.client.tables.taking import POLL_S, Lease, acknowledge, name_rows, wait_again
 
 JOIN_TIMEOUT_S = 5.0
 
@@ -129,12 +126,11 @@ class ShardedTakenBatches:
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
             try:
                 self._held = self._take(deadline.limit(POLL_S))
-            except DeadlineExceededError as error:
-                if not deadline.expired:
-                    continue
-                raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
             except EndOfStreamError:
                 raise StopIteration from None
+            except TDServeError as error:
+                wait_again(error, deadline, self._closed)
+                continue
             return to_device(self._held.rows, self._device)
 
     def __enter__(self) -> ShardedTakenBatches:

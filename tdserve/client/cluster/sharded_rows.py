@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tensordict import is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import NO_DEFAULT
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
@@ -67,7 +68,12 @@ class ShardedRows(ShardedStore):
             done = ask_counts(part._client, part.name, deadline.shorten(PATIENCE_S))
             return done.counts
 
-        return self.ask_parts(range(self.num_shards), ask, deadline=deadline)
+        while True:
+            try:
+                return self.ask_parts(range(self.num_shards), ask, deadline=deadline)
+            except TDServeError as error:  # a server is slow, or the store at rest
+                if not may_repeat(error, deadline):
+                    raise
 
     def _show(self, numbers: torch.Tensor) -> Any:
         return to_arrays(numbers) if self._cluster.numpy else numbers

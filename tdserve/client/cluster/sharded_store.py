@@ -27,6 +27,7 @@ from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import convert_part_errors, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.session.by_address import get_process_client
+from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
@@ -388,9 +389,9 @@ class ShardedStore:
 
         Raises:
             TransportError: None answers.
-            DeadlineExceededError: None of those that answer did it in time.
+            DeadlineExceededError, StoreMovedError, ServerBusyError: None of those that answer did it in time.
         """
-        failure: TransportError | DeadlineExceededError | None = None
+        failure: TDServeError | None = None
         shards = [*dict.fromkeys([*self.list_live(), *range(self.num_shards)])]
         for number, shard in enumerate(shards):
             server = self.placement.servers[shard]
@@ -401,7 +402,9 @@ class ShardedStore:
                 found, lost = self._cluster.members.ask_all(calls, deadline=until)
             except StoreNotFoundError:
                 continue  # of this part alone, perhaps: it is being created or deleted
-            except DeadlineExceededError as error:
+            except TDServeError as error:
+                if not is_passing(error):
+                    raise
                 failure = error
             else:
                 if not lost:

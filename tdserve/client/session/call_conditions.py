@@ -34,6 +34,22 @@ def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDS
     return late
 
 
+def is_passing(error: TDServeError) -> bool:
+    """Returns whether the same call may succeed later, at the same server."""
+    return error.retryable and getattr(error, "server", None) is None
+
+
+def may_repeat(error: TDServeError, deadline: Deadline) -> bool:
+    """Returns whether a call makes a step again that has failed, perhaps only because the step had less time than the
+    call.
+
+    Args:
+        deadline: Of the call.
+    """
+    pause_s = 0.0 if isinstance(error, DeadlineExceededError) else RETRY_BACKOFF_S  # that has waited already
+    return is_passing(error) and not is_over(deadline, pause_s)
+
+
 def is_over(deadline: Deadline, pause_s: float) -> bool:
     """Returns whether a deadline does not allow for a pause."""
     remaining_s = deadline.remaining_s

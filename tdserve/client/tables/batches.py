@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     PeerLostError,
+    ServerBusyError,
     StoreMovedError,
     StructureChangedError,
     TDServeError,
@@ -265,7 +266,7 @@ def _fetch_until_closed(order: _Order) -> None:
         except DeadlineExceededError as error:
             _put(order, error)
             progress.record_progress()
-        except (TransportError, StoreMovedError) as error:
+        except (TransportError, StoreMovedError, ServerBusyError) as error:
             if getattr(error, "server", None) is not None:  # this client knows no other server
                 _put(order, error)
                 return

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreExistsError, StoreNotCreatedError, StoreNotFoundError
+from tdserve.base.errors import StoreExistsError, StoreNotCreatedError, StoreNotFoundError, TDServeError
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
@@ -94,3 +95,7 @@ def _await_renewal(client: SessionClient, name: str, deadline: Deadline) -> Stor
         return client.catalog.describe_awaited(name, deadline.shorten(RENEWAL_TIMEOUT_S))
     except StoreNotCreatedError as error:
         raise StoreNotFoundError(name=name) from error
+    except TDServeError as error:
+        if not may_repeat(error, deadline):
+            raise
+        return client.catalog.describe_existing(name, deadline)

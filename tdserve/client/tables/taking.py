@@ -19,10 +19,10 @@ from tdserve.base.errors import (
     StructureChangedError,
     TDServeError,
     TransferAbortedError,
-    TransportError,
     WrongStateError,
 )
 from tdserve.client.content.devices import to_device
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
@@ -70,7 +70,7 @@ def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, dea
         except WrongStateError:
             if deadline.expired:
                 raise
-        except (DeadlineExceededError, TransportError):  # nobody gets them of this call
+        except TDServeError:  # nobody gets them of this call
             _give_back_later(client, query, lease)
             raise
 
@@ -210,6 +210,27 @@ class Taken:
         give_back(self._client, self._query, self._hold(), GIVE_BACK_TIMEOUT_S)
 
 
+def wait_again(error: TDServeError, deadline: Deadline, closed: Event) -> None:
+    """Has an iterator go on that waits in steps of ``POLL_S``, after one that brought nothing.
+
+    Args:
+        error: Why.
+        deadline: Of the whole wait.
+        closed: Set when the iterator is closed.
+
+    Raises:
+        DeadlineExceededError: The time is over.
+        TDServeError: The error, if no retry helps.
+    """
+    if may_repeat(error, deadline):
+        if not isinstance(error, DeadlineExceededError):  # at rest, or away, perhaps only while the server restarts
+            closed.wait(RETRY_PAUSE_S)
+    elif isinstance(error, DeadlineExceededError):
+        raise DeadlineExceededError(what=error.what, timeout_s=deadline.timeout_s) from None
+    else:
+        raise error
+
+
 class TakenBatches:
     """An iterator over batches on lease. Each batch is acknowledged when the next one is requested.
 
@@ -246,14 +267,6 @@ class TakenBatches:
                 raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
             try:
                 held = take_rows(self._client, self._query, self._num_rows, deadline.shorten(POLL_S))
-            except (DeadlineExceededError, TransportError) as error:
-                if not deadline.expired and error.retryable:
-                    if isinstance(error, TransportError):  # the server is away, perhaps only while it restarts
-                        self._closed.wait(RETRY_PAUSE_S)
-                    continue
-                if isinstance(error, DeadlineExceededError):
-                    raise DeadlineExceededError(what=error.what, timeout_s=self._timeout_s) from None
-                raise
             except EndOfStreamError:
                 raise StopIteration from None
             except StructureChangedError:
@@ -261,6 +274,9 @@ class TakenBatches:
                 if renewed is None:
                     raise
                 self._query = renewed
+                continue
+            except TDServeError as error:
+                wait_again(error, deadline, self._closed)
                 continue
             self._held = held
             if self._closed.is_set():  # by another thread, which found nothing to give back

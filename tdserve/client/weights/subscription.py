@@ -8,6 +8,7 @@ from threading import Lock
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.weights.pulls import Pulls, Wanted, Weights
@@ -60,11 +61,10 @@ class Subscription:
                 raise
             except ClosedError:
                 break
-            except (DeadlineExceededError, TransportError) as error:
+            except TDServeError as error:
                 if self._is_closed:
                     break
-                may_come = error.retryable or isinstance(error, DeadlineExceededError)
-                if deadline.expired or not may_come:
+                if not may_repeat(error, deadline):
                     raise _restore_timeout(error, deadline) from None
                 continue
             finally:
