@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from tdserve.client.session.call_conditions import is_passing, may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
-from tdserve.client.tables.taking import GIVE_BACK_TIMEOUT_S, Lease, give_back, name_rows, take_sampled
+from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample, explain_shortage
 
@@ -146,7 +145,7 @@ class ShardDraws:
                 more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
                 if not more:
                     if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):
-                        self.give_back(drawn)
+                        self.give_back(drawn, deadline)
                         return None
                     time.sleep(MIN_PAUSE_S)
                     if counts is None:
@@ -161,7 +160,7 @@ class ShardDraws:
                     break
             return drawn
         except BaseException:
-            self.give_back(drawn)
+            self.give_back(drawn, deadline)
             raise
 
     def _must_give_back(self, query: Query, drawn: list[DrawnPart], held_s: float, deadline: Deadline) -> bool:
@@ -183,21 +182,23 @@ class ShardDraws:
         """Whether rows leave the table when they were drawn often enough: then others may have drawn them just now."""
         return self._table.settings.max_times_sampled > 0
 
-    def give_back(self, drawn: list[DrawnPart], names: Sequence[Lease] | None = None) -> None:
+    def give_back(self, drawn: list[DrawnPart], deadline: Deadline, names: Sequence[Lease] | None = None) -> None:
         """Gives rows on lease back, so that the list is empty; those of a server that does not answer in another
         thread.
 
         Args:
+            deadline: Of the call of which this is a step; see ``compute_give_back_s``.
             names: What identifies the rows of each part, if they were joined since; None: the rows themselves.
         """
-        deadline = Deadline.after(GIVE_BACK_TIMEOUT_S)
+        within_s = compute_give_back_s(deadline)
+        until = Deadline.after(within_s)
         for part, named in zip(drawn, names or [name_rows(part.rows) for part in drawn], strict=True):
             if not part.query.is_lease:
                 continue
-            if deadline.expired or self._table.is_away(part.shard):
-                part.client.later(partial(give_back, part.client, part.query, named, GIVE_BACK_TIMEOUT_S))
+            if until.expired or self._table.is_away(part.shard):
+                give_back_later(part.client, part.query, named)
             else:
-                give_back(part.client, part.query, named, deadline.limit(GIVE_BACK_TIMEOUT_S))
+                give_back(part.client, part.query, named, until.limit(within_s))
         drawn.clear()
 
     # ------------------------------------------------------------ masses

@@ -7,7 +7,6 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from types import TracebackType
@@ -20,7 +19,7 @@ from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
 from tdserve.client.tables.change_requests import to_row_numbers
-from tdserve.client.tables.taking import POLL_S, Lease, acknowledge, name_rows, wait_again
+from tdserve.client.tables.taking import POLL_S, Lease, acknowledge, give_back_later, name_rows, wait_again
 
 JOIN_TIMEOUT_S = 5.0
 
@@ -35,7 +34,7 @@ class ShardedTaken:
         self._table, self._draws, self._drawn, self._timeout_s = table, draws, drawn, timeout_s
         self._query = drawn[0].query
         self._names = [name_rows(part.rows) for part in drawn]
-        self._unseen = weakref.finalize(self, _give_back_later, draws, drawn, self._names)
+        self._unseen = weakref.finalize(self, _give_back_later, drawn, self._names)
         self._unseen.atexit = False  # with its sessions the rows are free
         self._rows: Any = None
         try:
@@ -87,18 +86,18 @@ class ShardedTaken:
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""
         self._unseen.detach()
-        _give_back_later(self._draws, self._drawn, self._names)
+        _give_back_later(self._drawn, self._names)
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
         self._unseen.detach()
-        self._draws.give_back(self._drawn, self._names)
+        self._draws.give_back(self._drawn, self._table.make_deadline(None), self._names)
 
 
-def _give_back_later(draws: ShardDraws, drawn: list[DrawnPart], names: list[Lease]) -> None:
-    """Gives rows back from another thread; for finalizers."""
-    with suppress(TDServeError):  # the client was closed: its rows are free with its sessions
-        drawn[0].client.later(lambda: draws.give_back(drawn, names))
+def _give_back_later(drawn: list[DrawnPart], names: list[Lease]) -> None:
+    """Gives rows back from other threads; for finalizers."""
+    for part, named in zip(drawn, names, strict=True):
+        give_back_later(part.client, part.query, named)
 
 
 class ShardedTakenBatches:

@@ -42,7 +42,7 @@ REQUESTS_UNDER_WAY = 2
 prefetched."""
 
 JOIN_TIMEOUT_S = 5.0
-"""Timeout for the end of a thread whose requests were cancelled; it takes milliseconds."""
+"""Longest wait for the end of a thread whose requests were cancelled; it takes milliseconds if the server answers."""
 
 POLL_S = 0.2
 """Longest time until a waiting thread notices that the iterator was closed."""
@@ -212,7 +212,7 @@ class Batches:
     def close(self) -> None:
         """Ends the iterator and its thread. Idempotent; any thread may call it."""
         self._order.end()
-        self._thread.join(JOIN_TIMEOUT_S)
+        self._thread.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
 
 
 def _check_drop_s(drop_after_s: float | None) -> float:

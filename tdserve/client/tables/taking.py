@@ -19,10 +19,11 @@ from tdserve.base.errors import (
     StructureChangedError,
     TDServeError,
     TransferAbortedError,
+    TransportError,
     WrongStateError,
 )
 from tdserve.client.content.devices import to_device
-from tdserve.client.session.call_conditions import may_repeat
+from tdserve.client.session.call_conditions import is_passing, may_repeat
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
@@ -38,7 +39,10 @@ RETRY_PAUSE_S = 0.1
 """Pause of an iterator after an attempt that did not reach the server."""
 
 GIVE_BACK_TIMEOUT_S = 5.0
-"""Timeout for giving rows back after their work has failed; after it, they are free when the session ends."""
+"""Longest time for giving rows back after their work has failed; after it, they are free when the session ends."""
+
+MIN_GIVE_BACK_S = 0.1
+"""Time for the same in a call whose own time is over: a server that is up needs less."""
 
 
 class Lease(NamedTuple):
@@ -56,7 +60,7 @@ class Lease(NamedTuple):
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Lease:
     """Takes rows on lease, with a tensordict of them; errors as of ``take_sampled``."""
-    return build_taken(client, query, take_sampled(client, query, num_rows, deadline))
+    return build_taken(client, query, take_sampled(client, query, num_rows, deadline), deadline)
 
 
 def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
@@ -71,7 +75,7 @@ def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, dea
             if deadline.expired:
                 raise
         except TDServeError:  # nobody gets them of this call
-            _give_back_later(client, query, lease)
+            give_back_later(client, query, lease)
             raise
 
 
@@ -94,19 +98,19 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
             session.cancel(request)  # they may have been granted in an answer that is lost
             raise
         if rows.num_torn:
-            give_back(client, query, name_rows(rows), GIVE_BACK_TIMEOUT_S, uncounts=True)
+            give_back(client, query, name_rows(rows), compute_give_back_s(deadline), uncounts=True)
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
     return client.call(attempt, deadline)
 
 
-def build_taken(client: SessionClient, query: Query, found: Sampled) -> Lease:
+def build_taken(client: SessionClient, query: Query, found: Sampled, deadline: Deadline) -> Lease:
     """Builds the tensordict of rows on lease; gives them back if that fails."""
     try:
         return Lease(found.build(), found.request)
     except TDServeError:
-        give_back(client, query, name_rows(found), GIVE_BACK_TIMEOUT_S)
+        give_back(client, query, name_rows(found), compute_give_back_s(deadline))
         raise
 
 
@@ -126,22 +130,33 @@ def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Dea
     change(client, query.name, deadline, acknowledge=_encode_lease(query, lease))
 
 
+def compute_give_back_s(deadline: Deadline) -> float:
+    """Returns how long giving rows back may keep a caller waiting, as a step of a call with this deadline."""
+    return max(deadline.limit(GIVE_BACK_TIMEOUT_S), MIN_GIVE_BACK_S)
+
+
 def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: float, *, uncounts: bool = False) -> None:
     """Gives rows of a lease back to others; if that fails, they are free when the session ends.
 
     Args:
+        timeout_s: For how long the caller waits. Another thread goes on for as long as the longest time, if a retry
+            may help: the table is at rest, say.
         uncounts: Whether they do not count as sampled, because nobody has seen them.
     """
     leased = _encode_lease(query, lease)
     leased.uncounts = uncounts
-    with suppress(TDServeError):
+    try:
         change(client, query.name, Deadline.after(timeout_s), give_back=leased)
+    except TDServeError as error:
+        is_held = is_passing(error) and not isinstance(error, TransportError)  # which ends the session, and the lease
+        if is_held and timeout_s < GIVE_BACK_TIMEOUT_S:
+            give_back_later(client, query, lease, uncounts=uncounts)
 
 
-def _give_back_later(client: SessionClient, query: Query, lease: Lease) -> None:
-    """Gives rows back from another thread; for finalizers."""
+def give_back_later(client: SessionClient, query: Query, lease: Lease, *, uncounts: bool = False) -> None:
+    """Gives rows back from another thread; for finalizers, and for servers that do not answer."""
     with suppress(TDServeError):  # the client was closed: its rows are free with its session
-        client.later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S))
+        client.later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S, uncounts=uncounts))
 
 
 def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
@@ -163,7 +178,7 @@ class Taken:
 
     def __init__(self, client: SessionClient, query: Query, lease: Lease, timeout_s: float | None) -> None:
         self._lease = lease
-        self._unseen = weakref.finalize(self, _give_back_later, client, query, lease)
+        self._unseen = weakref.finalize(self, give_back_later, client, query, lease)
         self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
@@ -207,7 +222,7 @@ class Taken:
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
-        give_back(self._client, self._query, self._hold(), GIVE_BACK_TIMEOUT_S)
+        give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.deadline(None)))
 
 
 def wait_again(error: TDServeError, deadline: Deadline, closed: Event) -> None:
@@ -297,14 +312,14 @@ class TakenBatches:
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
         if held is not None:
-            _give_back_later(self._client, self._query, held)
+            give_back_later(self._client, self._query, held)
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
         self._closed.set()
         held, self._held = self._held, None
         if held is not None:
-            give_back(self._client, self._query, held, GIVE_BACK_TIMEOUT_S)
+            give_back(self._client, self._query, held, compute_give_back_s(self._client.deadline(None)))
 
     def _acknowledge(self, deadline: Deadline) -> None:
         held, self._held = self._held, None  # also for close(): rows are not given back while they are acknowledged

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tdserve
-from tests.integration.cluster.losing import connecting
+from tests.integration.cluster.losing import connecting, join_addresses
 from tests.integration.cluster.timed_cluster_calls import (
     KEYS,
     NOT_TRIED,
@@ -31,6 +31,9 @@ from tests.integration.ending_in_time import LIMIT_S, check_all_end_in_time, sto
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
+
+GIVEN_BACK_S = 4.0
+"""Limit for the end of a lease by a client with a short timeout: with a long one it takes 5.4 s."""
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,23 @@ def test_rows_of_a_shared_table_when_a_leaf_is_written_then_read_back(pair: list
         assert len({int(row) // table.part_capacity for row in wanted}) == NUM_SERVERS
         table.set_at_("x", torch.full((16, 3), 7.0), wanted)
         assert table[wanted]["x"].tolist() == [[7.0] * 3] * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_end_of_a_lease_when_servers_stand_still_then_no_later_than_the_clients_timeout(
+    pair: list[Crashing], transport: Any
+) -> None:
+    with tdserve.connect(join_addresses(pair), transport=transport) as client:
+        queue: Any = client.create_queue(f"given-back-{transport}", ROWS[0], 400, shards="all")
+        for writer in range(16):
+            queue.extend(ROWS[:2], writer=writer)
+        block, batches = queue.take(16), queue.batches(16)
+        block.__enter__()
+        next(batches)
+        client.timeout_s = 0.3
+        with ExitStack() as standing:
+            for each in pair:
+                standing.enter_context(stopped(each.server))
+            assert timed(lambda: block.__exit__(OSError, OSError(), None)) < GIVEN_BACK_S
+            assert timed(batches.close) < GIVEN_BACK_S
