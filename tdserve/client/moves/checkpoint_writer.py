@@ -17,6 +17,8 @@ from tdserve.base.errors import (
     StoreMovedError,
     StoreNotFoundError,
     TDServeError,
+    TransferAbortedError,
+    WrongStateError,
 )
 from tdserve.base.failpoints import reach
 from tdserve.client.moves.file_passes import FilePasses, FoundBlock
@@ -54,6 +56,9 @@ STEP_S = 1e-3
 
 FEW_STORES = 16
 """So many stores that were made since the pass before are left to the moment itself."""
+
+MAX_MOMENTS = 2
+"""Moments of one checkpoint: the server may have forgotten the first one before it was read."""
 
 MAX_PASSES = 10
 """Passes over new stores. From the second one on the server makes stores slowly, so that each has fewer."""
@@ -103,6 +108,7 @@ def write_checkpoint(
         DeadlineExceededError: The time is over; the error names a store that was being written whenever all were to
             rest. The place has the checkpoints that it had; blocks that were written stay, and the next attempt has
             them.
+        TransferAbortedError: The server was restarted twice while it was read. Likewise.
         CapacityError: The place, or the server's disk, is full.
     """
     earlier = load_newest(archive)
@@ -147,9 +153,7 @@ class _CheckpointWriter:
             for store in self.earlier.stores:
                 self._know(store)
         try:
-            frozen = self._freeze()
-            created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
-            stores = [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
+            frozen, created_s, stores = self._read_moment()
         finally:
             with suppress(TDServeError):  # the end of the session does it too
                 request_checkpoint_step(
@@ -165,6 +169,28 @@ class _CheckpointWriter:
             paused_s=frozen.paused_s,
             written_nbytes=self.written_nbytes,
         )
+
+    def _read_moment(self) -> tuple[control_pb2.CheckpointAnswer, float, list[ArchivedStore]]:
+        """Reads all stores as they are at one moment, and returns what the server has said of it, its time, and the
+        stores.
+
+        What the server keeps for that goes with its session, as when it restarts. Then this begins anew, once.
+
+        Raises:
+            TransferAbortedError: The session was lost each time.
+        """
+        for _ in range(MAX_MOMENTS):
+            frozen = self._freeze()
+            created_s = max(time.time(), self.earlier.created_s + STEP_S if self.earlier else 0.0)
+            try:
+                return frozen, created_s, [self._read_frozen(store) for store in self._list_frozen(frozen.num_stores)]
+            except WrongStateError as error:
+                lost = error
+        reason = (
+            f"the server at {self.client.address} was restarted, or the session with it lost, each time that what it "
+            "kept for the checkpoint was read; there is no new checkpoint, and the next attempt begins anew"
+        )
+        raise TransferAbortedError(reason=reason) from lost
 
     def _freeze(self) -> control_pb2.CheckpointAnswer:
         """Reads all stores while they serve, and has the server keep what has changed of them since, at one moment."""
