@@ -288,6 +288,8 @@ def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:
 
 
 def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():  # one of NumPy may have strides of 0
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous().view(-1).view(torch.uint8)
 
 

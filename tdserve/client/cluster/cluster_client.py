@@ -20,6 +20,7 @@ from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.sums import add_up_stats
 from tdserve.client.cluster.table_creation import create_sharded_table
+from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_deadline import within
@@ -309,7 +310,7 @@ class ClusterClient(ClusterMoves):
             return _memmap(self, td, name, *args, **options)
 
         def create(client: Client, part: str, rows: slice) -> None:
-            client.memmap(td[rows], part, *args, **{**options, "exists_ok": True})
+            client.memmap(choose_rows(td, rows), part, *args, **{**options, "exists_ok": True})
 
         return self._create_dataset(name, servers, len(td), create, options)
 

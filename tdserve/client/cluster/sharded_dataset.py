@@ -15,16 +15,18 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
+from tdserve.client.cluster.row_values import split_value
 from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.padding import Pad, pad_built
+from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.datasets.dataset import add_index, check_index_free, iter_rows
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.key_paths import to_path
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
-from tdserve.structure.tree import Path, TensorLeaf
+from tdserve.structure.tree import Path
 
 CreatePart = Callable[[Client, str, slice], Any]
 """Creates the part of some rows at its server, under a name."""
@@ -178,7 +180,7 @@ class ShardedDataset(ShardedStore):
         rows = join_rows([found[shard] for shard in shards])
         places = np.concatenate([where[shard] for shard in shards])
         if np.any(np.diff(places) < 0):
-            rows = rows[torch.from_numpy(np.argsort(places))]
+            rows = choose_rows(rows, torch.from_numpy(np.argsort(places)))
         return rows[0] if shape == () else rows if len(shape) == 1 else rows.reshape(*shape, *rows.shape[1:])
 
     # ------------------------------------------------------------ writing
@@ -187,35 +189,34 @@ class ShardedDataset(ShardedStore):
         """Replaces rows, by a tensordict of as many or of one; not a whole leaf: see ``set_at_``."""
         if to_path(index) is not None:
             raise InvalidRequestError(argument="index", reason=f"set {index!r} by rows: set_at_(key, value, rows)")
-        num_dims = len(self.spec.batch_size)
         deadline = self.make_deadline(None)
-        self._scatter(index, value, num_dims, lambda part, rows, values: part.__setitem__(rows, values), deadline)
+        self._scatter(index, value, (), lambda part, rows, values: part.__setitem__(rows, values), deadline)
 
     def set_at_(self, key: str | Path, value: Any, index: Any, *, timeout_s: float | None = None) -> ShardedDataset:
         """Writes a leaf or nested part of some rows; a value without a dimension for them is meant for each."""
-        leaf = self.spec.find(self._to_path(key), store=self.name)
-        num_dims = len(leaf.shape if isinstance(leaf, TensorLeaf) else leaf.batch_size)
-        deadline = self.make_deadline(timeout_s)
-        self._scatter(index, value, num_dims, lambda part, rows, values: part.set_at_(key, values, rows), deadline)
+        path, deadline = self._to_path(key), self.make_deadline(timeout_s)
+        self._scatter(index, value, path, lambda part, rows, values: part.set_at_(key, values, rows), deadline)
         return self
 
     def _scatter(
-        self, index: Any, value: Any, num_dims: int, write: Callable[[Any, Any, Any], Any], deadline: Deadline
+        self, index: Any, value: Any, path: Path, write: Callable[[Any, Any, Any], Any], deadline: Deadline
     ) -> None:
         """Writes a value to the parts of its rows.
 
         Args:
-            num_dims: Dimensions of a value that has one for the rows.
+            path: Key of what is written; () is whole rows.
         """
         numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
-        size: Sequence[int] = getattr(value, "shape", ())
-        is_each = shape != () and len(size) == num_dims and size[0] == len(numbers)
+        written = self.spec.with_rows(len(numbers)).find(path, store=self.name)
+        choose = split_value(value, written, path, store=self.name) if shape else None
 
         def act(shard: int, part: Any) -> None:
             places = where[shard]
-            rows = self._to_local(numbers[places], shard) if shape else int(numbers[0] - self.bounds[shard])
-            write(part, rows, value[_to_slice(places)] if is_each else value)
+            if choose is None:  # one row
+                write(part, int(numbers[0] - self.bounds[shard]), value)
+            else:
+                write(part, self._to_local(numbers[places], shard), choose(_to_slice(places)))
 
         self.ask_each(where, act, deadline=deadline)
 

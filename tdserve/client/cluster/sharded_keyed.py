@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import is_tensor_collection
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
@@ -14,6 +13,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.session.call_deadline import within
@@ -134,7 +134,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
                     joined[number] = value
             return joined
         order = torch.argsort(torch.tensor([number for shard in found for number in where[shard]]))
-        return torch.cat(list(found.values()))[order]
+        return choose_rows(torch.cat(list(found.values())), order)
 
     # ------------------------------------------------------------ changes
 
@@ -158,9 +158,11 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         def put() -> Any:
             def put_some(part: Any, some: list[str], where: list[int]) -> Any:
-                chosen = _select(values, where)
+                chosen = choose_rows(values, torch.tensor(where))
                 versions = (
-                    if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
+                    if_version
+                    if if_version is None or isinstance(if_version, int)
+                    else choose_rows(if_version, torch.tensor(where))
                 )
                 return part.put(some, chosen, versions, **options)
 
@@ -174,7 +176,11 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         names = [keys] if isinstance(keys, str) else _list_names(keys)
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
-            versions = if_version if if_version is None or isinstance(if_version, int) else _select(if_version, where)
+            versions = (
+                if_version
+                if if_version is None or isinstance(if_version, int)
+                else choose_rows(if_version, torch.tensor(where))
+            )
             return int(part.delete(some, versions, **options))
 
         deadline = self.make_deadline(options.pop("timeout_s", None))
@@ -281,19 +287,7 @@ def _check_length(argument: str, values: Any, keys: Sequence[str]) -> None:
         for each in values.values():
             _check_length(argument, each, keys)
         return
-    size = getattr(values, "batch_size", None) or getattr(values, "shape", None)
-    length = size[0] if size else len(values) if isinstance(values, (list, tuple)) else None
+    length = count_rows(values)
     if length != len(keys):
         reason = f"{'one value' if length is None else length} for {len(keys)} keys"
         raise InvalidRequestError(argument=argument, reason=reason)
-
-
-def _select(values: Any, where: list[int]) -> Any:
-    """Returns the values of some keys."""
-    if isinstance(values, dict):
-        return {name: _select(value, where) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [values[number] for number in where]
-    if isinstance(values, torch.Tensor) or is_tensor_collection(values):
-        return values[torch.tensor(where)]
-    return values[where]

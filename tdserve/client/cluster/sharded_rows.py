@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import is_leaf_nontensor
+from tensordict import TensorDict, is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
@@ -18,6 +18,7 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.padding import Pad
+from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
@@ -263,7 +264,7 @@ class ShardedRows(ShardedStore):
             return shape, self.ask_any_part(lambda part: read_part(part, slice(0, 0)), deadline)
         found = self.ask_each(where, read, deadline=deadline)
         positions = torch.cat([where[shard] for shard in found])
-        return shape, _join_alike(list(found.values()))[torch.argsort(positions)]
+        return shape, choose_rows(_join_alike(list(found.values())), torch.argsort(positions))
 
     def _read_selected(self, index: Any, read_part: _ReadPart, deadline: Deadline) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
@@ -296,7 +297,7 @@ class ShardedRows(ShardedStore):
             begin += lengths[shard]
         if not parts:
             return self.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)), deadline)
-        return _join_alike(parts)[torch.as_tensor(np.argsort(np.concatenate(order)))]
+        return choose_rows(_join_alike(parts), torch.from_numpy(np.argsort(np.concatenate(order))))
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows of one shard after the other, of those that answer."""
@@ -310,7 +311,7 @@ def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) 
     if last.tolist() == [num_rows - 1]:
         return read_part(part, selected)
     every, places = read_part(part, slice(None)), np.arange(num_rows)[selected]
-    return every[torch.from_numpy(places[places < len(every)])]
+    return choose_rows(every, torch.from_numpy(places[places < len(every)]))
 
 
 def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> None:
@@ -321,7 +322,12 @@ def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> No
 
 def join_rows(parts: Sequence[Any]) -> Any:
     """Joins tensordicts of rows, or leaves of rows, along their first dimension."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], torch.Tensor) and parts[0].is_nested:  # which torch alone does not join
+        columns: list[Any] = [TensorDict({"rows": part}, [part.size(0)]) for part in parts]
+        return join_rows(columns).get("rows")
+    return torch.cat(list(parts))
 
 
 def _join_alike(parts: Sequence[Any]) -> Any:

@@ -28,14 +28,17 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.key_shards import KeyShards
 from tdserve.client.cluster.part_creation import check_answers
 from tdserve.client.cluster.part_errors import note_elsewhere
+from tdserve.client.cluster.row_values import split_value
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
+from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
 from tdserve.client.tables.change_requests import flatten_row_dims, spread_generations, to_row_numbers
+from tdserve.client.tables.conditional_update import check_values
 from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
@@ -46,7 +49,7 @@ from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_s
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.captured import Captured
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tree import Spec
 
 _Result = TypeVar("_Result")
 
@@ -139,7 +142,7 @@ class ShardedTable(ShardedRows):
                 name: select_rows(getattr(annotations, name), where, num_rows)
                 for name in ("priority", "ends", "policy_version")
             }
-            extend: Any = partial(_extend_part, rows=rows[where], options={**options, **given})
+            extend: Any = partial(_extend_part, rows=choose_rows(rows, where), options={**options, **given})
             try:
                 written.append(self._write(shard, deadline, extend))
             except TDServeError as error:
@@ -272,36 +275,19 @@ class ShardedTable(ShardedRows):
         self, key: Any, value: Any, index: Any, *, timeout_s: float | None = None, return_early: bool = False
     ) -> Any:
         """Writes a leaf or nested part of live rows; arguments and errors as of ``TableHandle.set_at_``."""
-
         path, num_rows = check_path(key), len(to_row_numbers(index, table=self.name))
         deadline = self.make_deadline(timeout_s)
         self.check_key(path, deadline)
-        split = self._split_values(path, flatten_row_dims(value, index), num_rows)
+        written = self.spec.with_batch(0, (num_rows,)).find(path, store=self.name)
+        choose = split_value(flatten_row_dims(value, index), written, path, store=self.name)
 
         def write() -> None:
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-                part.set_at_(path, split(where), rows)
+                part.set_at_(path, choose(where), rows)
 
             self.change_rows(index, deadline, change, done="written")
 
         return self._cluster.later(write, deadline) if return_early else write()
-
-    def _split_values(self, path: Path, value: Any, num_rows: int) -> Callable[[torch.Tensor], Any]:
-        """Returns what gives the values of some rows, of a value for each row or of one that is broadcast to all."""
-        leaf = dict(self.spec.tensors).get(path)
-        if leaf is not None:
-            tensor = torch.as_tensor(value)
-            try:
-                spread = torch.broadcast_to(tensor, (num_rows, *leaf.shape))
-            except RuntimeError:  # the parts say why, before any of them writes
-                return lambda _: value
-            return lambda where: spread[where]
-        size = getattr(value, "batch_size", None)
-        num_dims = 1 + len(self.spec.batch_size)
-        is_per_row = len(size) >= num_dims if size is not None else isinstance(value, (list, tuple, np.ndarray))
-        if not is_per_row or (size[0] if size is not None else len(value)) != num_rows:
-            return lambda _: value
-        return lambda where: select_rows(value, where, num_rows)
 
     def update_if_present(
         self,
@@ -315,12 +301,14 @@ class ShardedTable(ShardedRows):
         """Writes leaves of rows that are still the same; arguments, result and errors as of
         ``TableHandle.update_if_present``. Those of each shard are written together."""
         num_rows, deadline = len(to_row_numbers(index)), self.make_deadline(timeout_s)
+        check_values(values, num_rows, self.spec)
         written = torch.zeros(num_rows, dtype=torch.bool)
 
         def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-            some = select_rows(values, where, num_rows)
             given = None if generation is None else select_rows(generation, where, num_rows)
-            found = part.update_if_present(rows, some, generation=given, is_unchanged=is_unchanged)
+            found = part.update_if_present(
+                rows, choose_rows(values, where), generation=given, is_unchanged=is_unchanged
+            )
             written[where] = torch.as_tensor(found)
 
         self.change_rows(index, deadline, change, done="written")
@@ -421,13 +409,7 @@ def _extend_part(part: Any, *, rows: Any, options: dict[str, Any]) -> Any:
 
 
 def select_rows(given: Any, where: torch.Tensor, num_rows: int) -> Any:
-    """Returns what belongs to some of the rows, of something that is given for each row or for all."""
+    """Returns what belongs to some of the rows, of annotations that are given for each row or for all."""
     if given is None or isinstance(given, (str, bytes, int, float, bool)):
         return given
-    if isinstance(given, dict):
-        return {key: select_rows(value, where, num_rows) for key, value in given.items()}
-    size = getattr(given, "shape", None)
-    length = size[0] if size else len(given) if isinstance(given, (list, tuple)) else 0
-    if length != num_rows or num_rows == 1:
-        return given
-    return [given[number] for number in where.tolist()] if isinstance(given, (list, tuple)) else given[where]
+    return choose_rows(given, where) if count_rows(given) == num_rows != 1 else given

@@ -34,7 +34,7 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
             return None
         return components if _are_all(components, ragged) else None
     is_list = isinstance(value, (list, tuple)) and bool(batch_size)
-    if is_list and any(isinstance(item, (torch.Tensor, np.ndarray)) for item in value):
+    if is_list and _holds_tensors(value):
         if len(value) != batch_size[0]:
             return None
         rows = [split_tensors(item, batch_size[1:], ragged) for item in value]
@@ -73,6 +73,12 @@ def describe_value(value: Any) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, (torch.Tensor, np.ndarray))
 
 
 def _convert_tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.leaves import copy_contents
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.received import make_views
+from tdserve.client.content.row_choice import count_rows
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.client.kv.tensor_records import TENSOR_FORM, decode_tensor, encode_column, encode_tensor, find_form
 from tdserve.messages.content import write_layout
@@ -318,9 +319,9 @@ def _check_num_rows(keys: Sequence[str], values: Any) -> None:
     if not is_rows:
         reason = f"several keys take a list of values, a tensordict or a tensor, not a {type(values).__name__}"
         raise InvalidRequestError(argument="values", reason=reason)
-    shape = values.shape if isinstance(values, torch.Tensor) else values.batch_size
-    if not len(shape) or shape[0] != len(keys):
-        reason = f"a first dimension of {list(shape)[:1]} for {len(keys)} keys"
+    num_rows = count_rows(values)
+    if num_rows != len(keys):
+        reason = f"a first dimension of {[] if num_rows is None else [num_rows]} for {len(keys)} keys"
         raise InvalidRequestError(argument="values", reason=reason)
 
 

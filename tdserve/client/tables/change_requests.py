@@ -79,7 +79,11 @@ def flatten_row_dims(value: Any, rows: Any) -> Any:
     """Returns values of rows with one dimension for the rows, where their numbers have several, as those of
     ``extend(flatten=True)``."""
     shape = tuple(np.shape(_get_numbers(rows)))  # without a copy from another device
-    if len(shape) < 2 or tuple(getattr(value, "shape", ()))[: len(shape)] != shape:
+    if (
+        len(shape) < 2
+        or getattr(value, "is_nested", False)
+        or tuple(getattr(value, "shape", ()))[: len(shape)] != shape
+    ):
         return value
     return value.reshape(-1, *value.shape[len(shape) :])
 

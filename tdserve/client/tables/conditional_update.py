@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.ring import ROW_ID_MASK
+from tdserve.structure.tree import Path, Spec, quote
 
 NOT_LIVE = -1
 """In the place of the generation of a row that is not live."""
@@ -61,7 +63,9 @@ def write_same(
         left = _find_last(rows, compared, is_same)
         expected = generations[left].astype("<i8" if is_unchanged else "<u4").tobytes()
         try:
-            overwrite(rows[left], _choose(values, left), ExpectedRows(expected, has_stamps=is_unchanged))
+            overwrite(
+                rows[left], choose_rows(values, torch.from_numpy(left)), ExpectedRows(expected, has_stamps=is_unchanged)
+            )
             break
         except SelectionError:
             now = read_generations(rows)
@@ -96,36 +100,47 @@ def _find_last(rows: Rows, compared: NDArray[np.int64], is_same: NDArray[np.bool
     return np.sort(positions[len(positions) - 1 - last])
 
 
-def _choose(values: Any, positions: NDArray[np.int64]) -> Any:
-    if is_tensor_collection(values):
-        return values[torch.from_numpy(positions)]
-    return {key: _choose_of_leaf(value, positions) for key, value in values.items()}
+def check_values(values: Any, num_rows: int, row: Spec) -> None:
+    """Raises InvalidRequestError unless values are leaves by key with a row for each row number.
 
-
-def _choose_of_leaf(value: Any, positions: NDArray[np.int64]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[torch.from_numpy(positions).to(value.device)]
-    if isinstance(value, np.ndarray):
-        return value[positions]
-    return _choose(value, positions) if isinstance(value, dict) else [value[number] for number in positions]
-
-
-def check_values(values: Any, num_rows: int) -> None:
-    """Raises InvalidRequestError unless values are leaves by key with a row for each row number."""
+    Args:
+        values: The leaves.
+        num_rows: How many rows are written.
+        row: Structure of a row. A ragged leaf of it would take one tensor for all rows, whose elements are no rows.
+    """
     if not (is_tensor_collection(values) or isinstance(values, dict)):
         reason = f"a {type(values).__name__} is neither a tensordict nor a dict of leaves"
         raise InvalidRequestError(argument="values", reason=reason)
     if is_tensor_collection(values):
         lengths = {values.batch_size[0] if values.batch_size else None}
     else:
-        lengths = {_measure(value) for value in values.values()}
+        lengths = {count_rows(value) for value in values.values()}
     for length in lengths - {num_rows}:
         raise InvalidRequestError(argument="values", reason=f"{length} values for {num_rows} rows")
+    if isinstance(values, dict):
+        _check_ragged(values, row, (), num_rows)
 
 
-def _measure(value: Any) -> int | None:
-    if isinstance(value, dict):
-        lengths = {_measure(each) for each in value.values()}
-        return lengths.pop() if len(lengths) == 1 else None
-    shape = np.shape(value) if not hasattr(value, "shape") else value.shape
-    return int(shape[0]) if len(shape) else None
+def _check_ragged(values: dict[Any, Any], row: Spec, above: Path, num_rows: int) -> None:
+    ragged = {
+        path: len(leaf.batch_size) + len(leaf.ragged.shape)
+        for path, leaf in row.values
+        if leaf.ragged is not None and leaf.ragged.dtype
+    }
+    for key, value in values.items():
+        path = (*above, *((key,) if isinstance(key, str) else key))
+        if isinstance(value, dict):
+            _check_ragged(value, row, path, num_rows)
+        elif path in ragged and _count_dims(value) == ragged[path]:
+            reason = f"one tensor at key {quote(path)} for {num_rows} rows: give a list or nested tensor of theirs"
+            raise InvalidRequestError(argument="values", reason=reason)
+
+
+def _count_dims(value: Any) -> int | None:
+    """Returns the dimensions of a dense tensor, an array or lists of numbers; None for anything else."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return None if isinstance(value, torch.Tensor) and value.is_nested else value.ndim
+    depth = 0
+    while isinstance(value, (list, tuple)) and value:
+        value, depth = value[0], depth + 1
+    return depth if isinstance(value, (bool, int, float, complex)) else None

@@ -9,6 +9,7 @@ import torch
 from tensordict import is_tensor_collection, lazy_stack
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
+from tdserve.client.content.row_choice import choose_rows, iter_tensors
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.rules.replay.sampler import Sampler
 from tdserve.structure.tree import Spec, show
@@ -67,7 +68,7 @@ class GivenRows(NamedTuple):
         batch_size = tuple(batch.batch_size)
         if batch_size == row.batch_size:
             _check_is_one(batch, row, store)
-            return cls(lazy_stack([batch]) if row.packed else batch.unsqueeze(0), annotations, (1,))
+            return cls(lazy_stack([batch]) if row.packed else _add_row_dim(batch, store), annotations, (1,))
         num_dims = len(batch_size) - len(row.batch_size)
         if not flatten or num_dims < 2 or batch_size[num_dims:] != row.batch_size:
             return cls(batch, annotations, (-1,))
@@ -93,7 +94,9 @@ class GivenRows(NamedTuple):
         if num_cut <= 0:
             return self
         annotations = self.annotations.keep_last(capacity, num_rows=self.num_rows)
-        return self._replace(batch=self.batch[num_cut:], annotations=annotations, num_cut=num_cut)
+        return self._replace(
+            batch=choose_rows(self.batch, slice(num_cut, None)), annotations=annotations, num_cut=num_cut
+        )
 
     def restore(self, index: Any) -> Any:
         """Returns the row numbers, or a future of them, in the caller's form."""
@@ -111,6 +114,18 @@ def _check_is_one(batch: Any, row: Spec, store: str) -> None:
             wanted = [shape[0], *row.batch_size]
             actual = f"{list(row.batch_size)} around shape {list(shape)}; give the tensordict batch_size={wanted}"
             raise SpecMismatchError(store=store, key=show(path), expected=f"batch size {wanted}", actual=actual)
+
+
+def _add_row_dim(row: Any, store: str) -> Any:
+    """Returns a row as a batch of one. A nested tensor of one component is the tensor of this row, as in ``like=``."""
+    nested = {path: tensor for path, tensor in iter_tensors(row) if tensor.is_nested}
+    found = row.exclude(*nested).unsqueeze(0) if nested else row.unsqueeze(0)
+    for path, tensor in nested.items():
+        if tensor.size(0) != 1 or (found.get(path[:-1]) if path[1:] else found).batch_size != (1,):
+            actual = f"nested tensor of {tensor.size(0)} components"
+            raise SpecMismatchError(store=store, key=show(path), expected="the tensor of one row", actual=actual)
+        found.set(path, tensor)
+    return found
 
 
 def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:
