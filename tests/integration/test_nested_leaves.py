@@ -3,9 +3,11 @@ may differ."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tests.ragged import jagged, strided
@@ -17,6 +19,39 @@ def make_rows() -> tuple[TensorDict, TensorDict]:
     """A row of a table, and three rows for it."""
     row = TensorDict({"t": torch.zeros(4, dtype=torch.int64), "r": torch.zeros(2)})
     return row, TensorDict({"t": jagged([3, 0, 5]), "r": torch.rand(3, 2)}, [3])
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2], [0, 2], [0, 3], [0], 3, []])
+def test_rows_when_padded_then_masks_follow_the_structure_and_not_the_sizes(
+    client: tdserve.Client, name: str, rows: Any
+) -> None:
+    made = [
+        TensorDict({"image": torch.ones(3, height, width), "t": torch.ones(size)})
+        for height, width, size in ((2, 5, 4), (4, 5, 4), (4, 6, 3), (2, 5, 4))
+    ]
+    ragged: Any = {"image": (1, 2), "t": (0,)}
+    table = client.create_replay(name, made[0], 9, ragged=ragged, sampler=tdserve.Fifo())
+    table.extend(lazy_stack(made))
+    found = table.get_at(["image", "t"], rows, pad=0)
+    shape = found["image"].shape
+    assert found["masks", "image"].shape == (*shape[:-3], *shape[-2:])
+    assert found["masks", "t"].shape == found["t"].shape
+    assert shape[-3] == 3
+    assert table.get_at(["t"], [0, 3], pad={"image": 1})["masks", "t"].all()
+    sampled = table.sample(2, pad=0)
+    assert sampled["masks", "image"].shape == (2, 4, 5)
+
+
+def test_view_when_padded_then_as_of_the_store(client: tdserve.Client, name: str) -> None:
+    content = TensorDict({"t": jagged([2, 2]), "n": TensorDict({"u": jagged([2, 0], (2,))}, [2])}, [2])
+    view = client.memmap(content, name).exclude("n")
+    found = view.to_tensordict(pad=7, device="cpu")
+    assert found["t"].tolist() == [part.tolist() for part in content["t"].unbind()]
+    assert found["masks", "t"].tolist() == [[True, True]] * 2
+    assert set(found.keys()) == {"t", "masks"}
+    assert view.get("t", pad=0).shape == view.get_at("t", slice(0, 2), pad=0).shape == (2, 2)
+    with view.batches(1, pad=0) as batches:
+        assert [batch["masks", "t"].shape for batch in batches] == [(1, 2)] * 2
 
 
 def test_leaves_when_written_where_rows_are_the_same_then_nested_ones_too(client: tdserve.Client, name: str) -> None:

@@ -125,9 +125,10 @@ class ShardedDataset(ShardedStore):
             raise KeyNotFoundError(store=self.name, key=str(key))
         return path
 
-    def to_tensordict(self, *, timeout_s: float | None = None) -> Any:
-        """Reads all rows."""
-        return self._gather(slice(None), lambda part, _: part.to_tensordict(), self.make_deadline(timeout_s))
+    def to_tensordict(self, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
+        """Reads all rows; ``pad`` as of ``StoreHandle.to_tensordict``."""
+        found = self._gather(slice(None), lambda part, _: part.to_tensordict(), self.make_deadline(timeout_s))
+        return pad_built(found, pad, self.spec)
 
     def batches(
         self,

@@ -17,7 +17,7 @@ from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeErro
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
-from tdserve.client.content.padding import Pad
+from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.call_conditions import may_repeat
@@ -226,8 +226,11 @@ class ShardedRows(ShardedStore):
 
     def _read_live(self, index: Any, deadline: Deadline, keys: Sequence[Path] = (), *, pad: Pad = None) -> Any:
         shape, found = self._read_flat(index, keys, deadline)
-        stored, is_array = self.get_any_part(deadline).spec, self._cluster.numpy
-        return shape_rows(found, shape, pad, stored=stored, store=self.name, is_array=is_array)
+        if pad is not None and not len(found):  # a lazy stack of no rows has no keys any more
+            found = self.ask_any_part(lambda part: part.read_rows(slice(0, 0), keys, pad=pad), deadline)
+        elif pad is not None:
+            found = pad_built(found, pad, self.get_any_part(deadline).spec.prepend((1,)))
+        return shape_rows(found, shape, store=self.name, is_array=self._cluster.numpy)
 
     def _read_flat(self, index: Any, keys: Sequence[Path], deadline: Deadline) -> tuple[tuple[int, ...] | None, Any]:
         """Returns the shape of row numbers, None if there are none, and the rows in one dimension."""

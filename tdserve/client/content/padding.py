@@ -11,7 +11,7 @@ import torch
 from tdserve.base.errors import InvalidRequestError
 from tdserve.structure.build import build
 from tdserve.structure.capture import capture
-from tdserve.structure.captured import share_spec
+from tdserve.structure.captured import conform, share_spec
 from tdserve.structure.changes import replace_entries
 from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Pieces
@@ -81,21 +81,25 @@ def pad_built(td: Any, pad: Pad, stored: Spec | None = None) -> Any:
     Args:
         td: The tensordict.
         pad: See ``Pad``.
-        stored: Structure of the store, of whose keys ``td`` may have a part: then ``pad`` may name others of its ragged
-            leaves, too.
+        stored: Structure of the store, of any number of rows, of whose keys ``td`` may have a part. It decides what is
+            ragged, and in which dimensions, whatever sizes these rows happen to have. ``pad`` may name its other
+            ragged leaves, too.
     """
     if pad is None:
         return td
     captured = capture(td, allow_pickle=True, is_exact=True)
     if captured.spec.packed:  # rows with a structure of their own are captured exactly only to be sent
         captured = capture(td, allow_pickle=True)
-    if isinstance(pad, Mapping) and stored is not None:
-        pad = _select_padding(pad, captured.spec, stored)
+    if stored is not None:
+        captured = conform(captured, stored)
+        pad = select_padding(pad, captured.spec, stored)
     return build(*pad_ragged(captured.spec, captured.tensors, captured.values, pad))
 
 
-def _select_padding(pad: Mapping[Any, Any], spec: Spec, stored: Spec) -> dict[Any, Any]:
+def select_padding(pad: Pad, spec: Spec, stored: Spec) -> Pad:
     """Returns the padding without that of ragged leaves of the store which the content does not have."""
+    if not isinstance(pad, Mapping):
+        return pad
     own = dict(spec.values)
     others = {path for path, leaf in stored.values if leaf.ragged is not None and path not in own}
     return {key: value for key, value in pad.items() if ((key,) if isinstance(key, str) else key) not in others}

@@ -10,6 +10,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
+from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
@@ -123,16 +124,24 @@ class StoreView(TensorDictCalls):
         return f"this view of store {self.name!r}"
 
     def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, deadline: Deadline) -> Any:
-        return pad_built(self._fetch((), rows, deadline), pad)
+        return pad_built(self._fetch((), rows, deadline), pad, self.spec)
 
-    def get(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
-        """Reads a whole leaf or nested part; returns the default if there is none."""
-        return self.get_at(key, ..., default, timeout_s=timeout_s)
+    def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
+        """Reads a whole leaf or nested part; returns the default if there is none. ``pad`` as of a store."""
+        return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
 
-    def get_at(self, key: str | Path, index: Any, default: Any = None, *, timeout_s: float | None = None) -> Any:
-        """Reads rows of a leaf or nested part."""
+    def get_at(
+        self,
+        key: str | Path,
+        index: Any,
+        default: Any = None,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads rows of a leaf or nested part; ``pad`` as of a store."""
         deadline = self._store.deadline(timeout_s)
-        return self._store.hand_over(self._read_entry(check_path(key), index, default, deadline))
+        return self._store.hand_over(self._read_entry(check_path(key), index, default, deadline, pad))
 
     def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
         try:
@@ -142,7 +151,7 @@ class StoreView(TensorDictCalls):
                 raise
             return default
         index, below = split_index(index, len(self.batch_size), count_dims(entry))
-        found = get_entry(self._fetch(path, index, deadline), path)
+        found = get_entry(pad_built(self._fetch(path, index, deadline), pad, self.spec), path)
         return found if below is None else found[below]
 
     def to_tensordict(
@@ -150,10 +159,15 @@ class StoreView(TensorDictCalls):
         *,
         retain_none: bool | None = None,
         device: torch.device | str | None = None,
+        pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Reads all of it into a local tensordict; ``retain_none`` as of a store."""
-        found = self._fetch((), ..., self._store.deadline(timeout_s), device=device)
+        """Reads all of it into a local tensordict; ``retain_none`` and ``pad`` as of a store."""
+        deadline = self._store.deadline(timeout_s)
+        if pad is None:
+            found = self._fetch((), ..., deadline, device=device)
+        else:  # on the CPU, where it is padded
+            found = to_device(pad_built(self._fetch((), ..., deadline), pad, self.spec), resolve_device(device))
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def _read_all(self, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:

@@ -13,7 +13,7 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
-from tdserve.client.content.padding import Pad
+from tdserve.client.content.padding import Pad, pad_built, select_padding
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
@@ -37,12 +37,25 @@ T = TypeVar("T")
 
 
 class _FoundRows(NamedTuple):
+    """Rows that were read.
+
+    Attributes:
+        contents: Of one index after the other.
+        chosen: Structure of the table, reduced to what was asked for.
+        stored: Structure of the table.
+    """
+
     contents: list[Content]
     chosen: Spec
+    stored: Spec
 
-    def build(self) -> Any:
-        parts = [build_rows(content, self.chosen) for content in self.contents]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def build(self, pad: Pad = None) -> Any:
+        """Builds the rows, padded as of ``RowsByNumber.get_at``."""
+        if len(self.contents) == 1:
+            content = self.contents[0]
+            return build_rows(content, self.chosen, select_padding(pad, content.spec, self.stored))
+        whole = torch.cat([build_rows(content, self.chosen) for content in self.contents])
+        return pad_built(whole, pad, self.stored)
 
 
 class RowsByNumber(ByAddress):
@@ -170,8 +183,8 @@ class RowsByNumber(ByAddress):
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces, keys, self._client.deadline(timeout_s)).build()
-        return shape_rows(found, shape, pad, stored=self._stored, store=self.name, is_array=self._client.numpy)
+        found = self._read_pieces(pieces, keys, self._client.deadline(timeout_s)).build(pad)
+        return shape_rows(found, shape, store=self.name, is_array=self._client.numpy)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
@@ -192,7 +205,7 @@ class RowsByNumber(ByAddress):
 
         def read() -> _FoundRows:
             wanted = WantedRows(self.name, self._stored, tuple(keys))
-            return _FoundRows([self._read(index, wanted, deadline) for index in indices], wanted.chosen)
+            return _FoundRows([self._read(index, wanted, deadline) for index in indices], wanted.chosen, wanted.stored)
 
         return self.follow_and_retry(read, deadline)
 

@@ -267,10 +267,10 @@ def _find_common(narrowest: Sampled, parts: Sequence[Sampled]) -> Spec:
     return spec if len(common) == len(spec.leaf_paths) else spec.select([p for p in spec.leaf_paths if p in common])
 
 
-def build_rows(content: Content, stored: Spec) -> Any:
-    """Builds the tensordict of rows that were read from a table of this structure."""
+def build_rows(content: Content, stored: Spec, pad: Pad = None) -> Any:
+    """Builds the tensordict of rows that were read from a table of this structure, padded."""
     values = with_one_value(content.values, content.spec, stored)
-    return (content if values is content.values else replace(content, values=values)).build()
+    return (content if values is content.values else replace(content, values=values)).build(pad=pad)
 
 
 class Asked(NamedTuple):

@@ -9,20 +9,15 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.content.padding import Pad, pad_built
-from tdserve.structure.tree import Path, Spec, quote
+from tdserve.structure.tree import Path, quote
 
 
-def shape_rows(
-    rows: Any, shape: tuple[int, ...] | None, pad: Pad, *, stored: Spec, store: str, is_array: bool = False
-) -> Any:
-    """Returns rows, padded, in the shape of their numbers.
+def shape_rows(rows: Any, shape: tuple[int, ...] | None, *, store: str, is_array: bool = False) -> Any:
+    """Returns rows in the shape of their numbers.
 
     Args:
         rows: A tensordict in one dimension.
         shape: Of the numbers; None: the rows were not chosen by numbers.
-        pad: As of ``RowsByNumber.get_at``.
-        stored: Structure of the table.
         store: Name of the table, for errors.
         is_array: Whether they become arrays.
 
@@ -30,8 +25,7 @@ def shape_rows(
         InvalidRequestError: The numbers have several dimensions, and rows differ in size or structure.
     """
     if shape == ():
-        return pad_built(rows[0], pad, stored)
-    rows = pad_built(rows, pad, stored)
+        return rows[0]
     if shape is None or len(shape) == 1:
         return rows
     if is_array and isinstance(rows, LazyStackedTensorDict) and len(rows):

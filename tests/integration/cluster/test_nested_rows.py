@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tests.ragged import strided
+from tests.ragged import jagged, strided
 
 pytestmark = pytest.mark.integration
 
@@ -91,6 +91,43 @@ def test_rows_when_a_strided_nested_tensor_is_divided_by_key_then_read_as_given(
         assert found["key"].tolist() == list(range(NUM_ROWS))[::-1]
         for at, wanted in enumerate(reversed(images.unbind())):
             assert torch.equal(found[at]["image"], wanted)
+
+
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2], [0, 3], [5], 2, [], [[0, 1], [2, 3]]])
+def test_reads_when_padded_then_the_structure_decides_what_has_a_mask(
+    client: tdserve.ClusterClient, name: str, rows: Any
+) -> None:
+    row = TensorDict({"key": torch.tensor(0), "image": torch.zeros(3, 1, 1), "t": torch.zeros(1)})
+    made = [
+        TensorDict({"key": torch.tensor(number), "image": torch.ones(size), "t": torch.ones(4)})
+        for number, size in enumerate(SIZES)
+    ]
+    ragged: Any = {"image": (1, 2), "t": (0,)}
+    table: Any = client.create_replay(name, row, 60, ragged=ragged, shards="all", shard_by="key")
+    index = table.extend(lazy_stack(made))[torch.tensor(rows, dtype=torch.int64)]
+    found = table.get_at(["image", "t"], index, pad={"image": 7, "t": 0})
+    shape = found["image"].shape
+    assert found["masks", "image"].shape == (*index.shape, *shape[-2:])
+    assert found["masks", "t"].shape == found["t"].shape == (*index.shape, 4 if index.numel() else 0)
+    assert found["masks", "image"].all() == (found["image"] == 1).all()
+
+
+def test_dataset_when_it_has_nested_tensors_then_divided_written_and_read(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    images = strided(*SIZES)
+    content = TensorDict({"image": images, "t": jagged([3, 0, 5, 1, 2, 2, 4, 1, 6])}, [NUM_ROWS])
+    dataset: Any = user.memmap(content, name, shards="all")
+    order = [8, 0, 4, 4]
+    assert [tuple(piece.shape) for piece in dataset[order]["image"].unbind()] == [SIZES[number] for number in order]
+    assert [len(piece) for piece in dataset.get_at("t", order).unbind()] == [6, 3, 2, 2]
+    assert [len(piece) for piece in dataset.get("t").unbind()] == [3, 0, 5, 1, 2, 2, 4, 1, 6]
+    dataset.set_at_("t", [torch.arange(size) for size in (1, 2, 3)], [8, 0, 4])
+    dataset.set_at_("t", jagged([7, 8]), [1, 7])
+    dataset[2:6] = TensorDict({"image": strided(*SIZES[:4]), "t": jagged([9, 9, 9, 9])}, [4])
+    padded = dataset.to_tensordict(pad=0)
+    assert padded["masks", "t"].sum(1).tolist() == [2, 7, 9, 9, 9, 9, 4, 8, 1]
+    assert padded["masks", "image"].shape == (NUM_ROWS, 3, 7, 6)
 
 
 def test_entries_when_given_as_a_nested_tensor_then_each_key_has_its_own(

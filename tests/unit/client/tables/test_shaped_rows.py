@@ -9,12 +9,14 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
 from tdserve.base.errors import InvalidRequestError
+from tdserve.client.content.padding import pad_built
 from tdserve.client.tables.shaped_rows import shape_rows
 from tdserve.structure.capture import capture
 
 
 def shape(rows: Any, shape: tuple[int, ...] | None, pad: Any = None, *, is_array: bool = False) -> Any:
-    return shape_rows(rows, shape, pad, stored=capture(rows).spec, store="t", is_array=is_array)
+    padded = pad_built(rows, pad, capture(rows).spec)
+    return shape_rows(padded, shape, store="t", is_array=is_array)
 
 
 def make_stack(*sizes: int) -> Any:
