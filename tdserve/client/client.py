@@ -247,9 +247,9 @@ class Client(TensorDictClient):
                 ``policy_version``, and ``sample(max_lag=)`` draws only rows of recent versions. When the weights' store
                 is deleted, existing rows count as older than any lag.
             ragged: Keys of tensors whose size along their first dimension differs from row to row, or a dict of such
-                keys with the dimensions that differ. Or the key of a nested part whose rows differ in their first batch
-                dimension, such as chat histories; ``()`` is the row itself. Nested tensors and lazy stacks in ``like``
-                are always ragged.
+                keys with the dimensions of a row that differ, as ``{"image": (1, 2)}``. Or the key of a nested part
+                whose rows differ in their first batch dimension, such as chat histories; ``()`` is the row itself.
+                Nested tensors and lazy stacks in ``like`` are always ragged.
             max_object_bytes: Room for non-tensor values and ragged tensors, 1 GiB by default: address space. Its
                 files grow as needed, and shrink only when the server starts.
             durability: ``"disk"``: a write is answered only when it is on the disk, and so survives a power failure.

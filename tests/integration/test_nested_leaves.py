@@ -3,6 +3,7 @@ may differ."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -86,3 +87,17 @@ def test_extend_when_a_strided_nested_tensor_has_too_many_rows_or_one_then_store
     assert table[number]["image"].shape == (3, 4, 4)
     with pytest.raises(tdserve.SpecMismatchError, match="expected the tensor of one row, got nested tensor of 3"):
         table.extend(TensorDict({"image": images}, []))
+
+
+@pytest.mark.parametrize(
+    ("ragged", "wanted"), [(["image"], "(1, 2)"), ({"image": 1}, "(1, 2)"), ({"image": 2}, "(1, 2)")]
+)
+def test_extend_when_dimensions_differ_that_are_not_declared_then_the_error_names_them(
+    client: tdserve.Client, name: str, ragged: Any, wanted: str
+) -> None:
+    table = client.create_replay(name, TensorDict({"image": torch.zeros(3, 1, 1)}), 9, ragged=ragged)
+    images = [TensorDict({"image": torch.ones(3, height, height + 1)}) for height in (2, 4)]
+    with pytest.raises(
+        tdserve.SpecMismatchError, match=re.escape(f"create the table with ragged={{'image': {wanted}}}")
+    ):
+        table.extend(lazy_stack(images))
