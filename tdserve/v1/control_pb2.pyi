@@ -894,7 +894,7 @@ class Done(_message.Message):
     def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., oldest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., sequences: _Optional[bytes] = ..., is_drained: bool = ..., num_drawable: _Optional[int] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "sync", "give_up", "list_complete", "place", "timeout_s")
+    __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "sync", "give_up", "list_complete", "place", "timeout_s", "continues")
     STORE_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
@@ -913,6 +913,7 @@ class MoveRequest(_message.Message):
     LIST_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     store: str
     uid: str
     move: str
@@ -931,7 +932,8 @@ class MoveRequest(_message.Message):
     list_complete: bool
     place: str
     timeout_s: float
-    def __init__(self, store: _Optional[str] = ..., uid: _Optional[str] = ..., move: _Optional[str] = ..., expected: _Optional[str] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., seal: bool = ..., unseal: bool = ..., release: _Optional[int] = ..., receive: _Optional[_Union[FileSizes, _Mapping]] = ..., write: _Optional[_Union[FileBlocks, _Mapping]] = ..., complete: _Optional[_Union[MovedStore, _Mapping]] = ..., show: bool = ..., sync: bool = ..., give_up: bool = ..., list_complete: bool = ..., place: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    continues: bool
+    def __init__(self, store: _Optional[str] = ..., uid: _Optional[str] = ..., move: _Optional[str] = ..., expected: _Optional[str] = ..., list_files: bool = ..., read: _Optional[_Union[FileBlocks, _Mapping]] = ..., seal: bool = ..., unseal: bool = ..., release: _Optional[int] = ..., receive: _Optional[_Union[FileSizes, _Mapping]] = ..., write: _Optional[_Union[FileBlocks, _Mapping]] = ..., complete: _Optional[_Union[MovedStore, _Mapping]] = ..., show: bool = ..., sync: bool = ..., give_up: bool = ..., list_complete: bool = ..., place: _Optional[str] = ..., timeout_s: _Optional[float] = ..., continues: bool = ...) -> None: ...
 
 class MoveAnswer(_message.Message):
     __slots__ = ("files", "blocks", "store", "uid", "complete")

@@ -292,7 +292,7 @@ class _Copying:
         for _ in range(MAX_PASSES):
             listed = at_source(list_files=True, move=move, deadline=self.deadline)
             source = partial(at_source, uid=listed.uid, deadline=self.deadline)
-            target(receive=listed.files)
+            target(receive=listed.files, continues=self.passes.has_begun)
             copied_nbytes = self._copy(source, target, listed.files)
             target(sync=True)
             if copied_nbytes <= SMALL_BYTES:
@@ -303,7 +303,7 @@ class _Copying:
         """Copies what is left while clients wait, and hands the store over."""
         try:
             sealed = source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
-            target(receive=sealed.files)
+            target(receive=sealed.files, continues=self.passes.has_begun)
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)
             self._check_time()

@@ -43,6 +43,11 @@ class FilePasses:
 
     digests: dict[tuple[bytes, int], Digest] = field(default_factory=dict)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether blocks are known, so that others must still have them."""
+        return bool(self.digests)
+
     def read(self, files: control_pb2.FileSizes, read: Read) -> Iterator[list[FoundBlock]]:
         """Reads all blocks that may have changed, some at a time; what the iterator has yielded is known.
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from tdserve.base.errors import (
     CorruptDataError,
-    InvalidRequestError,
     RemoteProtocolError,
     StoreExistsError,
     StoreNotFoundError,
@@ -119,13 +118,18 @@ class ArrivingStores:
         task.add_done_callback(retrieve_exception)
         return task
 
-    async def receive(self, name: str, move: str, sizes: control_pb2.FileSizes, *, client_id: bytes) -> None:
+    async def receive(
+        self, name: str, move: str, sizes: control_pb2.FileSizes, *, client_id: bytes, continues: bool = False
+    ) -> None:
         """Makes the files of a store, or changes them so that there are just these.
 
         Args:
             client_id: Of the client that brings it. Once that is forgotten they are removed.
+            continues: Whether they have come before, and only what has changed since will be written.
 
         Raises:
+            WrongStateError: What had come before is gone: the server was started again. New files would be zero where
+                nothing has changed since.
             StoreExistsError: A store of this server has the name.
             CapacityError: There is no room. Some files may stay, until the move is given up.
             RemoteProtocolError: There is not one size per path.
@@ -137,6 +141,8 @@ class ArrivingStores:
         files = dict(zip(sizes.paths, sizes.nbytes, strict=True))
 
         async def set_files() -> None:
+            if continues and not folder.is_dir():
+                raise _make_gone_error(move)
             self._clients[move] = client_id
             await asyncio.to_thread(moved_files.set_files, folder, files)
 
@@ -156,7 +162,7 @@ class ArrivingStores:
         """
         folder = self._stores.root.arriving_folder(move)
         if not folder.is_dir():
-            raise WrongStateError(state=f"nothing has come by move {move} since the server started", event="writing")
+            raise _make_gone_error(move)
         given = [moved_files.Block(each.path, each.offset, len(each.content), content=each.content) for each in blocks]
         await asyncio.to_thread(moved_files.write_blocks, folder, given)
 
@@ -168,7 +174,8 @@ class ArrivingStores:
         """Keeps a store whose files are all here, until it is shown or comes anew.
 
         Raises:
-            InvalidRequestError: Its files have not come by this move, or are gone: it was given up.
+            WrongStateError: Its files have not come by this move, or are gone: it was given up, or the server was
+                started again.
             CorruptDataError: It is a copy with damaged files.
             RemoteProtocolError: What is on record of it cannot be.
         """
@@ -179,15 +186,14 @@ class ArrivingStores:
         if moved.is_copy and folder.is_dir():
             record = await asyncio.to_thread(_begin_copy, folder, record, name, move)
             moved.record = record.to_bytes()
-        missing = InvalidRequestError(argument="move", reason=f"no files of store {name!r} have come by move {move}")
         if record.name != name or not folder.is_dir():
-            raise missing
+            raise _make_gone_error(move)
         self._check_free(name)
         if KINDS[record.kind].has_versions:
             await asyncio.to_thread(version_marks.adopt_marks, folder / "versions", uid=record.uid)
         await asyncio.to_thread(moved_files.sync_files, folder)
         if not folder.is_dir():  # the store was shown meanwhile
-            raise missing
+            raise _make_gone_error(move)
         moved.client_id = self._clients.get(move, b"")
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)
@@ -280,6 +286,11 @@ class ArrivingStores:
         stores.db.delete("arriving", move.encode())
         self._clients.pop(move, None)
         return others
+
+
+def _make_gone_error(move: str) -> WrongStateError:
+    state = f"nothing has come by move {move} since the server started, or it was given up"
+    return WrongStateError(state=state, event="going on with the move")
 
 
 def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> StoreRecord:

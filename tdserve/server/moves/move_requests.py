@@ -76,7 +76,9 @@ class MoveRequests:
         elif step == "release":
             await self.leaving.release(asked.store, asked.uid, Seal(session.number, asked.move), asked.release)
         elif step == "receive":
-            await self.arriving.receive(asked.store, asked.move, asked.receive, client_id=session.client_id)
+            await self.arriving.receive(
+                asked.store, asked.move, asked.receive, client_id=session.client_id, continues=asked.continues
+            )
         elif step == "write":
             await self.arriving.write(asked.move, asked.write.blocks)
         elif step == "sync":

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreNotFoundError
+from tdserve.client.cluster.store_move import MoveProgress
 from tests.integration.cluster.losing import connecting, join_addresses, rows
 from tests.integration.cluster.moving import choose_other
 from tests.integration.cluster.names import name_owned_by
@@ -126,6 +127,31 @@ def test_move_when_its_target_is_lost_in_the_middle_then_the_store_stays(crashin
             crashing[target].start()
         assert client.rebalance(name, target) == target
         assert store.get_at("x", 0) == 7
+        client.delete(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["served", "sealed"])
+def test_move_when_its_target_is_restarted_behind_a_pass_then_all_content_comes(
+    crashing: list[Crashing], is_sealed: bool
+) -> None:
+    name, num_rows = name_owned_by(0, 3), 1 << 20
+    with connecting(crashing, timeout_s=60.0) as client:
+        client.memmap(TensorDict({"x": torch.arange(num_rows), "y": torch.ones(num_rows)}, [num_rows]), name)
+        target = choose_other(client, name)
+        restarted: list[int] = []
+
+        def restart_target(progress: MoveProgress) -> None:
+            if not restarted and progress.nbytes == progress.total_nbytes and progress.is_sealed == is_sealed:
+                restarted.append(target)
+                crashing[target].kill()
+                crashing[target].start()
+
+        assert client.rebalance(name, target, on_progress=restart_target) == target
+        assert restarted
+        found = client.from_remote_init(name)
+        assert torch.equal(found["x"], torch.arange(num_rows))
+        assert found["y"].eq(1.0).all()
         client.delete(name)
 
 

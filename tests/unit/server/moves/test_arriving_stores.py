@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError, WrongStateError
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.store import moved_files
 from tdserve.v1 import control_pb2
@@ -148,7 +148,7 @@ def test_complete_when_given_up_then_refused(world: World, run: Loop, source: So
     async def scenario() -> None:
         await source.bring(arriving)
         await arriving.give_up(MOVE)
-        with pytest.raises(InvalidRequestError, match="no files"):
+        with pytest.raises(WrongStateError, match="given up"):
             await source.complete(arriving)
 
     run(scenario())
