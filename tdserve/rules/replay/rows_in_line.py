@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import NO_ROWS, Rows
+
+
+PIECE_ROWS = 65_536
+"""Most rows of a piece. To look at all rows of a large table at once would keep the event loop busy."""
+
+
+class _Piece(NamedTuple):
+    """Some holes, in order.
+
+    Attributes:
+        low, high: The least and the greatest of them, or less and more.
+    """
+
+    rows: Rows
+    low: int
+    high: int
 
 
 class RowsInLine:
@@ -22,7 +39,7 @@ class RowsInLine:
 
     def __init__(self) -> None:
         self.num_holes = 0
-        self._holes: deque[Rows] = deque()
+        self._holes: deque[_Piece] = deque()
         self._overdue: deque[tuple[Rows, Rows]] = deque()
 
     @property
@@ -32,9 +49,10 @@ class RowsInLine:
 
     def add_holes(self, rows: Rows) -> None:
         """Adds rows that were given up."""
-        if len(rows):
-            self._holes.append(rows)
-            self.num_holes += len(rows)
+        for first in range(0, len(rows), PIECE_ROWS):
+            piece = rows[first : first + PIECE_ROWS]
+            self._holes.append(_Piece(piece, int(piece.min()), int(piece.max())))
+        self.num_holes += len(rows)
 
     def take_holes(self, num_rows: int) -> Rows:
         """Takes up to ``num_rows`` holes."""
@@ -44,9 +62,9 @@ class RowsInLine:
         missing = min(num_rows, self.num_holes)
         self.num_holes -= missing
         while missing:
-            piece = self._holes.popleft()
+            piece, low, high = self._holes.popleft()
             if len(piece) > missing:
-                self._holes.appendleft(piece[missing:])
+                self._holes.appendleft(_Piece(piece[missing:], low, high))
                 piece = piece[:missing]
             found.append(piece)
             missing -= len(piece)
@@ -54,9 +72,15 @@ class RowsInLine:
 
     def put_first(self, row: int) -> None:
         """Puts the holes with numbers from ``row`` on before the others."""
-        behind = [piece[piece >= row] for piece in self._holes]
-        ahead = [piece[piece < row] for piece in self._holes]
-        self._holes = deque(piece for piece in (*behind, *ahead) if len(piece))
+        behind, ahead = list[_Piece](), list[_Piece]()
+        for piece in self._holes:
+            if piece.low >= row or piece.high < row:
+                (behind if piece.low >= row else ahead).append(piece)
+                continue
+            is_behind = piece.rows >= row
+            behind.append(_Piece(piece.rows[is_behind], row, piece.high))
+            ahead.append(_Piece(piece.rows[~is_behind], piece.low, row - 1))
+        self._holes = deque(piece for piece in (*behind, *ahead) if len(piece.rows))
 
     def add_overdue(self, rows: Rows, row_ids: Rows) -> None:
         """Adds rows whose promise has ended, which may be live or never used.
