@@ -109,8 +109,14 @@ def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_wha
         client.rebalance(other, target)
         assert arrived.exists()  # its mover still has the store sealed
     assert store["x"].tolist() == [0, 1, 2]  # after the end of the seal
-    client.rebalance(other, source)
-    assert not arrived.exists()
+
+
+    def is_removed() -> bool:
+        client.rebalance(other, source)
+        client.rebalance(other, target)
+        return not arrived.exists()
+
+    wait_for(is_removed, "the removal, for which all servers must answer")
     client.delete(other)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ def test_client_when_it_uses_one_server_then_connects_to_that_alone(
         assert list(client.members.used) == [1]
 
 
+def open_at_once(client: tdserve.ClusterClient, name: str) -> Any:
+    """Opens a table without waiting for it; None if no server was reached in the moment that this takes."""
+    with suppress(ConnectError):
+        return client.replay(name, timeout_s=0)
+    return None
+
+
 @pytest.mark.slow
 def test_stores_when_asked_for_once_by_a_new_client_then_found(client: tdserve.ClusterClient, address: str) -> None:
     names = [name_owned_by(server, 3) for server in range(3)]
@@ -92,7 +100,7 @@ def test_stores_when_asked_for_once_by_a_new_client_then_found(client: tdserve.C
         with tdserve.connect(address) as fresh:  # it has no connection yet
             if reads_first:
                 assert all(fresh.from_remote_init(name, timeout_s=0)["number"].sum() == 3 for name in names)
-            opened = fresh.replay(shared, timeout_s=0)
+            opened = wait_for(lambda client=fresh: open_at_once(client, shared), "a server that is not too busy")  # type: ignore[misc]
             wait_for(lambda table=opened: not table.info()["degraded"], "an answer of each part")  # type: ignore[misc]
             assert len(opened) == 3
     for name in (*names, shared):

@@ -68,6 +68,8 @@ def test_clients_when_they_run_together_then_all_their_calls_are_counted_and_the
 def test_clients_when_measured_then_each_number_of_them_has_figures_and_no_store_is_left(stage: Stage) -> None:
     figures = list(measure(stage, "clients"))
     assert [figure.name for figure in figures] == [
+        "bare gloo, 256 rows asked for",
+        "bare gloo, 64 rows acknowledged",
         "sample 256, 1 client",
         "sample 256, 2 clients",
         "extend 64, 1 client",
@@ -76,5 +78,5 @@ def test_clients_when_measured_then_each_number_of_them_has_figures_and_no_store
     ]
     for figure in figures:
         assert figure.median > 0
-        assert figure.details["calculated: cores"] > 0
+        assert figure.details["calculated: cores"] > 0 or figure.name.startswith("bare")
     assert stage.client.stores() == []
