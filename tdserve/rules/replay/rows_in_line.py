@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import NO_ROWS, Rows
 
-
 PIECE_ROWS = 65_536
 """Most rows of a piece. To look at all rows of a large table at once would keep the event loop busy."""
 
 
-class _Piece(NamedTuple):
+class _HolePiece(NamedTuple):
     """Some holes, in order.
 
     Attributes:
@@ -39,7 +38,7 @@ class RowsInLine:
 
     def __init__(self) -> None:
         self.num_holes = 0
-        self._holes: deque[_Piece] = deque()
+        self._holes: deque[_HolePiece] = deque()
         self._overdue: deque[tuple[Rows, Rows]] = deque()
 
     @property
@@ -51,7 +50,7 @@ class RowsInLine:
         """Adds rows that were given up."""
         for first in range(0, len(rows), PIECE_ROWS):
             piece = rows[first : first + PIECE_ROWS]
-            self._holes.append(_Piece(piece, int(piece.min()), int(piece.max())))
+            self._holes.append(_HolePiece(piece, int(piece.min()), int(piece.max())))
         self.num_holes += len(rows)
 
     def take_holes(self, num_rows: int) -> Rows:
@@ -64,7 +63,7 @@ class RowsInLine:
         while missing:
             piece, low, high = self._holes.popleft()
             if len(piece) > missing:
-                self._holes.appendleft(_Piece(piece[missing:], low, high))
+                self._holes.appendleft(_HolePiece(piece[missing:], low, high))
                 piece = piece[:missing]
             found.append(piece)
             missing -= len(piece)
@@ -72,14 +71,14 @@ class RowsInLine:
 
     def put_first(self, row: int) -> None:
         """Puts the holes with numbers from ``row`` on before the others."""
-        behind, ahead = list[_Piece](), list[_Piece]()
+        behind, ahead = list[_HolePiece](), list[_HolePiece]()
         for piece in self._holes:
             if piece.low >= row or piece.high < row:
                 (behind if piece.low >= row else ahead).append(piece)
                 continue
             is_behind = piece.rows >= row
-            behind.append(_Piece(piece.rows[is_behind], row, piece.high))
-            ahead.append(_Piece(piece.rows[~is_behind], piece.low, row - 1))
+            behind.append(_HolePiece(piece.rows[is_behind], row, piece.high))
+            ahead.append(_HolePiece(piece.rows[~is_behind], piece.low, row - 1))
         self._holes = deque(piece for piece in (*behind, *ahead) if len(piece.rows))
 
     def add_overdue(self, rows: Rows, row_ids: Rows) -> None:

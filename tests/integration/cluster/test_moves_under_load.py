@@ -110,7 +110,6 @@ def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_wha
         assert arrived.exists()  # its mover still has the store sealed
     assert store["x"].tolist() == [0, 1, 2]  # after the end of the seal
 
-
     def is_removed() -> bool:
         client.rebalance(other, source)
         client.rebalance(other, target)
