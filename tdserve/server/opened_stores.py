@@ -29,7 +29,7 @@ class OpenedStores:
         self._max_stores = self._look_at = max_stores
         self._kept: dict[str, OpenedStore] = {}
         self._held: WeakValueDictionary[str, OpenedStore] = WeakValueDictionary()
-        self._closed: set[str] = set()
+        self._unsynced: set[str] = set()
         self._turn = 0
 
     def __len__(self) -> int:
@@ -74,14 +74,15 @@ class OpenedStores:
         """Returns the names of those that are open."""
         return [*self._kept, *self._held]
 
-    def take_closed(self) -> set[str]:
-        """Returns the names of those that were closed since the last call, even if they are open again."""
-        closed, self._closed = self._closed, set()
-        return closed
+    def take_unsynced(self) -> set[str]:
+        """Returns the names of those that were closed, or came from elsewhere, since the last call, even if they are
+        open again."""
+        unsynced, self._unsynced = self._unsynced, set()
+        return unsynced
 
-    def put_back_closed(self, names: Iterable[str]) -> None:
-        """Undoes ``take_closed``."""
-        self._closed.update(names)
+    def add_unsynced(self, names: Iterable[str]) -> None:
+        """Has the next pass sync stores that may not be open: they came from elsewhere, or the last pass failed."""
+        self._unsynced.update(names)
 
     def _close_unused(self) -> None:
         unused = sorted(filter(_may_be_closed, self._kept.values()), key=lambda store: store.used_at)
@@ -89,7 +90,7 @@ class OpenedStores:
         for store in unused[:num_closed]:
             del self._kept[store.name]
             self._held[store.name] = store
-            self._closed.add(store.name)
+            self._unsynced.add(store.name)
         # Tables, which are never closed, may be so many that it would look at all of them each time.
         self._look_at = max(self._max_stores, len(self._kept) + self._max_stores // 4)
 

@@ -210,10 +210,10 @@ class Syncing:
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
         root.check_in_place()  # a pass writes by path
         self._before()
-        closed = self._stores.opened.take_closed() if is_all else set[str]()
+        unsynced = self._stores.opened.take_unsynced() if is_all else set[str]()
         try:
             stores, weights = [], []
-            async for record in self._iter_records(is_all=is_all, wanted=wanted, closed=closed):
+            async for record in self._iter_records(is_all=is_all, wanted=wanted, unsynced=unsynced):
                 if KINDS[record.kind].has_versions:
                     weights.append(self._describe_weights(record, held))
                 elif not record.adopted and (synced := await self._store(record)) is not None:
@@ -221,7 +221,7 @@ class Syncing:
             work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
             failures = await asyncio.to_thread(self._choose_place(work))
         except BaseException as error:
-            self._stores.opened.put_back_closed(closed)
+            self._stores.opened.add_unsynced(unsynced)
             for store, number in held:
                 release_version(store, number)
             if isinstance(error, PeerLostError):
@@ -234,7 +234,7 @@ class Syncing:
         for synced in stores:
             if synced.uid not in failures:
                 self._stores.packed.forget_synced(synced.uid)
-        self._stores.opened.put_back_closed(closed.intersection(map(self._stores.catalog.find_name, failures)))
+        self._stores.opened.add_unsynced(unsynced.intersection(map(self._stores.catalog.find_name, failures)))
         return {
             uid: reason for uid, reason in failures.items() if self._stores.catalog.find_name(uid)
         }  # unless deleted
@@ -248,13 +248,13 @@ class Syncing:
         return partial(_run_here, work)
 
     async def _iter_records(
-        self, *, is_all: bool, wanted: AbstractSet[str], closed: AbstractSet[str]
+        self, *, is_all: bool, wanted: AbstractSet[str], unsynced: AbstractSet[str]
     ) -> AsyncIterator[StoreRecord]:
         """Yields the stores of a pass, a few in each turn of the event loop: all that were used since the last one."""
         is_first = is_all and not self._has_seen_all  # a killed server may have left any store unsynced
         catalog = self._stores.catalog
         opened = self._stores.opened.list_names() if is_all else ()
-        names = {*filter(None, map(catalog.find_name, wanted)), *opened, *closed}
+        names = {*filter(None, map(catalog.find_name, wanted)), *opened, *unsynced}
         for number, record in enumerate(catalog if is_first else filter(None, map(catalog.find, names))):
             if number % STORES_PER_TURN == 0:
                 await asyncio.sleep(0)

@@ -59,3 +59,22 @@ def test_checkpoint_when_the_server_is_restarted_each_time_then_a_retryable_erro
         assert refused.value.retryable
         assert tdserve.list_checkpoints(tmp_path / "place") == []
         assert len(client.checkpoint(tmp_path / "place").stores) == 3
+
+
+@pytest.mark.slow
+def test_restore_when_the_server_is_restarted_amid_it_then_it_goes_on(tmp_path: Path) -> None:
+    with Crashing(tmp_path / "root") as crashing, crashing.server.client(timeout_s=60.0) as client:
+        fill(client)
+        made = client.checkpoint(tmp_path / "place")
+        left = [1, 2]
+
+        def restart(_: object) -> None:
+            if left and any(crashing.root.glob("arriving/*/*")):
+                left.pop()
+                crashing.restart()
+
+        assert client.restore(tmp_path / "place", prefix="old-", on_progress=restart) == sorted(
+            f"old-{each.name}" for each in made.stores
+        )
+        assert not left
+        check_filled(client, "old-")

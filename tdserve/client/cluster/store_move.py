@@ -302,7 +302,7 @@ class _Copying:
     def _copy_sealed(self, source: _Ask, target: _Ask) -> None:
         """Copies what is left while clients wait, and hands the store over."""
         try:
-            sealed = source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
+            sealed = self._seal(source)
             target(receive=sealed.files, continues=self.passes.has_begun)
             self._copy(source, target, sealed.files, is_sealed=True)
             target(complete=sealed.store)
@@ -310,7 +310,14 @@ class _Copying:
             self._release(source)
         except BaseException:
             with suppress(TDServeError):  # a session that is lost unseals it, too; what was released stays so
-                source(unseal=True)
+                source(unseal=True, deadline=Deadline.after(UNDO_S))
+            raise
+
+    def _seal(self, source: _Ask) -> control_pb2.MoveAnswer:
+        try:
+            return source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
+        except DeadlineExceededError:  # of writes, unless the server stands still
+            self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
             raise
 
     def _release(self, source: _Ask) -> None:

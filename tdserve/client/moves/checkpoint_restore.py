@@ -6,11 +6,19 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreExistsError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TDServeError,
+    WrongStateError,
+)
 from tdserve.base.ids import make_uid
 from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
 from tdserve.client.moves.move_steps import UNDO_S, request_step
@@ -65,6 +73,9 @@ class Copies(NamedTuple):
         return {"policy_uid": "", "policy_elsewhere_since_s": 0.0} if is_elsewhere else {}
 
 
+MAX_ATTEMPTS = 4
+"""A restart of the server forgets what has come of a store."""
+
 MAX_NAMED = 5
 """Checkpoints, or stores of one, that an error names."""
 
@@ -118,11 +129,10 @@ def restore_stores(
             name = copies.names[store.name]
             begun[name] = copies.uids[store.uid]
             step = partial(request_step, client, name, move=begun[name], deadline=deadline)
-            for written in _write(archive, store, step, deadline):
-                nbytes += written
-                on_progress(RestoreProgress(store.name, nbytes, total_nbytes))
-            step(complete=_make_copy(store.moved, copies))
+            for come_nbytes in _bring(archive, store, _make_copy(store.moved, copies), step, deadline):
+                on_progress(RestoreProgress(store.name, nbytes + come_nbytes, total_nbytes))
             step(show=True)
+            nbytes += store.nbytes
             restored.append(name)
             del begun[name]
     except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
@@ -148,6 +158,26 @@ def take_back(client: SessionClient, restored: Iterable[str], begun: Mapping[str
             return
         except TDServeError:
             continue
+
+
+def _bring(
+    archive: Archive,
+    store: ArchivedStore,
+    moved: control_pb2.MovedStore,
+    step: Callable[..., object],
+    deadline: Deadline,
+) -> Iterator[int]:
+    """Brings a store to the server, and begins again if that has lost it; yields how many bytes are there."""
+    num_attempts = 0
+    while True:
+        num_attempts += 1
+        try:
+            yield from accumulate(_write(archive, store, step, deadline))
+            step(complete=moved)
+            return
+        except WrongStateError:  # it was started again
+            if num_attempts == MAX_ATTEMPTS or deadline.expired:
+                raise
 
 
 def _write(archive: Archive, store: ArchivedStore, step: Callable[..., object], deadline: Deadline) -> Iterator[int]:

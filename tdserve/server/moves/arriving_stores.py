@@ -231,6 +231,8 @@ class ArrivingStores:
             raise StoreNotFoundError(name=name)
         if record.durability == "disk":
             await self._syncing.wait_synced(record.uid)
+        else:
+            self._syncing.sync_soon(record.uid)
 
     async def _show_arrived(self, name: str, move: str) -> None:
         if (content := self._stores.db.get("arriving", check_store_name(move).encode())) is None:
@@ -281,6 +283,9 @@ class ArrivingStores:
         else:
             stores.root.take_arrived(record.name, move)  # from now on, also after a restart
         stores.catalog.add(record)
+        # Its files are on the disk. What vouches for them is not, nor are there checksums of what the source had not
+        # synced: and nobody may ever open it here.
+        stores.opened.add_unsynced([record.name])
         stores.announce(record.name)
         reach("move.shown")
         stores.db.delete("arriving", move.encode())

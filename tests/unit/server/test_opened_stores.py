@@ -28,11 +28,11 @@ def test_put_when_there_are_many_then_those_not_used_for_long_are_closed(world: 
     assert len(opened) <= 4
     assert sorted(opened.list_names())[0] == "a"
     assert opened.get("b") is None
-    closed = opened.take_closed()
+    closed = opened.take_unsynced()
     assert "b" in closed
-    assert opened.take_closed() == set()
-    opened.put_back_closed({"b"})
-    assert opened.take_closed() == {"b"}
+    assert opened.take_unsynced() == set()
+    opened.add_unsynced({"b"})
+    assert opened.take_unsynced() == {"b"}
     assert opened.pop("b") is None
 
 
@@ -41,7 +41,7 @@ def test_put_when_one_that_is_not_used_is_held_by_a_request_then_it_is_found_aga
     open_many(world, run, opened, "a")
     held = opened.get("a")
     open_many(world, run, opened, "bcdefgh")
-    assert "a" in opened.take_closed()
+    assert "a" in opened.take_unsynced()
     assert "a" in opened.list_names(), "its request may be writing"
     assert opened.get("a") is held
     assert opened.pop("a") is held
@@ -56,6 +56,6 @@ def test_put_when_stores_are_of_another_kind_or_in_use_then_they_stay_open(world
         assert world.stores.opened.pop(store.name) is store
         opened.put(store)
     open_many(world, run, opened, "abcdefgh")
-    closed = opened.take_closed()
+    closed = opened.take_unsynced()
     assert {"a", "b"} <= closed <= set("abcdefgh")
     assert len(opened) == 3 + 8 - len(closed)
