@@ -112,7 +112,7 @@ class RowComparison:
     def _find(self) -> tuple[Watermark, list[NDArray[np.uint8]]] | None:
         """Returns the record of the last sync and the columns that it covers; None before the first one."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_AGAIN_S:
+        if self._found is None or now_s - self._looked_s >= LOOK_AGAIN_S:  # the first record may come at any time
             self._looked_s = now_s
             try:
                 inode = os.stat(self._path).st_ino

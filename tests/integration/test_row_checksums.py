@@ -12,6 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.base.config import TransportName
 from tdserve.base.errors import DamagedRowError, NotSupportedError, StoreExistsError
 from tests.processes import wait_for
 
@@ -183,6 +184,21 @@ def test_rows_when_overwritten_in_part_or_given_leaves_then_are_compared_as_they
     store.set_at_("y", torch.tensor(2.0), 4)  # the answer waits for a sync, which covers the new leaf
     assert store[...]["y"].sum() == NUM_ROWS + 1
     assert store[3]["n", "i"] == 3
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_damage_when_the_row_was_read_before_the_first_sync_then_reported_at_once(
+    server: tdserve.Server, transport: TransportName
+) -> None:
+    name = f"early-{transport}"
+    with server.client(transport=transport, timeout_s=60.0) as client:
+        client.init_remote(make_rows(with_text=False), name, checksum=True, durability="disk")
+        store = client[name]
+        assert store[DAMAGED]["n", "i"] == DAMAGED
+        store[DAMAGED] = make_rows(with_text=False)[DAMAGED]  # the answer waits for the first sync of rows
+        flip(server, f"{name}/rows/x.memmap", 24 * DAMAGED)
+        with pytest.raises(DamagedRowError):
+            _ = store[DAMAGED]
 
 
 def test_mapping_when_of_a_store_with_checksums_then_compared_once_and_never_writable(server: tdserve.Server) -> None:
