@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -327,3 +328,21 @@ def test_sample_when_a_new_run_begins_then_it_gets_draws_of_its_own(client: tdse
     assert draw(0, step=0, run="7") == third
     with table.batches(8, rank=0, world_size=2, run="c") as batches:
         assert next(batches)["index"].tolist() == draw(0, step=0, run="c")
+
+
+def test_rows_when_used_up_by_ranks_then_no_writer_of_a_queue_overwrites_others(
+    client: tdserve.Client, name: str
+) -> None:
+    row = TensorDict({"number": torch.tensor(0)}, [])
+    table = client.create_replay(name, row, 12, limiter=tdserve.Queue(12), max_times_sampled=1, sampler=tdserve.Fifo())
+    table.extend(TensorDict({"number": torch.arange(12)}, [12]))
+    first = [table.sample(4, rank=rank, world_size=2, step=0)["number"].tolist() for rank in range(2)]
+    assert sorted(first[0] + first[1]) == list(range(8))
+    with pytest.raises(tdserve.DeadlineExceededError, match="kept for the ranks of a step 8"):
+        table.extend(TensorDict({"number": torch.arange(12, 16)}, [4]), timeout_s=0.2)
+    assert sorted(table[:]["number"].tolist()) == [8, 9, 10, 11]
+    waiting = table.extend(TensorDict({"number": torch.arange(12, 16)}, [4]), return_early=True)
+    with ThreadPoolExecutor(2) as ranks:  # that both ask for the next step makes room
+        second = ranks.map(lambda rank: table.sample(4, rank=rank, world_size=2, step=1, timeout_s=20.0), range(2))
+        assert sorted(number for part in second for number in part["number"].tolist()) == list(range(8, 16))
+    waiting.result(timeout=20)

@@ -39,10 +39,10 @@ class Departures(AgingTable):
             self.take_back_claims()
 
     def _has_room(self, num_rows: int) -> bool:
-        """Returns whether so many rows may come before a draw is forgotten. Its rows that all consumers have had leave
-        with it, and count for the limiter until then."""
+        """Returns whether so many rows may come before a draw is forgotten. Its rows that all consumers have had, or
+        that were sampled for the last time, leave with it, and count for the limiter until then."""
         limiter = self.settings.limiter
-        may_come = not self.settings.consumers or limiter.can_insert(self.counts, num_rows)
+        may_come = not limiter.keeps_rows or limiter.can_insert(self.counts, num_rows)
         return may_come and self.ring.has_room(num_rows)
 
     def discard(self, max_lag: int, *, group: str = "") -> int:

@@ -26,6 +26,8 @@ class LimiterCounts:
         capacity: Most rows.
         reserved: Rows that writers hold now and have not committed. A limiter counts them as inserted when it decides
             on an insert, so that concurrent writers stay within the bounds together.
+        num_spent: Rows that were sampled for the last time, or had by all consumers, and are kept for the ranks of a
+            step.
     """
 
     num_rows: int
@@ -33,6 +35,7 @@ class LimiterCounts:
     samples: int
     capacity: int
     reserved: int = 0
+    num_spent: int = 0
 
 
 class Limiter(ABC):
@@ -325,7 +328,8 @@ class Queue(Limiter):
     """Writers wait while the table is full, samples while it has fewer rows than they ask for.
 
     Attributes:
-        max_size: Most rows, including those that writers hold; at least 1.
+        max_size: Most rows, including those that writers hold, and those that are used up and kept for the ranks of a
+            step; at least 1.
     """
 
     max_size: int
@@ -368,7 +372,7 @@ class Queue(Limiter):
 
     def can_insert(self, counts: LimiterCounts, num_rows: int) -> bool:
         """Returns whether ``num_rows`` may be reserved now."""
-        return counts.num_rows + counts.reserved + num_rows <= self.max_size
+        return counts.num_rows + counts.num_spent + counts.reserved + num_rows <= self.max_size
 
     def explain_sample(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a sample waits for, for the error when it has waited too long."""
@@ -378,7 +382,11 @@ class Queue(Limiter):
     def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         room = self.max_size - num_rows
-        need = "" if self.can_insert(counts, num_rows) else f"needs a size, reserved rows included, of at most {room}"
+        need = (
+            ""
+            if self.can_insert(counts, num_rows)
+            else f"needs a size, reserved and kept rows included, of at most {room}"
+        )
         return _describe_wait("insert", counts, table, num_rows, self, need)
 
     def compute_max_batch_rows(self, capacity: int) -> int:
@@ -402,7 +410,8 @@ def _describe_wait(event: str, counts: LimiterCounts, table: str, num_rows: int,
         cause = "the sampler has too few rows to draw from" if event == "sample" else "others hold too many rows"
         need = f"lets it through while {cause}"
     article = "an" if event == "insert" else "a"
+    kept = f", kept for the ranks of a step {counts.num_spent}" if counts.num_spent else ""
     return (
         f"{article} {event} of {num_rows} rows, table {table!r} (size {counts.num_rows} of {counts.capacity}, reserved "
-        f"{counts.reserved}, inserts {counts.inserts}, samples {counts.samples}), where {limiter!r} {need},"
+        f"{counts.reserved}{kept}, inserts {counts.inserts}, samples {counts.samples}), where {limiter!r} {need},"
     )

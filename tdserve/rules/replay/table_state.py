@@ -187,6 +187,7 @@ class TableState:
             samples=self.num_samples - samples,
             capacity=self.ring.capacity,
             reserved=self.ring.num_reserved,
+            num_spent=self.draws.num_spent,
         )
 
     def catch_up(self, writer: bytes = b"") -> None:

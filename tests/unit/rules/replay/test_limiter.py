@@ -245,7 +245,7 @@ def test_queue_when_full_then_writers_wait_and_when_short_samplers() -> None:
     assert not queue.can_sample(_counts(4, reserved=3), 5)
     assert "size 4 of 100" in queue.explain_sample(_counts(4), "jobs", 5)
     assert "needs a size of 5," in queue.explain_sample(_counts(4), "jobs", 5)
-    assert "reserved rows included, of at most 6," in queue.explain_insert(_counts(7), "jobs", 4)
+    assert "reserved and kept rows included, of at most 6," in queue.explain_insert(_counts(7), "jobs", 4)
 
 
 def test_queue_when_a_request_exceeds_it_then_refused() -> None:
