@@ -16,6 +16,13 @@ little too rarely."""
 _MAX_QUESTIONS = 64
 
 
+class ShardScale(NamedTuple):
+    """What the probabilities and weights of a shard's rows are relative to; attributes as of :class:`ShardMass`."""
+
+    mass: float
+    least: float
+
+
 class ShardMass(NamedTuple):
     """What a shard said that may be drawn from it.
 
@@ -36,6 +43,11 @@ class ShardMass(NamedTuple):
     is_drained: bool
     num_rows: int
     inserts: int
+
+    @property
+    def scale(self) -> ShardScale:
+        """What the probabilities and weights of its rows are relative to."""
+        return ShardScale(self.mass, self.least)
 
     def is_before(self, epoch: int) -> bool:
         """Returns whether it has finished an epoch, and not begun this one, in which all of its rows are due."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,11 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
+from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.call_conditions import is_passing, may_repeat
 from tdserve.client.session.call_deadline import within
-from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
@@ -35,26 +34,6 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 
 COMPLETE_WITHIN_S = 0.2
 """Time in which a call that holds some of its rows gets the others, or gives all of them back."""
-
-SHOWING_WEIGHT = 0.99
-"""A weight that is nearer to 1 is not exact enough to tell its exponent."""
-
-_PROBABILITY, _WEIGHT = ("probability",), ("priority_weight",)
-
-
-class DrawnPart(NamedTuple):
-    """Rows of one shard.
-
-    Attributes:
-        client: Through which they were drawn.
-        query: For which they were drawn.
-        rows: The rows, with the numbers that they have in their shard.
-    """
-
-    shard: int
-    client: SessionClient
-    query: Query
-    rows: Sampled
 
 
 class ShardDraws:
@@ -151,7 +130,8 @@ class ShardDraws:
                     if counts is None:
                         limits.clear()  # rows may have come
                     continue
-                self._weigh(more, masses)
+                scales = {shard: found.scale for shard, found in masses.items()}
+                weigh_parts(more, scales, self._table.settings.sampler)
                 drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
                 exact = getattr(self._table.settings.sampler, "is_exact", True)
@@ -331,21 +311,6 @@ class ShardDraws:
             return []
         return [part for part in draw_parts.values() if part is not None]
 
-    def _weigh(self, parts: Sequence[DrawnPart], masses: Mapping[int, ShardMass]) -> None:
-        """Makes probabilities and weights those of the whole table."""
-        whole = sum(found.mass for found in masses.values())
-        least = min((found.least for found in masses.values() if found.least > 0), default=0.0)
-        weighted = [part for part in parts if _WEIGHT in part.rows.tensors and masses[part.shard].least]
-        shown = (_find_beta(part, masses[part.shard]) for part in weighted)
-        known = float(getattr(self._table.settings.sampler, "beta", 0.0))
-        beta = next((beta for beta in shown if beta is not None), known)
-        for part in weighted:
-            part.rows.tensors[_WEIGHT] = part.rows.tensors[_WEIGHT] * (least / masses[part.shard].least) ** beta
-        for part in parts:
-            tensors = part.rows.tensors
-            if _PROBABILITY in tensors and whole:
-                tensors[_PROBABILITY] = tensors[_PROBABILITY] * (masses[part.shard].mass / whole)
-
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table; rows, groups and slices are
         in random order."""
@@ -359,17 +324,6 @@ class ShardDraws:
             firsts = torch.from_numpy(self._rng.permutation(num_units)) * unit
             order = (firsts[:, None] + torch.arange(unit)).flatten()
         return Sampled.join([part.rows for part in drawn], order)
-
-
-def _find_beta(part: DrawnPart, mass: ShardMass) -> float | None:
-    """Returns the exponent of the weights with which rows were drawn, from the least likely to the most weighty: others
-    may have changed it since this handle was made. None if it does not show, as where all rows are the least likely."""
-    weights, probabilities = part.rows.tensors[_WEIGHT].double(), part.rows.tensors[_PROBABILITY].double()
-    row = int(weights.argmin())
-    ratio = mass.least / (float(probabilities[row]) * mass.mass)
-    if not 0 < float(weights[row]) < SHOWING_WEIGHT or not 0 < ratio < 1:
-        return None
-    return math.log(float(weights[row])) / math.log(ratio)
 
 
 def _name_whole(make_query: Callable[[Any], Query], num_rows: int) -> Callable[[Any], Query]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
+from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.part_errors import note_elsewhere
-from tdserve.client.cluster.shard_draws import DrawnPart
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.placement import name_splits
-from tdserve.rules.shard_division import ShardMass, divide_among_ranks, explain_shortage
+from tdserve.rules.shard_division import ShardMass, ShardScale, divide_among_ranks, explain_shortage
 
 MAX_SPLITS_BYTES = 1 << 20
 """Room for how thousands of steps were divided; each shard keeps the rows of the last few."""
@@ -27,6 +27,29 @@ MAX_SPLITS_BYTES = 1 << 20
 
 PAUSE_S = 0.02
 """Pause of a rank that waits for rows of all shards."""
+
+
+class StepDivision(NamedTuple):
+    """How a step is divided among the shards.
+
+    Attributes:
+        counts: Rows that each rank gets of a shard.
+        scales: Those of all shards when it was divided: ranks that ask later have probabilities and weights by the
+            same ones.
+    """
+
+    counts: dict[int, int]
+    scales: dict[int, ShardScale]
+
+    @classmethod
+    def parse(cls, kept: Any) -> StepDivision:
+        """Reads what :meth:`format` made."""
+        counts = {int(shard): int(count) for shard, count, _, _ in kept if count}
+        return cls(counts, {int(shard): ShardScale(float(mass), float(least)) for shard, _, mass, least in kept})
+
+    def format(self) -> list[list[float]]:
+        """Returns shard, rows of a rank, mass and least mass of each shard, for the keyed store."""
+        return [[shard, self.counts.get(shard, 0), *scale] for shard, scale in self.scales.items()]
 
 
 class ShardShares:
@@ -46,7 +69,7 @@ class ShardShares:
             DeadlineExceededError, StepForgottenError: As of ``ReplayHandle.sample``.
         """
         with within(deadline):
-            counts = self._agree(make_query, share, num_rows, deadline)
+            counts, scales = self._agree(make_query, share, num_rows, deadline)
 
         def draw(shard: int, part: Any) -> DrawnPart:
             query = make_query(part)
@@ -62,7 +85,9 @@ class ShardShares:
         except DeadlineExceededError as error:
             later = f"step {share.step} was divided when there were enough; if no more come, all ranks may go on with"
             raise note_elsewhere(error, f"{later} step={share.step + 1}") from error
-        return [found[shard] for shard in sorted(found)]
+        parts = [found[shard] for shard in sorted(found)]
+        weigh_parts(parts, scales, self._table.settings.sampler)
+        return parts
 
     def forget(self, deadline: Deadline) -> None:
         """Forgets how steps were divided."""
@@ -79,8 +104,8 @@ class ShardShares:
 
     def _agree(
         self, make_query: Callable[[Any], Query], share: Share, num_rows: int, deadline: Deadline
-    ) -> dict[int, int]:
-        """Returns how many rows each shard gives to each rank in a step; the first rank that asks decides."""
+    ) -> StepDivision:
+        """Returns how a step is divided; the first rank that asks decides."""
         splits, name = self._open(), f"{share.run}/{share.world_size}/{share.step}"
         query: Query | None = None
         while True:
@@ -101,11 +126,12 @@ class ShardShares:
                 is_grouped=query.group_by is not None,
             )
             if counts is not None:
+                division = StepDivision(counts, {shard: mass.scale for shard, mass in masses.items()})
                 try:
-                    splits.put(name, [[shard, count] for shard, count in counts.items()], if_version=0)
+                    splits.put(name, division.format(), if_version=0)
                 except VersionConflictError:  # another rank was faster
-                    return _read(splits, name, num_rows) or counts
-                return counts
+                    return _read(splits, name, num_rows) or division
+                return division
             if deadline.expired:
                 why = explain_shortage(self._table.settings, masses, query.describe_conditions())
                 ranks = f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard"
@@ -144,12 +170,13 @@ class ShardShares:
         return table.ask_parts(table.list_live() or range(table.num_shards), ask)
 
 
-def _read(splits: Any, name: str, num_rows: int) -> dict[int, int] | None:
+def _read(splits: Any, name: str, num_rows: int) -> StepDivision | None:
     kept = splits.get(name, default=None)
     if kept is None:
         return None
-    found = {int(shard): int(count) for shard, count in kept}
-    if sum(found.values()) != num_rows:
-        reason = f"{num_rows}: other ranks of this step have asked for {sum(found.values())} rows"
+    found = StepDivision.parse(kept)
+    num_divided = sum(found.counts.values())
+    if num_divided != num_rows:
+        reason = f"{num_rows}: other ranks of this step have asked for {num_divided} rows"
         raise InvalidRequestError(argument="num_rows", reason=reason)
     return found

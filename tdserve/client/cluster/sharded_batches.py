@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, TDServeError
-from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
+from tdserve.client.cluster.drawn_parts import DrawnPart
+from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
 from tdserve.client.tables.change_requests import to_row_numbers

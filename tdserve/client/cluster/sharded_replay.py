@@ -12,7 +12,8 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import WrongStateError
 from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.shard_draws import DrawnPart, ShardDraws
+from tdserve.client.cluster.drawn_parts import DrawnPart
+from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
 from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
 from tdserve.client.cluster.sharded_table import ShardedTable, select_rows

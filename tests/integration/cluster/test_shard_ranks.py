@@ -36,6 +36,36 @@ def draw(table: Any, num_rows: int, **arguments: Any) -> list[int]:
     return [*shares[0], *shares[1]]
 
 
+def prioritize(table: Any, num_rows: int, num_least: int) -> torch.Tensor:
+    """Writes so many rows to each shard, the first of which are the least likely ones; returns their priorities by
+    number, as they would be in one table."""
+    fill(table, num_rows)
+    each = torch.cat([torch.full((num_least,), 0.01), torch.linspace(1.5, 2.0, num_rows - num_least)])
+    priorities = torch.cat([each * factor for factor in (1, 2, 4)]).double()
+    table.update_priority(
+        torch.cat([torch.arange(num_rows) + shard * table.part_capacity for shard in range(3)]), priorities
+    )
+    return priorities
+
+
+def test_sample_when_prioritized_then_ranks_have_probabilities_and_weights_of_one_table(
+    user: tdserve.ClusterClient, address: str, name: str
+) -> None:
+    table = user.create_replay(name, ROW, 900, shards="all", sampler=tdserve.Prioritized(alpha=1.0, beta=0.5, eps=0.0))
+    priorities = prioritize(table, 200, 20)
+    with tdserve.connect(address) as other:
+        other.replay(name).set_sampler(tdserve.Prioritized(alpha=1.0, beta=0.9, eps=0.0))
+    for rank in (0, 1):
+        sample = table.sample(4, rank=rank, world_size=2, step=0, timeout_s=TIMEOUT_S)
+        mine = priorities[sample["number"]]
+        # A row that is drawn after others of its shard has a share of what these leave, up to 5% more.
+        expected = mine / priorities.sum()
+        torch.testing.assert_close(sample["probability"].double(), expected, rtol=0.06, atol=0)
+        expected = (priorities.min() / mine) ** 0.9
+        torch.testing.assert_close(sample["priority_weight"].double(), expected, rtol=0.02, atol=0)
+        table.update_priority(torch.arange(200), torch.full((200,), 1e3))  # after the step was divided
+
+
 def test_sample_when_the_leaf_of_all_rows_comes_late_then_ranks_wait_for_it(
     user: tdserve.ClusterClient, name: str
 ) -> None:
