@@ -55,6 +55,12 @@ class Prioritized(Sampler):
         for argument in ("alpha", "beta", "eps"):
             object.__setattr__(self, argument, to_finite_number(argument, getattr(self, argument)))
 
+    def weigh_priorities(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
+        with np.errstate(over="ignore"):
+            weights: NDArray[np.float64] = (priorities + self.eps) ** self.alpha
+        return np.minimum(weights, _MAX_WEIGHT)
+
     def make_selector(self, columns: RowColumns, capacity: int) -> PrioritizedSelector:
         """See :class:`~tdserve.rules.replay.sampler.Sampler`."""
         return PrioritizedSelector(self, columns, capacity)
@@ -149,6 +155,4 @@ class PrioritizedSelector(Selector):
         priorities = self._priority[compact(rows)]
         if len(rows) > _FEW and np.count_nonzero(priorities == priorities[0]) == len(rows):
             priorities = priorities[:1]  # rows without a priority have the same one: one weight for all
-        with np.errstate(over="ignore"):
-            weights = (priorities + self._sampler.eps) ** self._sampler.alpha
-        return np.minimum(weights, _MAX_WEIGHT)
+        return self._sampler.weigh_priorities(priorities)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
@@ -107,6 +108,11 @@ class Sampler(ABC):
         """Returns how many rows of a sample of ``num_rows`` are drawn together at least; the sample has a whole number
         of these units. Errors as of the selector's draw."""
         return 1 if self.is_independent or self.is_distinct else num_rows
+
+    def weigh_priorities(self, priorities: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Returns which parts of the selector's mass rows of these priorities have; None if that does not follow from
+        their priorities."""
+        return None
 
     def make_epoch_order(self, num_rows: int, epoch: int) -> EpochOrder | None:
         """Returns the order in which an epoch over a store visits each of its rows once; None if there is none.
