@@ -7,7 +7,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -33,10 +33,9 @@ class _Mark:
         self.make = make
 
 
-_MARKS = {TUPLE: _Mark(tuple), SET: _Mark(set), FROZENSET: _Mark(frozenset)}
-_PACKED_MARKS = {
-    kind: msgpack.ExtType(code, b"") for kind, code in ((tuple, TUPLE), (set, SET), (frozenset, FROZENSET))
-}
+_CONTAINER_CODES: dict[type, int] = {tuple: TUPLE, set: SET, frozenset: FROZENSET}
+_MARKS = {code: _Mark(kind) for kind, code in _CONTAINER_CODES.items()}
+_PACKED_MARKS = {kind: msgpack.ExtType(code, b"") for kind, code in _CONTAINER_CODES.items()}
 
 _TIME = struct.Struct("<BBBI?")
 """Hour, minute, second, microsecond, fold. Not as text: ``fromisoformat`` loses offsets below a second."""
@@ -68,21 +67,39 @@ def _read_date(content: bytes) -> dt.date:
     return dt.date.fromordinal(*struct.unpack("<i", content))
 
 
-_SCALARS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    complex: (COMPLEX, lambda value: struct.pack("<2d", value.real, value.imag)),
-    dt.date: (DATE, _write_date),
-    dt.time: (TIME, _write_time),
-    dt.datetime: (DATETIME, lambda value: _write_date(value) + _write_time(value)),
-    dt.timedelta: (TIMEDELTA, lambda value: struct.pack("<3i", value.days, value.seconds, value.microseconds)),
-}
+class _ScalarForm(NamedTuple):
+    """How a type of Python's scalars is written and read again."""
 
-_SCALAR_READERS: dict[int, Callable[[bytes], Any]] = {
-    COMPLEX: lambda content: complex(*struct.unpack("<2d", content)),
-    DATE: _read_date,
-    TIME: _read_time,
-    DATETIME: lambda content: dt.datetime.combine(_read_date(content[:4]), _read_time(content[4:])),
-    TIMEDELTA: lambda content: dt.timedelta(*struct.unpack("<3i", content)),
-}
+    kind: type
+    code: int
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+_SCALAR_FORMS = (
+    _ScalarForm(
+        complex,
+        COMPLEX,
+        lambda value: struct.pack("<2d", value.real, value.imag),
+        lambda content: complex(*struct.unpack("<2d", content)),
+    ),
+    _ScalarForm(dt.date, DATE, _write_date, _read_date),
+    _ScalarForm(dt.time, TIME, _write_time, _read_time),
+    _ScalarForm(
+        dt.datetime,
+        DATETIME,
+        lambda value: _write_date(value) + _write_time(value),
+        lambda content: dt.datetime.combine(_read_date(content[:4]), _read_time(content[4:])),
+    ),
+    _ScalarForm(
+        dt.timedelta,
+        TIMEDELTA,
+        lambda value: struct.pack("<3i", value.days, value.seconds, value.microseconds),
+        lambda content: dt.timedelta(*struct.unpack("<3i", content)),
+    ),
+)
+_FORMS_BY_TYPE = {form.kind: form for form in _SCALAR_FORMS}
+_FORMS_BY_CODE = {form.code: form for form in _SCALAR_FORMS}
 
 
 def encode_other(value: Any, *, key: str = "") -> Any:
@@ -101,9 +118,8 @@ def encode_other(value: Any, *, key: str = "") -> Any:
     check_other(value, key)
     if kind is np.ndarray:
         return msgpack.ExtType(ARRAY, _encode_array_content(value))
-    if kind in _SCALARS:
-        code, write = _SCALARS[kind]
-        return msgpack.ExtType(code, write(value))
+    if (form := _FORMS_BY_TYPE.get(kind)) is not None:
+        return msgpack.ExtType(form.code, form.write(value))
     if kind is type:
         return msgpack.ExtType(CONTAINER_TYPE, TYPE_NAMES[value].encode())
     return msgpack.ExtType(SCALAR, _encode_scalar_content(value))
@@ -125,8 +141,8 @@ def decode_other(code: int, content: bytes) -> Any:
         return _read_scalar(content)
     if code == CONTAINER_TYPE:
         return _read_container_type(content)
-    if code in _SCALAR_READERS:
-        return _read_python_scalar(code, content)
+    if (form := _FORMS_BY_CODE.get(code)) is not None:
+        return _read_python_scalar(form, content)
     raise RemoteProtocolError(expected="a value", received=f"extension type {code} of {len(content)} bytes")
 
 
@@ -154,11 +170,13 @@ def _encode_head(dtype: str) -> bytes:
     return bytes([len(dtype)]) + dtype.encode()
 
 
-def _read_python_scalar(code: int, content: bytes) -> Any:
+def _read_python_scalar(form: _ScalarForm, content: bytes) -> Any:
     try:
-        return _SCALAR_READERS[code](content)
+        return form.read(content)
     except (ValueError, OverflowError, struct.error) as error:
-        raise RemoteProtocolError(expected=f"a value of extension type {code}", received=str(error)[:200]) from None
+        raise RemoteProtocolError(
+            expected=f"a value of extension type {form.code}", received=str(error)[:200]
+        ) from None
 
 
 def _read_container_type(content: bytes) -> type:

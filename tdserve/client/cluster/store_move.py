@@ -34,7 +34,7 @@ from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
-from tdserve.client.moves.move_steps import UNDO_S, request_step
+from tdserve.client.moves.move_steps import MAX_ATTEMPTS, UNDO_S, request_step
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
 from tdserve.messages.changed_blocks import count_changed_bytes
@@ -49,9 +49,6 @@ MAX_PASSES = 3
 
 SMALL_BYTES = 32 << 20
 """So much change since the last pass is copied within a tenth of a second or so: the store is sealed then."""
-
-MAX_ATTEMPTS = 4
-"""Another client may move the store meanwhile, and a restart of the target forgets what has come."""
 
 MAX_NAMED_LEFT = 20
 """So many stores are named that could not leave a server that is drained."""

@@ -21,7 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import make_uid
 from tdserve.client.moves.manifest import ArchivedStore, Checkpoint, read_block
-from tdserve.client.moves.move_steps import UNDO_S, request_step
+from tdserve.client.moves.move_steps import MAX_ATTEMPTS, UNDO_S, request_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.catalog import StoreRecord
@@ -72,9 +72,6 @@ class Copies(NamedTuple):
         is_elsewhere = state.get("policy_elsewhere_since_s") is not None
         return {"policy_uid": "", "policy_elsewhere_since_s": 0.0} if is_elsewhere else {}
 
-
-MAX_ATTEMPTS = 4
-"""A restart of the server forgets what has come of a store."""
 
 MAX_NAMED = 5
 """Checkpoints, or stores of one, that an error names."""

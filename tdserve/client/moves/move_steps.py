@@ -10,6 +10,10 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
+MAX_ATTEMPTS = 4
+"""How often what comes to a server is tried: a restart forgets what has come, and another client may move the store
+meanwhile."""
+
 UNDO_S = 1.2
 """How long a checkpoint, restore or move that has failed, perhaps because its time is over, waits for each answer of
 the server while it takes back what it has begun."""
