@@ -54,6 +54,7 @@ class ClusterServers:
         directory: Where each store is.
         policies: What is known of weights that tables follow.
         numpy: Whether what is read is handed over as NumPy arrays.
+        allow_pickle: As of ``connect``.
     """
 
     def __init__(self, membership: Membership, recipe: ClusterRecipe) -> None:
@@ -61,6 +62,7 @@ class ClusterServers:
         self.address = membership.text
         self.timeout_s = check_wait_s(recipe.of_client.timeout_s)
         self.numpy = recipe.of_client.numpy
+        self.allow_pickle = recipe.of_client.allow_pickle
         self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
         self.directory = Directory(self.members, lambda: self.make_deadline(None))
         self.policies = PolicyFeeds(self._find_home)

@@ -15,7 +15,6 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
-from tdserve.client.cluster.row_values import split_value
 from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
@@ -23,6 +22,7 @@ from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.datasets.dataset import add_index, check_index_free, iter_rows
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
+from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
@@ -209,15 +209,23 @@ class ShardedDataset(ShardedStore):
         """
         numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
-        written = self.spec.with_rows(len(numbers)).find(path, store=self.name)
-        choose = split_value(value, written, path, store=self.name) if shape else None
+        spec = self.spec.with_rows(len(numbers)) if shape else self.spec.with_batch(1, ())
+        # Fitted to all rows: what a value means does not depend on how many of them a server has.
+        fitted = coerce_value(
+            value,
+            spec.select([path], store=self.name) if path else spec,
+            at=path,
+            store=self.name,
+            is_whole=bool(path),
+            allow_pickle=self._cluster.allow_pickle,
+        )
 
         def act(shard: int, part: Any) -> None:
             places = where[shard]
-            if choose is None:  # one row
-                write(part, int(numbers[0] - self.bounds[shard]), value)
+            if not shape:
+                write(part, int(numbers[0] - self.bounds[shard]), fitted)
             else:
-                write(part, self._to_local(numbers[places], shard), choose(_to_slice(places)))
+                write(part, self._to_local(numbers[places], shard), fitted.choose(_to_slice(places)))
 
         self.ask_each(where, act, deadline=deadline)
 

@@ -28,10 +28,10 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.key_shards import KeyShards
 from tdserve.client.cluster.part_creation import check_answers
 from tdserve.client.cluster.part_errors import note_elsewhere
-from tdserve.client.cluster.row_values import split_value
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.content.row_choice import choose_rows, count_rows
+from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_deadline import within
@@ -278,12 +278,20 @@ class ShardedTable(ShardedRows):
         path, num_rows = check_path(key), len(to_row_numbers(index, table=self.name))
         deadline = self.make_deadline(timeout_s)
         self.check_key(path, deadline)
-        written = self.spec.with_batch(0, (num_rows,)).find(path, store=self.name)
-        choose = split_value(flatten_row_dims(value, index), written, path, store=self.name)
+        # Fitted to all rows: what a value means does not depend on how many of them a server has.
+        fitted = coerce_value(
+            flatten_row_dims(value, index),
+            self.spec.with_batch(0, (num_rows,)).select([path], store=self.name),
+            at=path,
+            store=self.name,
+            is_whole=True,
+            allow_pickle=self._cluster.allow_pickle,
+            is_exact=False,
+        )
 
         def write() -> None:
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-                part.set_at_(path, choose(where), rows)
+                part.set_at_(path, fitted.choose(where), rows)
 
             self.change_rows(index, deadline, change, done="written")
 

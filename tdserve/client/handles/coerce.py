@@ -8,7 +8,7 @@ write never changes a store's structure, and converts only to dtypes that hold a
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
+from tdserve.client.content.row_choice import Where, choose_rows
 from tdserve.structure import unbatched
 from tdserve.structure.array_tensors import read_array
 from tdserve.structure.capture import Captured, capture, capture_packed
@@ -52,6 +53,46 @@ class Manner(Enum):
     ROWS = "as leaf[index] = value: broadcast; every leaf of a nested part takes a tensor or a number"
 
 
+class FittedValue(NamedTuple):
+    """A value that fits what it replaces.
+
+    Attributes:
+        captured: The leaves that were given.
+        paths: Their keys; none when they are all that is replaced.
+    """
+
+    captured: Captured
+    paths: list[Path]
+
+    def choose(self, where: Where) -> FittedValue:
+        """Returns the value of some of the rows, for a write to a server that has these."""
+        captured = self.captured
+        tensors = {path: _choose_tensors(tensor, where) for path, tensor in captured.tensors.items()}
+        values = dict(captured.values)
+        for path, leaf in captured.spec.values:
+            if leaf.per_row or leaf.ragged is not None:
+                values[path] = choose_rows(values[path], where)
+        num_rows = len(range(captured.spec.batch_size[0])[where]) if isinstance(where, slice) else len(where)
+        return FittedValue(Captured(captured.spec.with_rows(num_rows), tensors, values, {}), self.paths)
+
+    def check_fits(self, chosen: Spec, *, store: str) -> None:
+        """Raises SpecMismatchError if the structure of what is replaced is another one than that it was fitted to."""
+        leaves: dict[Path, Entry] = {**dict(self.captured.spec.tensors), **self.captured.spec.values_by_path}
+        for path, leaf in leaves.items():
+            entry = chosen.values_by_path.get(path) or chosen.find(path, store=store)
+            if isinstance(leaf, ValueLeaf) and isinstance(entry, ValueLeaf):
+                entry = entry._replace(per_row=leaf.per_row)
+            if not fits(entry, leaf):
+                expected, actual = describe(entry), describe_misfit(entry, leaf)
+                raise SpecMismatchError(store=store, key=show(path), expected=expected, actual=actual)
+
+
+def _choose_tensors(tensor: torch.Tensor, where: Where) -> torch.Tensor:
+    if isinstance(where, slice) or tensor.is_meta or not len(tensor) or tensor.stride(0):
+        return tensor[where]
+    return tensor[:1].expand(len(where), *tensor.shape[1:])  # one for all rows: no copy of it for each
+
+
 def coerce_value(
     value: Any,
     chosen: Spec,
@@ -62,7 +103,7 @@ def coerce_value(
     is_whole: bool = False,
     allow_pickle: bool = False,
     is_exact: bool = True,
-) -> tuple[Captured, list[Path]]:
+) -> FittedValue:
     """Splits a value into leaves of a structure.
 
     Args:
@@ -74,9 +115,6 @@ def coerce_value(
         is_whole: Whether every leaf below ``at`` must be given.
         allow_pickle: As of ``capture``.
         is_exact: Whether rows that carry their own structure keep what is not content, too.
-
-    Returns:
-        The leaves that were given, and their keys; no keys when they are all of ``chosen``.
 
     Raises:
         SpecMismatchError: The value does not fit. The error names the key, what was expected and what was given.
@@ -94,7 +132,7 @@ def coerce_value(
         path, leaf = next((path, leaf) for path, leaf in leaves if path[: len(at)] == at and path not in reader.given)
         raise reader.make_mismatch(path, describe(leaf), "no such key")
     spec = (chosen if is_all else chosen.select(given)).with_per_row(reader.per_row)
-    return Captured(spec, reader.tensors, reader.values, {}), [] if is_all else given
+    return FittedValue(Captured(spec, reader.tensors, reader.values, {}), [] if is_all else given)
 
 
 class _Fitting:

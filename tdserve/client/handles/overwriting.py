@@ -8,7 +8,7 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
-from tdserve.client.handles.coerce import Manner, coerce_value
+from tdserve.client.handles.coerce import FittedValue, Manner, coerce_value
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import NO_EXPECTATION, ExpectedRows, write_selection
 from tdserve.messages.content import select_spec
@@ -39,7 +39,7 @@ def overwrite(
     Args:
         stored: Structure of the store, rows included.
         index: As in ``tensordict[index]``.
-        value: The new content.
+        value: The new content. A FittedValue is written as it is.
         manner: What is broadcast.
         is_exact: As for ``coerce_value``.
         expected: As of ``write_selection``.
@@ -58,16 +58,20 @@ def overwrite(
         check_whole_rows(index, stored, at, store=name)
     selection = encode(index, batch_size=stored.batch_size, store=name)
     chosen = select_spec(stored, selection, (at,) if at else (), store=name)
-    captured, keys = coerce_value(
-        value,
-        chosen,
-        at=at,
-        store=name,
-        manner=manner,
-        is_whole=bool(at),
-        allow_pickle=client.allow_pickle,
-        is_exact=is_exact,
-    )
+    if isinstance(value, FittedValue):
+        value.check_fits(chosen, store=name)
+        captured, keys = value
+    else:
+        captured, keys = coerce_value(
+            value,
+            chosen,
+            at=at,
+            store=name,
+            manner=manner,
+            is_whole=bool(at),
+            allow_pickle=client.allow_pickle,
+            is_exact=is_exact,
+        )
     if not captured.tensors and not captured.values:
         return
     if shared is not None:

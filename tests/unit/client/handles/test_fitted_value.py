@@ -1,4 +1,4 @@
-"""What each server writes of a value for rows of several: the same as one server would write there."""
+"""A value for rows of several servers: each writes the same as one server would write there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.client.cluster.row_values import split_value
-from tdserve.client.handles.coerce import coerce_value
+from tdserve.client.handles.coerce import FittedValue, coerce_value
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Path
 from tests.ragged import jagged, strided, turns
@@ -68,13 +67,19 @@ GIVEN: dict[str, tuple[Path, Any]] = {
 }
 
 
-def coerce(value: Any, path: Path, num_rows: int) -> dict[Path, list[Any]]:
+def fit(value: Any, path: Path, num_rows: int = 4) -> FittedValue:
+    chosen = STORED.with_rows(num_rows).select([path])
+    return coerce_value(value, chosen, at=path, store="s", is_whole=True, is_exact=False)
+
+
+def list_rows(fitted: FittedValue) -> dict[Path, list[Any]]:
     """The rows of each leaf that a server writes."""
-    captured, _ = coerce_value(value, STORED.with_rows(num_rows).select([path]), at=path, store="s", is_exact=False)
+    captured = fitted.captured
     found: dict[Path, list[Any]] = {key: list(tensor.tolist()) for key, tensor in captured.tensors.items()}
     for key, leaf in captured.spec.values:
         rows = captured.values[key]
-        rows = list(rows) if leaf.per_row or not isinstance(rows, (str, list, tuple)) else [rows] * num_rows
+        is_each = leaf.per_row or leaf.ragged is not None
+        rows = list(rows) if is_each else [rows] * captured.spec.batch_size[0]
         found[key] = [row.tolist() if isinstance(row, torch.Tensor) else read_texts(row) for row in rows]
     return found
 
@@ -87,13 +92,15 @@ def read_texts(row: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_split_when_a_value_fits_then_servers_write_the_same_as_one(case: str) -> None:
+@pytest.mark.parametrize("where", [*HALVES, slice(1, 3), slice(0, 0)])
+def test_choose_when_a_value_fits_all_rows_then_these_rows_of_it(case: str, where: Any) -> None:
     path, value = GIVEN[case]
-    choose = split_value(value, STORED.find(path), path, store="s")
-    whole = coerce(value, path, 4)
-    for where in HALVES:
-        part = coerce(choose(where), path, 2)
-        assert part == {key: [rows[number] for number in where.tolist()] for key, rows in whole.items()}
+    fitted = fit(value, path)
+    part = fitted.choose(where)
+    numbers = list(range(4))[where] if isinstance(where, slice) else where.tolist()
+    assert list_rows(part) == {key: [rows[number] for number in numbers] for key, rows in list_rows(fitted).items()}
+    assert part.captured.spec == fitted.captured.spec.with_rows(len(numbers))
+    part.check_fits(STORED.with_rows(len(numbers)).select([path]), store="s")
 
 
 @pytest.mark.parametrize(
@@ -109,26 +116,19 @@ def test_split_when_a_value_fits_then_servers_write_the_same_as_one(case: str) -
         (("h",), lazy_stack([turns(1), turns(2)])),
     ],
 )
-def test_split_when_a_value_is_for_as_many_rows_as_one_server_has_then_refused(path: Path, value: Any) -> None:
-    with pytest.raises(SpecMismatchError, match=r"\[4"):
-        split_value(value, STORED.find(path), path, store="s")
+def test_coerce_value_when_for_as_many_rows_as_one_server_has_then_refused(path: Path, value: Any) -> None:
+    with pytest.raises(SpecMismatchError):
+        fit(value, path)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("d",), TensorDict({}, [4])),
-        (("d",), "text"),
-        (("d",), jagged([1, 2, 3, 4])),
-        (("n",), "text"),
-        (("n",), {"nope": torch.zeros(4)}),
-    ],
-)
-def test_split_when_a_value_is_of_another_kind_then_left_to_the_servers(path: Path, value: Any) -> None:
-    chosen = split_value(value, STORED.find(path), path, store="s")(HALVES[0])
-    assert chosen is value or chosen == value
+def test_choose_when_a_number_is_for_all_rows_then_not_copied_for_each() -> None:
+    chosen = fit(7, ("d",)).choose(torch.tensor([2, 0])).captured.tensors["d",]
+    assert chosen.tolist() == [[7.0] * 4] * 2
+    assert chosen.untyped_storage().nbytes() == chosen.element_size()
 
 
-def test_split_when_a_tensor_is_for_all_leaves_of_a_part_then_divided_for_each() -> None:
-    chosen = split_value(torch.arange(4.0)[:, None], STORED.find(("n",)), ("n",), store="s")(HALVES[0])
-    assert {key: value.tolist() for key, value in chosen.items()} == {"a": [[2.0], [0.0]]}
+@pytest.mark.parametrize("value", [torch.zeros(4, 4), torch.zeros(4, 3, dtype=torch.int64)])
+def test_check_fits_when_the_leaf_is_another_by_now_then_refused(value: torch.Tensor) -> None:
+    now = capture(TensorDict({"d": value.to(torch.float64)}, [4])).spec
+    with pytest.raises(SpecMismatchError, match="'d'"):
+        fit(0, ("d",)).check_fits(now, store="s")
