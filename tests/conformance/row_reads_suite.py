@@ -102,6 +102,8 @@ class RowReadsSuite(Suite):
             if ragged:
                 assert len(table.get_at("a", [])) == 0
                 continue
+            with pytest.raises(InvalidRequestError, match=r"'a' of table .*differ in size: give pad=, or \['a'\]"):
+                table.get_at("a", [0, 2])
             with pytest.raises(SelectionError, match="selects no rows"):  # only rows know their keys
                 table.get_at("a", [])
             assert len(table.get_at(["a"], [])) == 0

@@ -267,10 +267,8 @@ def _get_entry(found: Any, path: Path, store: str) -> Any:
         return reduce(operator.getitem, path, found)
     try:
         return get_entry(found, path)
-    except RuntimeError:
-        if len(found.batch_size) < 2:
-            raise
-        raise make_ragged_error(path, len(found.batch_size), store) from None  # of a stack of stacks
+    except RuntimeError:  # of a lazy stack, whose rows differ
+        raise make_ragged_error(path, len(found.batch_size), store) from None
 
 
 def _check_whole(content: Content, request: int) -> None:

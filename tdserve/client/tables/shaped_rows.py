@@ -37,7 +37,11 @@ def shape_rows(rows: Any, shape: tuple[int, ...] | None, *, store: str, is_array
 
 
 def make_ragged_error(path: Path, num_dims: int, store: str) -> InvalidRequestError:
-    """Returns the error for rows that differ, and have numbers in several dimensions."""
+    """Returns the error for rows that differ, and are to be one tensor or have numbers in several dimensions."""
+    if num_dims < 2:
+        what = f"rows of key {quote(path)} of table {store!r} differ in size"
+        reason = f"{what}: give pad=, or [{'.'.join(path)!r}] for one tensordict per row"
+        return InvalidRequestError(argument="key", reason=reason)
     what = f"key {quote(path)} differs in size or structure from row to row" if path else "rows differ in structure"
     reason = f"{num_dims} dimensions of row numbers of table {store!r}, whose {what}: give one dimension of numbers"
     return InvalidRequestError(argument="index", reason=f"{reason}, or get_at() with pad= where only sizes differ")
