@@ -34,6 +34,7 @@ class ShardMass(NamedTuple):
         is_drained: Whether it is closed, and no row is left, or may come back.
         num_rows: Live rows.
         inserts: Rows ever committed.
+        missing: Which leaves are missing in how many rows; "" if none is, or it has rows enough.
     """
 
     mass: float
@@ -43,6 +44,7 @@ class ShardMass(NamedTuple):
     is_drained: bool
     num_rows: int
     inserts: int
+    missing: str = ""
 
     @property
     def scale(self) -> ShardScale:
@@ -98,7 +100,9 @@ def explain_shortage(settings: Settings, masses: Mapping[int, ShardMass], condit
         need = f", of which too few {' and '.join(conditions)}"
     else:
         need = ", too few of which can be drawn now"
-    return f"it has {num_live} live rows ({each or 'no shard has answered'}){need}"
+    missing = "; ".join(f"at shard {shard} {found.missing}" for shard, found in sorted(masses.items()) if found.missing)
+    lacking = f" ({missing})" if missing else ""
+    return f"it has {num_live} live rows ({each or 'no shard has answered'}){need}{lacking}"
 
 
 def divide_sample(

@@ -39,7 +39,14 @@ def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline)
         done = pending.wait(compute_answer_timeout_s(deadline), f"what may be drawn from {query.name!r}").done
         counts = done.counts
         return ShardMass(
-            done.mass, done.least_mass, done.num_epochs, done.num_drawable, done.is_drained, counts.rows, counts.inserts
+            mass=done.mass,
+            least=done.least_mass,
+            num_epochs=done.num_epochs,
+            num_drawable=done.num_drawable,
+            is_drained=done.is_drained,
+            num_rows=counts.rows,
+            inserts=counts.inserts,
+            missing=done.missing,
         )
 
     return client.call(attempt, deadline)

@@ -108,15 +108,18 @@ class ConditionalSelectors:
         """Returns the rows of the longest slices that are drawn; 1 if none are."""
         return max(selector.longest_slice for selector in self._selectors.values())
 
-    def describe_missing(self, conditions: SampleConditions, names: Sequence[str]) -> str:
+    def describe_missing(
+        self, conditions: SampleConditions, names: Sequence[str], *, max_rows: int = MAX_LOOKED_AT
+    ) -> str:
         """Returns which leaves that a sample requires are missing in how many rows; "" if none is.
 
         Args:
             names: Names of the leaves, by their numbers.
+            max_rows: Most rows that are looked at.
         """
         if self._written is None or conditions.require == ():
             return ""
-        rows = self._members.get_first_rows(MAX_LOOKED_AT)
+        rows = self._members.get_first_rows(max_rows)
         counts = self._written.count_missing(rows)
         wanted = range(self._num_keys) if conditions.require is None else conditions.require
         missing = sorted((number for number in wanted if counts[number]), key=lambda number: -counts[number])
@@ -124,7 +127,7 @@ class ConditionalSelectors:
         if len(missing) > MAX_NAMED:
             num_others = len(missing) - MAX_NAMED
             parts.append("1 more leaf in others" if num_others == 1 else f"{num_others} more leaves in others")
-        if parts and len(rows) == MAX_LOOKED_AT:
+        if parts and len(rows) == max_rows:
             parts.append(f"of {len(rows)} that were looked at")
         return ", ".join(parts)
 

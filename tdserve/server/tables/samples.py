@@ -35,6 +35,9 @@ from tdserve.server.tables.selector_building import SelectorBuilding
 from tdserve.server.turns import run_in_turns
 from tdserve.v1 import content_pb2, control_pb2
 
+MAX_LOOKED_AT = 1024
+"""Most rows in which missing leaves are counted for a client that asks again and again: some 30 microseconds."""
+
 MAX_ASKED_ROWS = 1 << 17
 """Most rows whose priorities are in one answer, of a megabyte; or of which it has anything else."""
 
@@ -347,12 +350,16 @@ class Samples:
 
 
 def _answer_mass(call: _SampleCall) -> control_pb2.Done:
-    selector = call.store.get_table().selectors.get(call.conditions)
+    selectors = call.store.get_table().selectors
+    selector, missing = selectors.get(call.conditions), ""
+    if selector.num_drawable < call.num_rows:
+        missing = selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
     return control_pb2.Done(
         mass=selector.compute_mass(call.whole_rows),
         least_mass=selector.least_mass,
         num_epochs=selector.num_epochs,
         num_drawable=selector.num_drawable,
+        missing=missing,
         is_drained=call.store.get_table().is_drained(call.conditions),
         counts=make_counts(call.store),
     )

@@ -208,6 +208,16 @@ def test_sample_when_min_size_is_reached_by_all_shards_together_then_no_longer_w
     assert len(waiting.result(30.0)) == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"rank": 0, "world_size": 2, "step": 0}], ids=["alone", "for ranks"])
+def test_sample_when_a_leaf_is_late_then_the_error_names_it_and_the_shard(
+    client: tdserve.ClusterClient, name: str, options: Any
+) -> None:
+    table = client.create_replay(name, TensorDict({"x": torch.zeros(()), "reward": torch.zeros(())}), 64, shards="all")
+    table.extend(TensorDict({"x": torch.zeros(8)}, [8]), writer=0)
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"\(at shard \d 'reward' is missing in 8\)"):
+        table.sample(4, timeout_s=0.2, **options)
+
+
 @pytest.mark.slow
 def test_ranks_when_they_sample_a_step_then_disjoint_and_the_same_again(
     client: tdserve.ClusterClient, name: str

@@ -196,3 +196,5 @@ def test_explain_shortage_when_asked_then_names_the_rows_of_each_shard_and_what_
     masses = {1: mass(0.0, num_rows=7), 0: mass(5.0)}
     shown = explain_shortage(settings, masses, conditions)
     assert shown == f"it has 17 live rows (10 at shard 0, 7 at shard 1), {why}"
+    masses[1] = masses[1]._replace(missing="'b' is missing in 7")
+    assert explain_shortage(settings, masses, conditions) == f"{shown} (at shard 1 'b' is missing in 7)"
