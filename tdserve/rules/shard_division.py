@@ -84,16 +84,21 @@ class KnownMasses:
         self._known.clear()
 
 
-def explain_shortage(settings: Settings, masses: Mapping[int, ShardMass], conditions: Sequence[str]) -> str:
+def explain_shortage(
+    settings: Settings, masses: Mapping[int, ShardMass], conditions: Sequence[str], *, servers: Sequence[int]
+) -> str:
     """Returns why a sample waits for rows, for the error when it has waited too long.
 
     Args:
         settings: Those of the whole table.
         masses: The last answers of its shards.
         conditions: What the sample asks of a row, such as "have 'reward'".
+        servers: The server of each shard.
     """
     num_live = sum(found.num_rows for found in masses.values())
-    each = ", ".join(f"{found.num_rows} at shard {shard}" for shard, found in sorted(masses.items()))
+    each = [f"{found.num_rows} at shard {shard}" for shard, found in sorted(masses.items())]
+    silent = [shard for shard in range(len(servers)) if shard not in masses]
+    each += [f"no answer from shard {shard} at server {servers[shard]}" for shard in silent]
     if num_live < getattr(settings.limiter, "min_size", 0):
         need = f", and {settings.limiter!r} needs more"
     elif conditions:
@@ -102,7 +107,7 @@ def explain_shortage(settings: Settings, masses: Mapping[int, ShardMass], condit
         need = ", too few of which can be drawn now"
     missing = "; ".join(f"at shard {shard} {found.missing}" for shard, found in sorted(masses.items()) if found.missing)
     lacking = f" ({missing})" if missing else ""
-    return f"it has {num_live} live rows ({each or 'no shard has answered'}){need}{lacking}"
+    return f"it has {num_live} live rows ({', '.join(each)}){need}{lacking}"
 
 
 def divide_sample(

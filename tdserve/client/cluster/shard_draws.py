@@ -87,7 +87,8 @@ class ShardDraws:
             if parts is not None:
                 return parts
             if deadline.expired:
-                why = explain_shortage(self._table.settings, seen, query.describe_conditions())
+                table, conditions = self._table, query.describe_conditions()
+                why = explain_shortage(table.settings, seen, conditions, servers=table.placement.servers)
                 what = f"{query.min_rows or num_rows} rows of all shards of {self._table.name!r} together ({why})"
                 raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
             time.sleep(deadline.limit(pause_s))

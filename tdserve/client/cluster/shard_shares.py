@@ -133,7 +133,8 @@ class ShardShares:
                     return _read(splits, name, num_rows) or division
                 return division
             if deadline.expired:
-                why = explain_shortage(self._table.settings, masses, query.describe_conditions())
+                table, conditions = self._table, query.describe_conditions()
+                why = explain_shortage(table.settings, masses, conditions, servers=table.placement.servers)
                 ranks = f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard"
                 raise DeadlineExceededError(
                     what=f"{ranks}, of {self._table.name!r} ({why})", timeout_s=deadline.timeout_s

@@ -194,7 +194,10 @@ def test_explain_shortage_when_asked_then_names_the_rows_of_each_shard_and_what_
     settings: Settings, conditions: list[str], why: str
 ) -> None:
     masses = {1: mass(0.0, num_rows=7), 0: mass(5.0)}
-    shown = explain_shortage(settings, masses, conditions)
+    shown = explain_shortage(settings, masses, conditions, servers=[3, 4])
     assert shown == f"it has 17 live rows (10 at shard 0, 7 at shard 1), {why}"
     masses[1] = masses[1]._replace(missing="'b' is missing in 7")
-    assert explain_shortage(settings, masses, conditions) == f"{shown} (at shard 1 'b' is missing in 7)"
+    assert explain_shortage(settings, masses, conditions, servers=[3, 4]) == f"{shown} (at shard 1 'b' is missing in 7)"
+    del masses[1]
+    shown = explain_shortage(settings, masses, conditions, servers=[3, 4])
+    assert "it has 10 live rows (10 at shard 0, no answer from shard 1 at server 4)" in shown
