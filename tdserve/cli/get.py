@@ -39,9 +39,11 @@ def get(
     .safetensors  the same, tensors only
     .h5           HDF5; nested keys are groups
     .pt           tensors in dicts, for torch.load(weights_only=True)
+    .jsonl        a line of JSON for each row; nested keys are objects
     no ending     a folder of TensorDict.memmap
 
-    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these. Entries of a keyed
+    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these (.jsonl with
+    tdserve[hf]). .pt and .jsonl also take rows that differ in shape, such as the token ids of chats. Entries of a keyed
     store are rows if all have one structure, and the column "key" has their keys; others are at their keys.
     """
     from tdserve.exports import export_store  # imports torch

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 FORMATS = ("minari", "hf", "hdf5", "npz", "npy", "safetensors", "pt", "memmap")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
 
+READ_AS = {"jsonl": "hf"}
+"""Formats that are written, and by which of these each is read."""
+
 CALL_TIMEOUT_S = 60.0
 """For each piece of the import; a person can end it at any time."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, TDServeError
-from tdserve.cli.import_rows import CALL_TIMEOUT_S, run_import
+from tdserve.cli.import_rows import CALL_TIMEOUT_S, READ_AS, run_import
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import RowProgress
 from tdserve.cli.render import escape_unprintable
@@ -42,7 +42,8 @@ def put(
     """
     from tdserve.exports.file_formats import find_format  # imports torch
 
-    kind = find_format(path)
+    found = find_format(path)
+    kind = READ_AS.get(found, found)
     if not force and is_table(inquiry, name):
         run_append(inquiry, kind, str(path), name, shows, keys=keys)
     else:

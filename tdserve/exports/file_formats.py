@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
-from tdserve.exports.content_columns import Columns
+from tdserve.exports.content_columns import RAGGED_REASON, Columns, Key
 from tdserve.structure.array_views import to_array
 
 MEMMAP = "memmap"
@@ -25,6 +26,7 @@ FORMATS_BY_ENDING = {
     ".hdf5": "hdf5",
     ".pt": "pt",
     ".pth": "pt",
+    ".jsonl": "jsonl",
     "": MEMMAP,
 }
 
@@ -35,7 +37,7 @@ MAX_NAMED = 8
 """Most keys that an error lists."""
 
 PIECE_ROWS = 4096
-"""Rows of a data set of HDF5 that are written at a time."""
+"""Rows that are converted and written at a time."""
 
 
 def find_format(path: str | os.PathLike[str]) -> str:
@@ -112,9 +114,37 @@ def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
 def write_torch(path: Path, columns: Columns, num_rows: int | None) -> None:
     """Writes tensors in dicts, which ``torch.load(path, weights_only=True)`` reads."""
     for key, value in columns.items():
-        if not isinstance(value, torch.Tensor) and not _is_plain(value):
+        if not isinstance(value, torch.Tensor) and not _are_tensors(value) and not _is_plain(value):
             raise _make_error("/".join(key), value, "torch")
     torch.save(_nest({key: _own(value) for key, value in columns.items()}), path)
+
+
+def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
+    """Writes an object of JSON in a line for each row; a nested key is an object, a tensor nested lists.
+
+    Numbers that JSON lacks are written as Python's ``json`` does: ``NaN``, ``Infinity``.
+    """
+    if num_rows is None:
+        reason = f"{path.name}: a .jsonl file has a line for each row, and there are no rows; write .pt or a folder"
+        raise InvalidRequestError(argument="path", reason=reason)
+    for key, value in columns.items():
+        is_real = isinstance(value, torch.Tensor) and not value.is_complex()
+        if not is_real and not _are_tensors(value) and not _is_plain(value):
+            raise _make_error("/".join(key), value, "JSON")
+    names = list(map(_check_name, columns))
+    with open(path, "w", encoding="utf-8") as file:
+        for start in range(0, num_rows, PIECE_ROWS):
+            pieces = [_list_values(value[start : start + PIECE_ROWS]) for value in columns.values()]
+            for values in zip(*pieces, strict=True):
+                file.write(json.dumps(_nest(dict(zip(names, values, strict=True))), ensure_ascii=False) + "\n")
+
+
+def _list_values(values: Any) -> list[Any]:
+    """Returns values of JSON, one for each row."""
+    if isinstance(values, torch.Tensor):
+        listed: list[Any] = values.tolist()
+        return listed
+    return [each.tolist() if isinstance(each, torch.Tensor) else each for each in values]
 
 
 def write_memmap(path: Path, columns: Columns, num_rows: int | None) -> None:
@@ -141,6 +171,7 @@ WRITERS: Mapping[str, Callable[[Path, Columns, int | None], None]] = {
     "safetensors": write_safetensors,
     "hdf5": write_hdf5,
     "pt": write_torch,
+    "jsonl": write_jsonl,
     MEMMAP: write_memmap,
 }
 
@@ -151,11 +182,15 @@ def _name(columns: Columns) -> dict[str, Any]:
     Raises:
         InvalidRequestError: A key has a slash itself, or is empty.
     """
-    for key in columns:
-        if any("/" in part or "\0" in part or part in ("", ".", "..") for part in key):
-            reason = f"{key[:8]!r} cannot be written with slashes; choose others by key (--key, keys=)"
-            raise InvalidRequestError(argument="key", reason=reason)
-    return {"/".join(key): value for key, value in columns.items()}
+    return {"/".join(_check_name(key)): value for key, value in columns.items()}
+
+
+def _check_name(key: Key) -> Key:
+    """Raises InvalidRequestError if a key could not be written with slashes: ``tdserve put`` would nest it."""
+    if any("/" in part or "\0" in part or part in ("", ".", "..") for part in key):
+        reason = f"{key[:8]!r} cannot be written with slashes; choose others by key (--key, keys=)"
+        raise InvalidRequestError(argument="key", reason=reason)
+    return key
 
 
 def _nest(columns: Columns) -> dict[str, Any]:
@@ -203,6 +238,11 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
 
 
+def _are_tensors(value: Any) -> bool:
+    """Returns whether these are rows that differ in shape."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, torch.Tensor) for each in value)
+
+
 def _is_plain(value: Any) -> bool:
     """Returns whether a value consists of what JSON has."""
     if isinstance(value, list):
@@ -213,6 +253,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _make_error(name: str, value: Any, what: str) -> NotSupportedError:
+    if _are_tensors(value):
+        return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=RAGGED_REASON)
     held = next((each for each in value if not isinstance(each, str)), value) if isinstance(value, list) else value
     reason = f"it is of type {type(held).__name__}; choose others by key (--key, keys=)"
     return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=reason)

@@ -44,8 +44,8 @@ def export_store(
     Args:
         client: A client of the server, or of several.
         name: Name of the store.
-        path: ``.npz``, ``.npy`` (one key), ``.safetensors``, ``.h5``, ``.pt``, or without an ending a folder of
-            ``TensorDict.memmap``.
+        path: ``.npz``, ``.npy`` (one key), ``.safetensors``, ``.h5``, ``.pt``, ``.jsonl``, or without an ending a
+            folder of ``TensorDict.memmap``.
         keys: Only these, with what is below them.
         version: Of weights; None: the newest.
         replaces: Whether a file that exists is replaced, or a folder that holds nothing but a tensordict.
@@ -134,8 +134,9 @@ def _read(
     num_rows = described.num_rows
     row_nbytes = max(described.nbytes // max(described.capacity or num_rows, 1), 1)
     max_rows = min(max(PIECE_NBYTES // row_nbytes, 1), MAX_PIECE_ROWS)
+    ragged = {key for key, leaf in described.spec.values if leaf.ragged is not None}
     for piece in _iter_pieces(store, num_rows, max_rows):
-        spool.append(list_columns(piece, keys, name), piece.batch_size[0])
+        spool.append(list_columns(piece, keys, name, ragged=ragged), piece.batch_size[0])
         on_progress(spool.num_rows, num_rows)
     return spool.finish(), spool.num_rows
 

@@ -27,6 +27,7 @@ from tdserve.imports.import_source import (
     make_value_array,
     split_key,
 )
+from tdserve.imports.ragged_rows import make_nested_rows
 
 _VALUE_NBYTES = 64
 """Estimated size of a value that is no tensor."""
@@ -136,12 +137,20 @@ def _make_column(path: str, key: Key, entry: Any) -> SourceColumn:
         )
     if isinstance(entry, torch.Tensor):
         raise make_path_error(path, f"{'/'.join(key)} is a nested or sparse tensor; {CHOOSE_OTHERS}")
+    if isinstance(entry, list) and entry and all(isinstance(each, torch.Tensor) for each in entry):
+        nbytes = sum(each.nbytes for each in entry)
+        read = partial(_slice_ragged, entry)
+        return SourceColumn(key, (len(entry),), nbytes, read, partial(make_nested_rows, entry))
     if isinstance(entry, list):
         size = (len(entry),)
         return SourceColumn(
             key, size, _VALUE_NBYTES * len(entry), partial(_slice_values, entry), partial(make_value_array, entry)
         )
     return SourceColumn(key, (), _VALUE_NBYTES, lambda start, stop: entry, lambda: entry)
+
+
+def _slice_ragged(rows: list[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+    return make_nested_rows(rows[start:stop])
 
 
 def _slice_values(values: list[Any], start: int, stop: int) -> Any:

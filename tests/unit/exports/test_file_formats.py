@@ -24,6 +24,7 @@ from tdserve.exports.file_formats import WRITERS, find_format
         ("a.hdf5", "hdf5"),
         ("a.pt", "pt"),
         ("a.pth", "pt"),
+        ("a.jsonl", "jsonl"),
         ("a", "memmap"),
     ],
 )
