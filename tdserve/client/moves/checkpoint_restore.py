@@ -195,7 +195,6 @@ def _make_copy(moved: control_pb2.MovedStore, copies: Copies) -> control_pb2.Mov
     """Returns what will be on record of a copy: a table follows the copy of its policy."""
     record, state = StoreRecord.from_bytes(moved.record), json.loads(moved.state or b"{}")
     moved.is_copy = True
-    del moved.draws[:]  # they name rows by generations of the original
     if record.kind == "replay":
         moved.record = replace(record, settings=copies.rename_policy(record.settings)).to_bytes()
         if "settings" in state:

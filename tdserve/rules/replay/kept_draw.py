@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,10 @@ from tdserve.rules.replay.dealing import deal
 
 MAX_RUN_BYTES = 200
 """Most bytes of the name of a run, which is a part of a key of LMDB."""
+
+
+Rename = Callable[[Rows, Rows], Rows]
+"""Returns new row ids of rows, of these and their earlier ids."""
 
 
 class DrawTerms(NamedTuple):
@@ -82,6 +86,10 @@ class KeptDraw:
         totals = None if sizes is None else sizes.reshape(-1, unit).sum(axis=1)
         units = deal(len(self.rows) // unit, self.terms.world_size, totals)
         self.shares = (units[:, :, None] * unit + np.arange(unit)).reshape(self.terms.world_size, -1)
+
+    def rename(self, rename: Rename) -> None:
+        """Follows new generations that all rows of its table have got."""
+        self.row_ids, self.spent_ids = rename(self.rows, self.row_ids), rename(self.spent, self.spent_ids)
 
     def to_bytes(self) -> bytes:
         """Returns its record, from which :meth:`from_bytes` makes it again."""

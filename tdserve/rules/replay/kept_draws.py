@@ -150,22 +150,24 @@ class KeptDraws:
         rows.unpin(draw.rows)
 
     def restore(self, draws: Iterable[KeptDraw], rows: PinnableRows) -> None:
-        """Keeps draws again after a restart; forgets those of which some rows have gone."""
-        lost = []
+        """Keeps draws again after a restart, or in a copy; forgets those of which no row is left.
+
+        The shares that have lost a row end, and no others: see :func:`plan_share`.
+        """
         for draw in draws:
-            if not np.array_equal(rows.get_row_ids(draw.rows), draw.row_ids):
-                lost.append(draw)
+            is_left = rows.get_row_ids(draw.rows) == draw.row_ids
+            if not is_left.any():
+                self._note_forgotten(draw)
                 continue
+            is_spent = rows.get_row_ids(draw.spent) == draw.spent_ids
+            draw.spent, draw.spent_ids = draw.spent[is_spent], draw.spent_ids[is_spent]
             if len(draw.spent):
                 rows.spend(draw.spent)
-            rows.consume(draw.terms.conditions.consumer, draw.rows)
-            rows.pin(draw.rows)
+            left = draw.rows[is_left]
+            rows.consume(draw.terms.conditions.consumer, left)
+            rows.pin(left)
             self._horizons.setdefault(draw.terms.run, BEFORE_FIRST)
             self._draws[draw.terms.run, draw.step] = draw
-        for draw in lost:
-            self._note_forgotten(draw)
-            rows.spend(draw.spent[rows.get_row_ids(draw.spent) == draw.spent_ids])
-            self._release_spent(draw, rows)
 
     def list_changed(self) -> list[KeptDraw]:
         """Returns those that have changed since they were recorded, and are still kept."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -11,12 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
+from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.kept_draw import Rename
 from tdserve.rules.replay.ring import ROW_ID_MASK
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.value_copy import ValueCopy
 from tdserve.store.watermark import SyncedStore, find_whole
 from tdserve.structure.tree import Spec
+
+NO_ROW_ID = -1
+"""The id of a row that is lost."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -27,11 +34,13 @@ class SurvivingRows:
 
     Attributes:
         generations: Of all rows at the last sync, then the store's own.
+        seen: As they are in the file: also those of an earlier recovery that was cut off.
         is_whole: Whether the content of each is that of the last sync.
         was_written: Whether each had any content, then or later.
     """
 
     generations: NDArray[np.int64]
+    seen: NDArray[np.int64]
     is_whole: NDArray[np.bool_]
     was_written: NDArray[np.bool_]
 
@@ -43,31 +52,49 @@ class SurvivingRows:
             is_whole, generations = seen[:-1] & 1 == 0, seen
         else:
             is_whole, generations = _find_synced_rows(folder, record, stored)
-        return cls(generations, is_whole, (generations[:-1] > 0) | (seen[:-1] > 0))
+        return cls(generations, seen, is_whole, (generations[:-1] > 0) | (seen[:-1] > 0))
 
     def replace_generations(
         self, folder: FilePath, record: StoreRecord, lost: NDArray[np.int64], *, marks_store: bool
-    ) -> None:
+    ) -> Rename:
         """Gives all rows generations that nobody has seen: a remote client may know a lost row by its generation.
+        Returns what gives the new ids of rows that are not lost.
 
         Args:
             lost: Rows that get an odd one.
             marks_store: Whether the store's own number becomes odd too.
         """
-        moved = rename_generations(self.generations, choose_step()) & ~1
+        moved = _raise_generations(self.generations, _to_step(secrets.randbits(64))) & ~1
         moved[:-1][~self.was_written] = 0
         moved[lost] |= 1
         moved[-1] |= marks_store
         Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
 
+        def rename(rows: Rows, row_ids: Rows) -> Rows:
+            is_same = (self.generations[rows] & ROW_ID_MASK == row_ids) | (self.seen[rows] & ROW_ID_MASK == row_ids)
+            return np.where(is_same & (moved[rows] & 1 == 0), moved[rows] & ROW_ID_MASK, NO_ROW_ID)
 
-def choose_step() -> int:
-    """Returns a number by which generations are raised, so that nobody has seen the new ones."""
-    return 2 * (secrets.randbelow(1 << 33) + (1 << 22))
+        return rename
 
 
-def rename_generations(generations: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """Returns generations raised by the result of ``choose_step``; odd ones stay odd."""
+def rename_for_copy(uid: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+    """Returns what gives rows of a copy generations that nobody has seen, or their ids, of those of the original; the
+    same for the same copy.
+
+    Args:
+        uid: Of the copy, chosen at random.
+    """
+    step = _to_step(int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8], "big"))
+    return lambda generations: _raise_generations(generations, step)
+
+
+def _to_step(number: int) -> int:
+    """Returns by how much generations are raised: more than any that clients may know differ."""
+    return 2 * (number % (1 << 33) + (1 << 22))
+
+
+def _raise_generations(generations: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """Returns generations raised by a step; odd ones stay odd."""
     return ((generations & ROW_ID_MASK) + step) & ROW_ID_MASK
 
 

@@ -28,7 +28,7 @@ from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.recovery.departure_records import complete_departure
-from tdserve.server.recovery.draw_records import restore_draws
+from tdserve.server.recovery.draw_records import rename_draws, restore_draws
 from tdserve.server.rule_memory import ROW_BYTES, check_rule_memory
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
@@ -175,5 +175,6 @@ class TableKind(StoreKind):
         for before, end in state.get("arriving", ()):  # of an extend that was not on record then
             is_whole &= (sequence <= before) | (sequence > end)
         lost = np.flatnonzero(~is_whole & rows.was_written)
-        rows.replace_generations(folder, record, lost, marks_store=False)
+        rename = rows.replace_generations(folder, record, lost, marks_store=False)
+        rename_draws(db, record.uid, rename)
         return f"{len(lost)} rows" if len(lost) else ""

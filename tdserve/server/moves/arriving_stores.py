@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -33,7 +32,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.kept_draw import KeptDraw
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
-from tdserve.server.kinds.surviving_rows import choose_step, rename_generations
+from tdserve.server.kinds.surviving_rows import rename_for_copy
 from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.recovery.lost_rows import Overwrite
@@ -186,6 +185,7 @@ class ArrivingStores:
         if moved.is_copy and folder.is_dir():
             record = await asyncio.to_thread(_begin_copy, folder, record, name, move)
             moved.record = record.to_bytes()
+            moved.draws[:] = [_rename_draw(draw, move) for draw in moved.draws]
         if record.name != name or not folder.is_dir():
             raise _make_gone_error(move)
         self._check_free(name)
@@ -304,12 +304,20 @@ def _begin_copy(folder: Path, record: StoreRecord, name: str, move: str) -> Stor
     path = folder / GENERATION_FILE
     if path.exists() and not is_of(path, uid=move):
         generations = Generations.open(path, uid=record.uid, writable=True)
-        rename = partial(rename_generations, step=choose_step())
+        rename = rename_for_copy(move)
         # So that rows are compared with what they were at the source, and damage there is not taken for content.
         watermark.begin_copy(folder, source_uid=record.uid, uid=move, rename=rename)
         generations.values[:] = np.where(generations.values, rename(generations.values), 0)
         generations.begin_copy(move)
     return replace(record, name=name, uid=move, is_restored=record.kind == TableKind.name)
+
+
+def _rename_draw(record: bytes, move: str) -> bytes:
+    """Returns the record of a draw for the rows of a copy."""
+    draw = KeptDraw.from_bytes(record)
+    rename = rename_for_copy(move)
+    draw.rename(lambda rows, row_ids: rename(row_ids))
+    return draw.to_bytes()
 
 
 def _save(record: StoreRecord, state: dict[str, Any], moved: control_pb2.MovedStore, txn: Transaction) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdserve.rules.replay.kept_draw import KeptDraw
+from tdserve.rules.replay.kept_draw import KeptDraw, Rename
 from tdserve.rules.replay.table import Table
 from tdserve.store.catalog_db import CatalogDB, Transaction
 
@@ -27,6 +27,15 @@ def renew_draws(uid: str, table: Table, txn: Transaction) -> None:
 def restore_draws(db: CatalogDB, uid: str, table: Table) -> None:
     """Lets a table that was just opened keep the draws on record."""
     table.draws.restore([KeptDraw.from_bytes(record) for _, record in db.scan("draws", uid.encode())], table)
+
+
+def rename_draws(db: CatalogDB, uid: str, rename: Rename) -> None:
+    """Lets the draws on record follow new generations of a table's rows; see :meth:`KeptDraw.rename`."""
+    with db.begin_transaction() as txn:
+        for key, record in db.scan("draws", uid.encode()):
+            draw = KeptDraw.from_bytes(record)
+            draw.rename(rename)
+            txn.put("draws", key, draw.to_bytes())
 
 
 def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:

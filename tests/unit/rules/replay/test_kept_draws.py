@@ -285,13 +285,37 @@ def test_restore_when_rows_are_there_then_kept_pinned_and_spent() -> None:
     assert not set(draw.rows.tolist()) & set(drawn(again, 1).rows.tolist())
 
 
-def test_restore_when_rows_have_gone_then_forgotten() -> None:
+def test_restore_when_a_row_has_gone_then_only_its_share_ends() -> None:
     table = full_table()
     draws = [drawn(table, 0), drawn(table, 1)]
-    delete(table, draws[0].rows[:1])
+    assert draws[0].shares is not None
+    delete(table, draws[0].rows[draws[0].shares[1][:1]])
+    again = restarted(table, draws)
+    found = again.draws.find(0, TWO)
+    assert found is not None
+    assert plan_share(again, found, 0).rows.tolist() == plan_share(table, draws[0], 0).rows.tolist()
+    with pytest.raises(WrongStateError, match="1 of its"):
+        plan_share(again, found, 1)
+    again.draws.forget_all(again)
+    assert len(again.ring.pins) == 0
+
+
+def test_restore_when_all_rows_have_gone_then_forgotten() -> None:
+    table = full_table()
+    draws = [drawn(table, 0), drawn(table, 1)]
+    delete(table, draws[0].rows)
     again = restarted(table, draws)
     with pytest.raises(StepForgottenError):
         again.draws.find(0, TWO)
+
+
+def test_rename_when_rows_get_new_generations_then_the_draw_has_them_too() -> None:
+    table = full_table(max_times_sampled=1)
+    draw = drawn(table, 0)
+    before, spent = draw.row_ids, draw.spent_ids
+    draw.rename(lambda rows, row_ids: row_ids + 2 * rows)
+    assert (draw.row_ids - before).tolist() == (2 * draw.rows).tolist()
+    assert (draw.spent_ids - spent).tolist() == (2 * draw.spent).tolist()
 
 
 def test_restore_when_one_row_has_gone_then_the_others_that_were_spent_leave() -> None:
