@@ -31,7 +31,7 @@ class ShardMass(NamedTuple):
         least: Of these shares, the least of any row.
         num_epochs: Passes over all rows that a sampler without replacement has begun; the mass is the rest of the last.
         num_drawable: Rows that samples can have before one comes again.
-        is_drained: Whether it is closed, and no row is left, or may come back.
+        is_final: Whether it is closed, and no other rows may come, or come back.
         num_rows: Live rows.
         inserts: Rows ever committed.
         missing: Which leaves are missing in how many rows; "" if none is, or it has rows enough.
@@ -41,7 +41,7 @@ class ShardMass(NamedTuple):
     least: float
     num_epochs: int
     num_drawable: int
-    is_drained: bool
+    is_final: bool
     num_rows: int
     inserts: int
     missing: str = ""

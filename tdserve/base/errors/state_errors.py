@@ -88,11 +88,12 @@ class DamagedRowError(CorruptDataError):
 
 
 class EndOfStreamError(TDServeError):
-    """A queue was closed, and all its rows were taken and acknowledged. No more will come."""
+    """A table or queue was closed, and no more rows will come: all were taken and acknowledged, or a sample waits for
+    more than the ``num_left`` that it may draw."""
 
     code = "OUT_OF_RANGE"
-    template = "queue {name!r} is closed and drained"
-    defaults = {"name": ""}
+    template = "{name!r} is closed, and {num_left} rows are left to draw"
+    defaults = {"name": "", "num_left": 0}
 
 
 class RootInUseError(TDServeError):

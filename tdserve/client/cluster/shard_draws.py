@@ -65,7 +65,7 @@ class ShardDraws:
 
         Raises:
             DeadlineExceededError: There were not enough rows in time.
-            EndOfStreamError: All shards are closed and drained.
+            EndOfStreamError: All shards are closed, and too few rows are left.
             TransportError: No shard answers.
         """
         with within(deadline):
@@ -119,9 +119,10 @@ class ShardDraws:
                     } or None
                     if counts is None and drawn:
                         return drawn
-                    if counts is None and all(found.is_drained for found in masses.values()):
-                        raise EndOfStreamError(name=self._table.name)
                     num_missing = sum((counts or {}).values()) or num_missing
+                if counts is None and not drawn and self._is_final(masses):
+                    num_left = sum(found.num_drawable for found in masses.values())
+                    raise EndOfStreamError(name=self._table.name, num_left=num_left)
                 more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
                 if not more:
                     if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):
@@ -253,6 +254,10 @@ class ShardDraws:
             is_grouped=query.group_by is not None,
             takes_fewer=query.min_rows > 0,
         )
+
+    def _is_final(self, masses: Mapping[int, ShardMass]) -> bool:
+        """Returns whether no shard, also none that is away, may have other rows later than it has now."""
+        return len(masses) == self._table.num_shards and all(found.is_final for found in masses.values())
 
     def _is_closed(self) -> bool:
         return self._table.describe().is_closed and not self._table.is_degraded

@@ -43,7 +43,7 @@ def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline)
             least=done.least_mass,
             num_epochs=done.num_epochs,
             num_drawable=done.num_drawable,
-            is_drained=done.is_drained,
+            is_final=done.is_final,
             num_rows=counts.rows,
             inserts=counts.inserts,
             missing=done.missing,

@@ -162,7 +162,7 @@ class ShardedTakenBatches:
 
 
 class ShardedBatches:
-    """An endless iterator over samples that a thread draws ahead; a context manager.
+    """An iterator over samples that a thread draws ahead; a context manager. It ends as ``Batches`` does.
 
     Args:
         draw: Draws the batch of a number, from 0.
@@ -175,6 +175,7 @@ class ShardedBatches:
         self._name = name
         self._drop_after_s = math.inf if drop_after_s is None else drop_after_s
         self._closed = Event()
+        self._is_over = False
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
         self._thread = Thread(
             target=_fill, args=(draw, self._ready, self._closed), name=f"tdserve-batches-{name}", daemon=True
@@ -187,7 +188,7 @@ class ShardedBatches:
         return self
 
     def __next__(self) -> Any:
-        while True:
+        while not self._is_over:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
             try:
@@ -196,10 +197,14 @@ class ShardedBatches:
                 if not self._thread.is_alive():
                     raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
                 continue
+            if isinstance(item, EndOfStreamError):
+                self._is_over = True
+                continue
             if isinstance(item, BaseException):
                 raise item
             if time.monotonic() - came_s <= self._drop_after_s:
                 return item
+        raise StopIteration
 
     def __enter__(self) -> ShardedBatches:
         return self

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     ClosedError,
     ConnectError,
     DeadlineExceededError,
+    EndOfStreamError,
     InvalidRequestError,
     PeerLostError,
     ServerBusyError,
@@ -115,7 +116,8 @@ class _UnderWay(NamedTuple):
 
 
 class Batches:
-    """An endless iterator over samples; a context manager. Closing it from any thread ends a waiting ``next``.
+    """An iterator over samples, which ends when the table is closed and has too few rows left for a batch; a context
+    manager. Closing it from any thread ends a waiting ``next``.
 
     Raises (from ``next``):
         DeadlineExceededError: No batch came in time. The next call goes on.
@@ -139,6 +141,7 @@ class Batches:
         self._drop_after_s = _check_drop_s(drop_after_s)
         self._timeout_s = timeout_s
         self._closed = Event()
+        self._is_over = False
         self._ready: Queue[Any] = Queue(maxsize=prefetch)
         # Of two requests the second may be granted when the first was not, and its rows would come first.
         num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
@@ -166,7 +169,7 @@ class Batches:
 
     def __next__(self) -> Any:
         began_s = time.monotonic()
-        while True:
+        while not self._is_over:
             if self._closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
             try:
@@ -174,6 +177,9 @@ class Batches:
             except Empty:
                 if not self._thread.is_alive():  # an error has ended it, which an earlier call has raised
                     raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
+                continue
+            if isinstance(item, EndOfStreamError):
+                self._is_over = True
                 continue
             if isinstance(item, BaseException):
                 raise item
@@ -187,6 +193,7 @@ class Batches:
             if time.monotonic() - began_s > self._timeout_s:
                 what = f"a batch of {self._name!r} that did not wait too long for its taker"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
+        raise StopIteration
 
     def _take_step(self, share: Share | None) -> bool:
         """Counts the step of a batch; returns False if the caller has had it elsewhere meanwhile."""

@@ -114,6 +114,7 @@ class ReplayHandle(TableHandle):
 
         Raises:
             DeadlineExceededError: There were not enough rows in time; the error names what is missing.
+            EndOfStreamError: The table is closed, and fewer rows are left; it has their number as ``num_left``.
             CapacityError: The table has 64 names of consumers already.
             StepForgottenError: The draw of this step is not kept any more. The error names the next step: calls that
                 name no step go on once one has passed it as ``step``.
@@ -286,7 +287,8 @@ class ReplayHandle(TableHandle):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Batches | TakenBatches:
-        """Returns an endless iterator over samples, which requests some of them while the caller works.
+        """Returns an iterator over samples, which requests some of them while the caller works. It ends if the table is
+        closed and fewer rows are left than a batch has.
 
         Args:
             num_rows: Rows of each batch.

@@ -413,7 +413,11 @@ class TableHandle(FollowedTable):
         return done
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Closes the table for writers: consumers get what is left, then EndOfStreamError."""
+        """Closes the table for writers: readers get what is left, then EndOfStreamError.
+
+        For ``take`` that is when all rows were acknowledged, for ``sample`` when fewer are left than it draws. Rows that
+        lack leaves, or are on lease to the same consumer, are waited for. Calls that wait end too.
+        """
         change(self._client, self.name, self._client.deadline(timeout_s), close=True)
 
     def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:

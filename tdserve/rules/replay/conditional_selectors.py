@@ -230,6 +230,14 @@ class ConditionalSelectors:
             return False
         return not (num_rows and selector.lacks(num_rows))
 
+    def may_complete(self, conditions: SampleConditions) -> bool:
+        """Returns whether rows lack only leaves to be drawn under some conditions: they may get these yet."""
+        if self._written is None or not self.num_incomplete or conditions.require == ():
+            return False
+        rows = self._members.get_first_rows(MAX_LOOKED_AT)
+        rows = rows[~self._fits(conditions, rows)]
+        return len(rows) == MAX_LOOKED_AT or bool(self._fits(conditions._replace(require=()), rows).any())
+
     def grow_in_pieces(
         self, conditions: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS
     ) -> Generator[None]:

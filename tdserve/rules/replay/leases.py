@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,15 +44,19 @@ class Leases:
         self._of_owner: dict[int, dict[int, None]] = {}
         self._of_request: dict[tuple[int, int], int] = {}
         self._last = _NONE
-        self._num_leased = 0
+        self._num_leased: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Leases of {self._num_leased} rows to {len(self._of_owner)} owners>"
+        return f"<Leases of {self.num_leased} rows to {len(self._of_owner)} owners>"
 
     @property
     def num_leased(self) -> int:
         """Number of held rows, counted once for each consumer."""
-        return self._num_leased
+        return self._num_leased.total()
+
+    def count_leased(self, consumer: str) -> int:
+        """Returns the number of rows that are held for a consumer."""
+        return self._num_leased[consumer]
 
     def grant(self, owner: int, rows: Rows, consumer: str, *, request: int = 0) -> int:
         """Grants a lease of rows.
@@ -84,7 +89,7 @@ class Leases:
             if request:
                 self._of_request[owner, request] = number
             self._of_owner.setdefault(owner, {})[number] = None
-            self._num_leased += len(rows)
+            self._num_leased[consumer] += len(rows)
         return number
 
     def take(self, owner: int, rows: Rows, consumer: str) -> Rows:
@@ -183,7 +188,7 @@ class Leases:
         else:
             ended, counts = np.unique(found, return_counts=True)
         self._numbers[consumer][rows] = _NONE
-        self._num_leased -= len(rows)
+        self._num_leased[consumer] -= len(rows)
         for number, count in zip(ended.tolist(), counts.tolist(), strict=True):
             lease = self._leases[number]
             lease.num_left -= count

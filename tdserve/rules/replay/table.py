@@ -189,7 +189,8 @@ class Table(Departures):
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
-            EndOfStreamError: The table was closed, and all of its rows were acknowledged.
+            EndOfStreamError: The table was closed, and no more rows may come or come back for such a sample: of a lease
+                all were acknowledged, of others too few are left.
         """
         for argument, value in (("num_rows", num_rows), ("num_batches", num_batches)):
             if value < 1:
@@ -206,9 +207,11 @@ class Table(Departures):
             if total < min_rows:
                 return None
         elif not replaces and not limiter.can_sample(counts, total):
+            self._check_not_over(conditions, num_batches)
             return None
         found = len(self.selectors.get(conditions))
         if not total or found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found):
+            self._check_not_over(conditions, num_batches)
             return None
         sampler = self.settings.sampler
         is_lease, is_grouped = owner is not None, bool(conditions.group)
@@ -225,7 +228,10 @@ class Table(Departures):
         if terms.is_alone and self._is_drawing:
             return None
         plan = self._draw_part(terms, total, max_drawn or total, rng=rng)
-        self.shared.num_sampled += total * (plan is not None and terms.is_counted)
+        if plan is None:
+            self._check_not_over(conditions, num_batches)
+            return None
+        self.shared.num_sampled += total * terms.is_counted
         return plan
 
     def draw_more(self, plan: SamplePlan, max_drawn: int, *, rng: np.random.Generator) -> SamplePlan | None:
@@ -444,10 +450,16 @@ class Table(Departures):
         most = num_members + self.ring.num_held if conditions.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
 
+    def _check_not_over(self, conditions: SampleConditions, num_batches: int) -> None:
+        """Raises EndOfStreamError if what a batch waits for cannot come any more. Of several, one may be drawn yet."""
+        if num_batches == 1 and self.is_final(conditions):
+            raise EndOfStreamError(name=self.name, num_left=self.selectors.get(conditions).num_drawable)
+
     def _count_what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
-        if self.is_drained(conditions):
+        num_left = self.selectors.get(conditions).num_drawable
+        if not num_left and self.is_final(conditions):
             raise EndOfStreamError(name=self.name)
-        return min(num_rows, self.selectors.get(conditions).num_drawable)
+        return min(num_rows, num_left)
 
     def _count_drawable(self, conditions: SampleConditions, most: int) -> int:
         """Returns how many rows can be drawn now, at most so many: of groups, whole ones."""
@@ -457,10 +469,13 @@ class Table(Departures):
 
     # ------------------------------------------------------------ figures
 
-    def is_drained(self, conditions: SampleConditions) -> bool:
-        """Returns whether the table is closed, and no row is left, or may come back, for a sample."""
-        num_left = self.selectors.get(conditions).num_drawable
-        return self.is_closed and not (num_left or self.selectors.leases.num_leased or self.ring.num_held)
+    def is_final(self, conditions: SampleConditions) -> bool:
+        """Returns whether the table is closed, and a sample finds no other rows later than it does now: none is being
+        written, lacks only leaves, or is on lease to the same consumer."""
+        if not self.is_closed or self.ring.num_held or self.ring.num_reserved or self.num_coming:
+            return False
+        is_any_leased = self.selectors.leases.count_leased(conditions.consumer)
+        return not is_any_leased and not self.selectors.may_complete(conditions)
 
     def explain_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.

@@ -360,7 +360,7 @@ def _answer_mass(call: _SampleCall) -> control_pb2.Done:
         num_epochs=selector.num_epochs,
         num_drawable=selector.num_drawable,
         missing=missing,
-        is_drained=call.store.get_table().is_drained(call.conditions),
+        is_final=call.store.get_table().is_final(call.conditions),
         counts=make_counts(call.store),
     )
 

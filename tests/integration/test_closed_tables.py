@@ -1,0 +1,108 @@
+"""Readers of a table that is closed: they get what is left, also what is complete only later, and then the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+
+pytestmark = pytest.mark.integration
+
+LIKE = TensorDict({"x": torch.tensor(0), "reward": torch.tensor(0.0)})
+
+
+def make_rows(num_rows: int, *, is_whole: bool = True) -> TensorDict:
+    """Returns numbered rows; those that are not whole lack the reward."""
+    rows = TensorDict({"x": torch.arange(num_rows)}, [num_rows])
+    return rows.set("reward", torch.ones(num_rows)) if is_whole else rows
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Of one server, and of two."""
+    folder = tmp_path_factory.mktemp("closed")
+    with tdserve.Server(folder / "0") as first, tdserve.Server(folder / "1") as second:
+        yield {"alone": first.address, "shared": f"{first.address},{second.address}"}
+
+
+@pytest.fixture(params=[("alone", "shm"), ("alone", "gloo"), ("shared", "auto")], ids=lambda param: param[1])
+def user(request: pytest.FixtureRequest, addresses: dict[str, str]) -> Iterator[Any]:
+    where, transport = request.param
+    with tdserve.connect(addresses[where], transport=transport) as client:
+        yield client
+
+
+def create(user: Any, name: str, call: str = "create_replay", **options: Any) -> Any:
+    """Creates a table, of several shards if there are several servers."""
+    shards = {"shards": "all"} if isinstance(user, tdserve.ClusterClient) else {}
+    return getattr(user, call)(name, LIKE, 64, **shards, **options)
+
+
+def test_batches_when_rows_are_used_up_then_they_end_with_the_last_whole_one(user: Any, name: str) -> None:
+    table = create(user, name, max_times_sampled=1)
+    table.extend(make_rows(11))
+    table.close()
+    with table.batches(4, timeout_s=20) as batches:
+        had = [int(number) for batch in batches for number in batch["x"]]
+        assert len(had) == len({*had}) == 8
+        with pytest.raises(StopIteration):
+            next(batches)
+    with pytest.raises(tdserve.EndOfStreamError, match="closed, and 3 rows are left"):
+        table.sample(4, timeout_s=20)
+    assert sorted([*had, *table.sample(3)["x"].tolist()]) == [*range(11)]
+
+
+def test_sample_when_the_table_is_closed_meanwhile_then_its_wait_ends(user: Any, name: str) -> None:
+    table = create(user, name, min_size=10)
+    table.extend(make_rows(3))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(table.sample, 2, timeout_s=60)
+        with pytest.raises(tdserve.DeadlineExceededError):
+            table.sample(2, timeout_s=0.1)
+        table.close()
+        with pytest.raises(tdserve.EndOfStreamError):
+            waiting.result(20)
+
+
+@pytest.mark.parametrize("call", ["create_replay", "create_queue"])
+def test_batches_when_rows_get_their_last_leaf_after_the_close_then_they_come_too(
+    user: Any, name: str, call: str
+) -> None:
+    table = create(user, name, call)
+    index = table.extend(make_rows(6, is_whole=False))
+    table.close()
+    consumer = {} if call == "create_queue" else {"consumer": "trainer"}
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"reward|all leaves"):
+        table.take(2, timeout_s=0.2, **consumer)
+    table.set_at_("reward", torch.ones(6), index)
+    with table.batches(4, timeout_s=20, **consumer) as batches:
+        assert sorted(int(number) for batch in batches for number in batch["x"]) == [*range(6)]
+
+
+def test_batches_when_another_consumer_has_rows_on_lease_then_they_end_nevertheless(user: Any, name: str) -> None:
+    table = create(user, name, consumers=("judge", "trainer"))
+    table.extend(make_rows(6))
+    table.close()
+    with table.take(2, consumer="trainer"), table.batches(4, consumer="judge", timeout_s=20) as batches:
+        assert sorted(int(number) for batch in batches for number in batch["x"]) == [*range(6)]
+
+
+def test_take_when_a_lease_of_the_same_consumer_may_come_back_then_it_waits(user: Any, name: str) -> None:
+    table = create(user, name, "create_queue")
+    table.extend(make_rows(4))
+    table.close()
+    with suppress(InterruptedError), table.take(4):
+        with pytest.raises(tdserve.DeadlineExceededError):
+            table.take(4, timeout_s=0.2)
+        raise InterruptedError
+    with table.take(4, timeout_s=20) as rows:
+        assert len(rows) == 4
+    with pytest.raises(tdserve.EndOfStreamError):
+        table.take(4, timeout_s=20)
