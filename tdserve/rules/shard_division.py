@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tdserve.base.errors import EndOfStreamError
 from tdserve.rules.replay.settings import Settings
 
 FRESH_S = 0.05
@@ -82,6 +83,16 @@ class KnownMasses:
     def forget(self) -> None:
         """Forgets all answers: this client has changed the table."""
         self._known.clear()
+
+
+def check_not_final(table: str, masses: Mapping[int, ShardMass], num_shards: int) -> None:
+    """Raises EndOfStreamError if no shard, also none that is away, may have other rows later than it has now.
+
+    Args:
+        table: Name of the table, for the error.
+    """
+    if len(masses) == num_shards and all(found.is_final for found in masses.values()):
+        raise EndOfStreamError(name=table, num_left=sum(found.num_drawable for found in masses.values()))
 
 
 def explain_shortage(

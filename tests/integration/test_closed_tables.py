@@ -59,6 +59,19 @@ def test_batches_when_rows_are_used_up_then_they_end_with_the_last_whole_one(use
     assert sorted([*had, *table.sample(3)["x"].tolist()]) == [*range(11)]
 
 
+def test_batches_when_of_ranks_then_all_end_after_the_same_step(user: Any, name: str) -> None:
+    table = create(user, name, max_times_sampled=1)
+    table.extend(make_rows(30))
+    table.close()
+    had = []
+    for rank in (0, 1):
+        with table.batches(4, rank=rank, world_size=2, step=0, timeout_s=20) as batches:
+            had.append([batch["x"].tolist() for batch in batches])
+    assert len(had[0]) == len(had[1]) >= 2
+    numbers = [number for batches in had for batch in batches for number in batch]
+    assert len({*numbers}) == len(numbers)
+
+
 def test_sample_when_the_table_is_closed_meanwhile_then_its_wait_ends(user: Any, name: str) -> None:
     table = create(user, name, min_size=10)
     table.extend(make_rows(3))

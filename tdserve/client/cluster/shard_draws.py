@@ -27,7 +27,7 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.shard_division import KnownMasses, ShardMass, divide_sample, explain_shortage
+from tdserve.rules.shard_division import KnownMasses, ShardMass, check_not_final, divide_sample, explain_shortage
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 """Pauses of a call that waits for rows of any shard."""
@@ -120,9 +120,8 @@ class ShardDraws:
                     if counts is None and drawn:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
-                if counts is None and not drawn and self._is_final(masses):
-                    num_left = sum(found.num_drawable for found in masses.values())
-                    raise EndOfStreamError(name=self._table.name, num_left=num_left)
+                if counts is None and not drawn:
+                    check_not_final(self._table.name, masses, self._table.num_shards)
                 more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
                 if not more:
                     if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):
@@ -254,10 +253,6 @@ class ShardDraws:
             is_grouped=query.group_by is not None,
             takes_fewer=query.min_rows > 0,
         )
-
-    def _is_final(self, masses: Mapping[int, ShardMass]) -> bool:
-        """Returns whether no shard, also none that is away, may have other rows later than it has now."""
-        return len(masses) == self._table.num_shards and all(found.is_final for found in masses.values())
 
     def _is_closed(self) -> bool:
         return self._table.describe().is_closed and not self._table.is_degraded

@@ -19,7 +19,7 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.placement import name_splits
-from tdserve.rules.shard_division import ShardMass, ShardScale, divide_among_ranks, explain_shortage
+from tdserve.rules.shard_division import ShardMass, ShardScale, check_not_final, divide_among_ranks, explain_shortage
 
 MAX_SPLITS_BYTES = 1 << 20
 """Room for how thousands of steps were divided; each shard keeps the rows of the last few."""
@@ -132,6 +132,7 @@ class ShardShares:
                 except VersionConflictError:  # another rank was faster
                     return _read(splits, name, num_rows) or division
                 return division
+            check_not_final(self._table.name, masses, self._table.num_shards)
             if deadline.expired:
                 table, conditions = self._table, query.describe_conditions()
                 why = explain_shortage(table.settings, masses, conditions, servers=table.placement.servers)

@@ -415,8 +415,8 @@ class TableHandle(FollowedTable):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Closes the table for writers: readers get what is left, then EndOfStreamError.
 
-        For ``take`` that is when all rows were acknowledged, for ``sample`` when fewer are left than it draws. Rows that
-        lack leaves, or are on lease to the same consumer, are waited for. Calls that wait end too.
+        For ``take`` that is when all rows were acknowledged, for ``sample`` when fewer are left than it draws. Rows
+        that lack leaves, or are on lease to the same consumer, are waited for. Calls that wait end too.
         """
         change(self._client, self.name, self._client.deadline(timeout_s), close=True)
 
