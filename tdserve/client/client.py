@@ -630,7 +630,7 @@ class Client(TensorDictClient):
 
         Args:
             place: Path of a folder here, on the client's machine, or a URL of fsspec such as ``"s3://bucket/run"``.
-            keep: How many checkpoints of this server the place keeps, this one included; None: all.
+            keep: How many whole checkpoints of this server the place keeps, this one included; None: all.
             timeout_s: For all of it.
             on_progress: Called after each request.
 

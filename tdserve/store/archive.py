@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +27,9 @@ class Archive(Protocol):
     def read(self, name: str) -> bytes:
         """Returns a content. Raises CorruptDataError if there is none."""
 
-    def list_names(self, folder: str) -> list[str]:
-        """Returns the names of all contents below a folder, in order."""
+    def list_sizes(self, folder: str) -> dict[str, int | None]:
+        """Returns the sizes in bytes of all contents below a folder, by their names, in order; None: the file system
+        does not tell. Raises InvalidRequestError if the folder cannot be read."""
 
     def remove(self, name: str) -> None:
         """Removes a content, if it is there."""
@@ -109,11 +111,9 @@ class _FolderArchive:
         except FileNotFoundError:
             raise CorruptDataError(path=str(path), expected="a file", actual="none") from None
 
-    def list_names(self, folder: str) -> list[str]:
-        found = (self._folder / folder).rglob("*")
-        return sorted(
-            str(path.relative_to(self._folder)) for path in found if path.is_file() and not path.name.startswith(".")
-        )
+    def list_sizes(self, folder: str) -> dict[str, int | None]:
+        with convert_os_errors(self._folder):
+            return dict(sorted(_iter_sizes(self._folder / folder, folder)))
 
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
@@ -121,6 +121,22 @@ class _FolderArchive:
     def exists(self) -> bool:
         with convert_os_errors(self._folder):
             return self._folder.is_dir()
+
+
+def _iter_sizes(path: Path, name: str) -> Iterator[tuple[str, int]]:
+    """Yields names and sizes of the files below a folder, which need not be there and may change meanwhile."""
+    try:
+        with os.scandir(path) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in found:
+        below = f"{name}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _iter_sizes(path / entry.name, below)
+        elif entry.is_file():
+            with suppress(FileNotFoundError):  # it was removed just now
+                yield below, entry.stat().st_size
 
 
 class _UrlArchive:
@@ -149,13 +165,16 @@ class _UrlArchive:
             raise CorruptDataError(path=path, expected="a file", actual=str(fault)) from fault
         return found
 
-    def list_names(self, folder: str) -> list[str]:
+    def list_sizes(self, folder: str) -> dict[str, int | None]:
         below = f"{self._folder}/{folder}"
+        self._fs.invalidate_cache()  # many keep listings, in which later changes by others are missing
         try:
-            found = self._fs.find(below)
+            found = self._fs.find(below, detail=True)
         except FileNotFoundError:
-            return []
-        return sorted(f"{folder}{path[path.index(below) + len(below) :]}" for path in found)
+            return {}
+        except OSError as fault:
+            raise InvalidRequestError(argument="place", reason=f"{below} cannot be read: {fault}") from fault
+        return {f"{folder}{path[path.index(below) + len(below) :]}": found[path].get("size") for path in sorted(found)}
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):

@@ -45,6 +45,48 @@ def test_place_when_a_block_was_lost_then_the_next_checkpoint_writes_it_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["", "simplecache::file://"])
+def test_place_when_a_block_is_cut_short_then_named_and_the_next_checkpoint_writes_it_again(
+    server: tdserve.Server, tmp_path: Path, scheme: str
+) -> None:
+    place = f"{scheme}{tmp_path}/place"
+    with server.client() as client:
+        client.memmap(TensorDict({"x": torch.arange(400_000)}, [400_000]), "big")
+        first = client.checkpoint(place, keep=1)
+        cut = max(tmp_path.glob("place/blocks/*/*"), key=lambda each: each.stat().st_size)
+        whole = cut.stat().st_size
+        cut.write_bytes(b"")
+        (listed,) = tdserve.list_checkpoints(place)
+        assert listed.damage == "one of its blocks is of another size, of store 'big'"
+        second = client.checkpoint(place, keep=2)
+        assert cut.stat().st_size == whole
+        assert second.written_nbytes >= whole
+        assert [(each.id, each.damage) for each in tdserve.list_checkpoints(place)] == [(first.id, ""), (second.id, "")]
+        client.restore(place, prefix="new-")
+        assert client["new-big"]["x"][-1] == 399_999
+
+
+@pytest.mark.slow
+def test_keep_when_the_new_checkpoint_has_lost_a_block_then_the_whole_one_before_stays(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    with server.client() as client:
+        client.memmap(TensorDict({"x": torch.arange(400_000)}, [400_000]), "big")
+        first = client.checkpoint(place)
+        before = {*place.glob("blocks/*/*")}
+        client["big"].set_at_("x", torch.tensor(7), 399_999)
+        second = client.checkpoint(place)
+        cut = max({*place.glob("blocks/*/*")} - before, key=lambda each: each.stat().st_size)
+        cut.write_bytes(b"")
+        client["big"].set_at_("x", torch.tensor(8), 399_999)  # the next one does not need that block
+        third = client.checkpoint(place, keep=2)
+        assert [each.id for each in tdserve.list_checkpoints(place)] == [first.id, second.id, third.id]
+        client.restore(place, checkpoint=first.id, prefix="old-")
+        assert client["old-big"]["x"][-1] == 399_999
+
+
+@pytest.mark.slow
 def test_place_when_a_manifest_is_damaged_then_later_checkpoints_are_made_and_no_block_is_removed(
     server: tdserve.Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,8 +148,8 @@ class _CheckpointWriter:
 
     def run(self, names: list[str]) -> Checkpoint:
         if self.earlier is not None:
-            self.archived.update(self.earlier.list_digests())
-            self.archived &= list_blocks(self.archive)  # not those that were lost since
+            lacking = self.earlier.list_lacking(list_blocks(self.archive))  # lost or cut short since
+            self.archived.update(self.earlier.list_digests() - lacking)
             for store in self.earlier.stores:
                 self._know(store)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -26,6 +26,9 @@ _MOMENT = "%Y%m%d-%H%M%S-%f"
 _FOLDER = "checkpoints"
 _BLOCKS = "blocks"
 _SUFFIX = ".json"
+
+PresentBlocks = Mapping[str, int | None]
+"""Sizes in bytes of the blocks that a place has, by their digests; None: the place does not tell."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class ArchivedStore:
         """Yields the digests of its blocks."""
         return (digest for file in self.files for digest in file.digests)
 
+    def iter_sizes(self) -> Iterator[tuple[str, int]]:
+        """Yields digest and size of each of its blocks."""
+        return ((digest, nbytes) for file in self.files for _, nbytes, digest in file.iter_blocks())
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -91,7 +98,8 @@ class Checkpoint:
         written_nbytes: Size of the blocks that no earlier checkpoint had.
         server_id: Of the root of which it is; "": it is not on record.
         damage: Why it cannot be restored, in a list of checkpoints: its manifest cannot be read, and only its id and
-            moment are known; or blocks of stores are missing, and the others can be restored by name.
+            moment are known; or blocks of stores are missing or have another size, and the others can be restored by
+            name.
     """
 
     id: str
@@ -111,6 +119,11 @@ class Checkpoint:
     def list_digests(self) -> set[str]:
         """Returns the digests of all blocks."""
         return {digest for store in self.stores for digest in store.iter_digests()}
+
+    def list_lacking(self, present: PresentBlocks) -> set[str]:
+        """Returns the digests of its blocks that a place does not have in their size."""
+        sizes = dict(each for store in self.stores for each in store.iter_sizes())
+        return {digest for digest, nbytes in sizes.items() if present.get(digest, -1) not in (nbytes, None)}
 
     def list_stores_of(self, digests: set[str]) -> list[str]:
         """Returns the names of the stores that have one of these blocks."""
@@ -138,7 +151,7 @@ def get_uid(checkpoint_id: str) -> str:
 
 def list_ids(archive: Archive) -> list[str]:
     """Returns the ids of all checkpoints, the oldest first."""
-    names = archive.list_names(_FOLDER)
+    names = archive.list_sizes(_FOLDER)
     return [name.rpartition("/")[2].removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
@@ -211,22 +224,25 @@ def load_all(archive: Archive, ids: Iterable[str] | None = None) -> Iterator[Che
 
 
 def list_with_damage(archive: Archive) -> list[Checkpoint]:
-    """Reads all manifests, the oldest first; also a checkpoint of which blocks are missing comes with its damage. The
-    content of blocks is not read."""
+    """Reads all manifests, the oldest first; also a checkpoint of which blocks are missing, or have another size, comes
+    with its damage. The content of blocks is not read."""
     found = [*load_all(archive)]
-    present = list_blocks(archive) if any(each.stores for each in found) else set()
-    listed = [_note_missing(each, each.list_digests() - present) for each in found]
+    present = list_blocks(archive) if any(each.stores for each in found) else {}
+    listed = [_note_lacking(each, present) for each in found]
     if listed == found:
         return found
     still = {*list_ids(archive)}  # one that was removed meanwhile has lost its blocks with it
     return [each for each in listed if each.id in still]
 
 
-def _note_missing(made: Checkpoint, missing: set[str]) -> Checkpoint:
-    if not missing:
+def _note_lacking(made: Checkpoint, present: PresentBlocks) -> Checkpoint:
+    lacking = made.list_lacking(present)
+    if not lacking:
         return made
-    number = f"{len(missing)} of its blocks are" if len(missing) > 1 else "one of its blocks is"
-    return replace(made, damage=f"{number} missing, of store {', '.join(map(repr, made.list_stores_of(missing)))}")
+    number = f"{len(lacking)} of its blocks are" if len(lacking) > 1 else "one of its blocks is"
+    states = {"of another size" if digest in present else "missing" for digest in lacking}
+    state = " or ".join(sorted(states))
+    return replace(made, damage=f"{number} {state}, of store {', '.join(map(repr, made.list_stores_of(lacking)))}")
 
 
 def load_newest(archive: Archive, server_id: str = "") -> Checkpoint | None:
@@ -235,9 +251,13 @@ def load_newest(archive: Archive, server_id: str = "") -> Checkpoint | None:
     return next((made for made in readable if server_id in ("", made.server_id)), None)
 
 
-def list_blocks(archive: Archive) -> set[str]:
-    """Returns the digests of the blocks that a place has."""
-    return {name.rpartition("/")[2] for name in archive.list_names(_BLOCKS)}
+def list_blocks(archive: Archive) -> PresentBlocks:
+    """Returns the blocks that a place has."""
+    return {
+        digest: nbytes
+        for name, nbytes in archive.list_sizes(_BLOCKS).items()
+        if name == _make_block_name(digest := name.rpartition("/")[2])
+    }
 
 
 def write_block(archive: Archive, digest: str, content: bytes) -> None:
@@ -270,10 +290,12 @@ def remove_checkpoint(archive: Archive, checkpoint_id: str) -> None:
 
 
 def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list[str]:
-    """Removes all checkpoints but the newest, and the blocks that only they had; returns the ids of those removed.
+    """Removes all checkpoints but the newest whole ones and what is newer than the last of these, and the blocks that
+    only they had; returns the ids of those removed.
 
-    Nobody else may write a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all
-    blocks: which ones it needs is not known.
+    One that lacks blocks, or has them in another size, may not push out one that can be restored. Nobody else may write
+    a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all blocks: which ones it
+    needs is not known.
 
     Args:
         server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.
@@ -284,12 +306,17 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     if len(ids) <= num_kept:
         return []
     found = {each.id: each for each in load_all(archive, ids) if not each.damage}
-    removed = [each for each in found if not server_id or found[each].server_id in (server_id, "")][:-num_kept]
+    own = [each for each in found if not server_id or found[each].server_id in (server_id, "")]
+    if len(own) <= num_kept:
+        return []
+    present = list_blocks(archive)
+    whole = [each for each in own if not found[each].list_lacking(present)]
+    removed = own[: own.index(whole[-num_kept])] if len(whole) >= num_kept else []
     for checkpoint_id in removed:
         remove_checkpoint(archive, checkpoint_id)
     if removed and len(found) == len(ids):
         needed = {digest for each in found.keys() - {*removed} for digest in found[each].list_digests()}
-        for digest in list_blocks(archive) - needed:
+        for digest in present.keys() - needed:
             archive.remove(_make_block_name(digest))
     return removed
 

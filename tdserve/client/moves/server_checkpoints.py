@@ -150,9 +150,9 @@ def check_exists(place: Place) -> None:
 def list_checkpoints(place: Place) -> list[Checkpoint]:
     """Returns the checkpoints of a place, the oldest first; of a cluster, those below ``place/server-0`` and so on.
 
-    One whose manifest is damaged, or that lacks blocks, has that as its ``damage``, and cannot be restored;
-    ``tdserve check PLACE`` finds damage of the blocks' content too. A place that is not there yet has none, as before
-    the first checkpoint.
+    One whose manifest is damaged, or that lacks blocks or has them in another size, has that as its ``damage``, and
+    cannot be restored; ``tdserve check PLACE`` finds damage of the blocks' content too. A place that is not there yet
+    has none, as before the first checkpoint.
 
     Args:
         place: Path of a folder, or a URL of fsspec.

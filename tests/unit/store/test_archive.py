@@ -17,17 +17,17 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
 
 
 def test_contents_when_written_then_read_listed_and_removed(archive: Archive) -> None:
-    assert archive.list_names("blocks") == []
+    assert archive.list_sizes("blocks") == {}
     archive.write("blocks/ab/abcd", b"1")
-    archive.write("blocks/cd/cdef", b"2")
+    archive.write("blocks/cd/cdef", b"22")
     archive.write("blocks/ab/abcd", b"3")
     archive.write("others/a", b"")
     assert archive.read("blocks/ab/abcd") == b"3"
     assert archive.read("others/a") == b""
-    assert archive.list_names("blocks") == ["blocks/ab/abcd", "blocks/cd/cdef"]
+    assert [*archive.list_sizes("blocks").items()] == [("blocks/ab/abcd", 1), ("blocks/cd/cdef", 2)]
     archive.remove("blocks/ab/abcd")
     archive.remove("blocks/ab/abcd")
-    assert archive.list_names("blocks") == ["blocks/cd/cdef"]
+    assert archive.list_sizes("blocks") == {"blocks/cd/cdef": 2}
     with pytest.raises(CorruptDataError, match="abcd"):
         archive.read("blocks/ab/abcd")
 
@@ -47,7 +47,7 @@ def test_contents_when_of_this_machine_then_closed_to_other_users(tmp_path: Path
 def test_folder_when_a_write_was_cut_short_then_not_listed(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks/.unfinished-x").write_bytes(b"half")
-    assert open_archive(tmp_path).list_names("blocks") == []
+    assert open_archive(tmp_path).list_sizes("blocks") == {}
 
 
 def test_place_when_it_cannot_be_written_then_a_typed_error(tmp_path: Path) -> None:

@@ -33,10 +33,12 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def make_checkpoint(number: int, *contents: bytes) -> Checkpoint:
-    digests = [compute_digest(content).hex() for content in contents]
-    file = ArchivedFile(b"rows/\xff".hex(), sum(map(len, contents)), digests)
+    files = [
+        ArchivedFile((b"rows/\xff%d" % each).hex(), len(content), [compute_digest(content).hex()])
+        for each, content in enumerate(contents)
+    ]
     moved = control_pb2.MovedStore(record=b"{}", packed=b"\1x")
-    store = ArchivedStore("x", "replay", f"{number:032x}", moved.SerializeToString().hex(), [file])
+    store = ArchivedStore("x", "replay", f"{number:032x}", moved.SerializeToString().hex(), files)
     return Checkpoint(make_id(float(number), f"{number:032x}"), float(number), [store], ["adopted"], 0.01, 7)
 
 
@@ -140,6 +142,50 @@ def test_list_when_a_block_is_missing_then_every_checkpoint_that_needs_it_is_dam
     assert third.damage == first.damage
     write_block(archive, compute_digest(b"c").hex(), b"c")
     assert [each.damage == "" for each in list_with_damage(archive)] == [False, True, True]
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_list_when_a_block_is_cut_short_then_every_checkpoint_that_needs_it_is_damaged(
+    tmp_path: Path, scheme: str
+) -> None:
+    archive = open_archive(f"{scheme}{tmp_path}/place")
+    made = [add(archive, number, *contents) for number, contents in enumerate(([b"aa", b"b"], [b"b"], [b"b", b"cc"]))]
+    assert list_with_damage(archive) == made
+    write_block(archive, compute_digest(b"aa").hex(), b"a")
+    first, second, third = list_with_damage(archive)
+    assert first == replace(made[0], damage="one of its blocks is of another size, of store 'x'")
+    assert [second, third] == made[1:]
+    archive.remove(f"blocks/{compute_digest(b'b').hex()[:2]}/{compute_digest(b'b').hex()}")
+    damage = [each.damage.partition(",")[0] for each in list_with_damage(archive)]
+    assert damage == ["2 of its blocks are missing or of another size", *["one of its blocks is missing"] * 2]
+    for content in (b"aa", b"b"):
+        write_block(archive, compute_digest(content).hex(), content)
+    assert list_with_damage(archive) == made
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_keep_when_newer_ones_are_not_whole_then_the_newest_whole_ones_stay_and_these_beside(
+    tmp_path: Path, scheme: str
+) -> None:
+    archive = open_archive(f"{scheme}{tmp_path}/place")
+    ids = [add(archive, number, content).id for number, content in enumerate((b"a", b"b", b"cut", b"cut"), 1)]
+    write_block(archive, compute_digest(b"cut").hex(), b"")
+    assert keep_newest(archive, 2) == []
+    assert keep_newest(archive, 1) == [ids[0]]
+    assert list_ids(archive) == ids[1:]
+    assert read_block(archive, compute_digest(b"b").hex()) == b"b"
+    write_block(archive, compute_digest(b"cut").hex(), b"cut")
+    assert keep_newest(archive, 1) == ids[1:3]
+    assert read_block(archive, compute_digest(b"cut").hex()) == b"cut"
+
+
+def test_blocks_when_copies_lie_in_other_folders_then_they_count_for_nothing(archive: Archive) -> None:
+    made = add(archive, 1, b"a")
+    digest = compute_digest(b"a").hex()
+    archive.write(f"blocks/zz-aside/{digest}", b"")
+    assert list_with_damage(archive) == [made]
+    archive.remove(f"blocks/{digest[:2]}/{digest}")
+    assert "missing" in list_with_damage(archive)[0].damage
 
 
 def test_block_when_its_content_is_another_then_refused(archive: Archive, tmp_path: Path) -> None:
