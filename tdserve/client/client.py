@@ -677,8 +677,9 @@ class Client(TensorDictClient):
         Raises:
             StoreExistsError: A store has such a name. Nothing was restored.
             StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
-            InvalidRequestError: There is no such checkpoint. Nothing was restored.
-            CorruptDataError: A part of it is missing or damaged. Nothing stays, as after any other error.
+            InvalidRequestError: There is no such checkpoint, or it was removed while it was read. Nothing was restored.
+            CorruptDataError: A part of it is missing or damaged; the error names the newest that is whole. Nothing
+                stays, as after any other error.
         """
         deadline = Deadline.after(timeout_s)
         return restore_server(

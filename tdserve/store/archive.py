@@ -19,7 +19,13 @@ _LOCAL_SCHEMES = ("file", "local")
 
 
 class Archive(Protocol):
-    """Keeps contents by names such as ``blocks/ab/abcd``. Threads: safe."""
+    """Keeps contents by names such as ``blocks/ab/abcd``. Threads: safe.
+
+    Attributes:
+        place: Path of its folder, or its URL.
+    """
+
+    place: str
 
     def write(self, name: str, content: bytes) -> None:
         """Keeps a content, in the place of an earlier one. Raises CapacityError, InvalidRequestError."""
@@ -78,6 +84,7 @@ def check_outside_roots(place: str | os.PathLike[str], root: str | os.PathLike[s
 
 class _FolderArchive:
     def __init__(self, folder: Path) -> None:
+        self.place = str(folder)
         self._folder = folder
 
     def write(self, name: str, content: bytes) -> None:
@@ -147,6 +154,7 @@ class _UrlArchive:
             found: tuple[Any, str] = url_to_fs(url)
         except (ValueError, ImportError) as fault:
             raise InvalidRequestError(argument="place", reason=f"{url!r} cannot be used: {fault}") from fault
+        self.place = url
         self._fs, self._folder = found
 
     def write(self, name: str, content: bytes) -> None:

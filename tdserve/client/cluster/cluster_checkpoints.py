@@ -20,6 +20,7 @@ from tdserve.base.ids import make_uid
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import record_forwards
+from tdserve.client.moves.checkpoint_choice import name_another
 from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores, take_back
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load, remove_checkpoint
@@ -120,29 +121,24 @@ def restore_cluster(
     ``ClusterClient.restore``."""
     wanted = {names} if isinstance(names, str) else None if names is None else {*names}
     check_no_parts(wanted or ())
-    chosen: dict[int, _Chosen] = {}
     taken = _list_names(members, deadline)
-    for server, checkpoint_id in enumerate(_find_ids(members, place, checkpoint)):
-        archive = open_archive(find_server_place(place, server))
-        found = load(archive, checkpoint_id)
-        stores = [each.name for each in found.stores if each.name != DIRECTORY]  # which the servers keep by themselves
-        kept = [each for each in stores if wanted is None or _get_whole(each) in wanted]
-        chosen[server] = _Chosen(archive, found, kept)
-    _drop_doubles(chosen)
-    _check_names(chosen.values(), wanted or set(), prefix, taken)
+    ids = _find_ids(members, place, checkpoint)
+    found = [(each, open_archive(find_server_place(place, server))) for server, each in enumerate(ids)]
+    with name_another(found):
+        chosen = {server: _choose(archive, each, wanted) for server, (each, archive) in enumerate(found)}
+        _drop_doubles(chosen)
+        _check_names(chosen.values(), wanted or set(), prefix, taken)
+        restore = partial(restore_stores, prefix=prefix, taken=taken, deadline=deadline, on_progress=on_progress)
+        return _restore_chosen(members, chosen, restore, deadline)
+
+
+def _restore_chosen(
+    members: Members, chosen: Mapping[int, _Chosen], restore: Callable[..., list[str]], deadline: Deadline
+) -> list[str]:
     restored: dict[int, list[str]] = {}
     try:
         for server, each in chosen.items():
-            restored[server] = restore_stores(
-                members.get(server),
-                each.archive,
-                each.checkpoint,
-                names=each.names,
-                prefix=prefix,
-                taken=taken,
-                deadline=deadline,
-                on_progress=on_progress,
-            )
+            restored[server] = restore(members.get(server), each.archive, each.checkpoint, names=each.names)
         with within(deadline):
             record_forwards(members, restored)
     except BaseException:  # as of one server: nothing stays
@@ -164,6 +160,13 @@ class _Chosen(NamedTuple):
     archive: Archive
     checkpoint: Checkpoint
     names: list[str]
+
+
+def _choose(archive: Archive, checkpoint_id: str, wanted: Collection[str] | None) -> _Chosen:
+    """Reads a server's checkpoint. Raises CorruptDataError."""
+    found = load(archive, checkpoint_id)
+    stores = [each.name for each in found.stores if each.name != DIRECTORY]  # which the servers keep by themselves
+    return _Chosen(archive, found, [each for each in stores if wanted is None or _get_whole(each) in wanted])
 
 
 def _drop_doubles(chosen: Mapping[int, _Chosen]) -> None:

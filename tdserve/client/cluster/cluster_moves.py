@@ -166,7 +166,8 @@ class ClusterMoves:
             The names of the new stores.
 
         Raises:
-            InvalidRequestError: The place has checkpoints of more servers, or no such checkpoint. Nothing was restored.
+            InvalidRequestError: The place has checkpoints of more servers, or no such checkpoint, or one was removed
+                while it was read. Nothing was restored.
             TDServeError: As of ``Client.restore``; a name is looked for at all servers before anything is restored.
         """
         deadline = Deadline.after(timeout_s)

@@ -12,6 +12,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
+from tdserve.client.moves.checkpoint_choice import name_another
 from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, list_with_damage, load, load_newest
@@ -94,18 +95,20 @@ def restore_server(
     archive = open_archive(place)
     wanted = [names] if isinstance(names, str) else names
     check_no_parts(wanted or ())
-    found = load(archive, find_id(place, checkpoint))
-    parts = [each.name for each in found.stores if find_whole(each.name) in (wanted or ())]
-    return restore_stores(
-        client,
-        archive,
-        found,
-        names=None if wanted is None else [*wanted, *parts],
-        prefix=prefix,
-        taken=set(client.catalog.stores(timeout_s=deadline.remaining_s)),
-        deadline=deadline,
-        on_progress=on_progress,
-    )
+    checkpoint_id = find_id(place, checkpoint)
+    with name_another([(checkpoint_id, archive)]):
+        found = load(archive, checkpoint_id)
+        parts = [each.name for each in found.stores if find_whole(each.name) in (wanted or ())]
+        return restore_stores(
+            client,
+            archive,
+            found,
+            names=None if wanted is None else [*wanted, *parts],
+            prefix=prefix,
+            taken=set(client.catalog.stores(timeout_s=deadline.remaining_s)),
+            deadline=deadline,
+            on_progress=on_progress,
+        )
 
 
 def check_no_parts(names: Collection[str]) -> None:
