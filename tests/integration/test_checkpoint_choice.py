@@ -10,9 +10,10 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.client.moves.checkpoint_restore import RestoreProgress
-from tdserve.client.moves.manifest import Checkpoint
+from tdserve.client.moves.manifest import Checkpoint, make_manifest_name, write_block
+from tdserve.store.archive import open_archive
 
 pytestmark = pytest.mark.integration
 
@@ -52,3 +53,42 @@ def test_restore_when_its_checkpoint_is_removed_meanwhile_then_refused_with_the_
     assert f"--checkpoint {newest[0].id}" in str(caught.value)
     assert client.stores() == ["big"]
     assert client.restore(place, prefix="new-") == ["new-big"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_restore_when_the_newest_manifest_is_damaged_then_refused_with_the_id_of_the_newest_whole_one(
+    client: tdserve.Client, tmp_path: Path, scheme: str
+) -> None:
+    place = f"{scheme}{tmp_path}/place"
+    made, archive = list[Checkpoint](), open_archive(place)
+    for _ in range(3):
+        made.append(client.checkpoint(place))
+        change_all(client)
+    whole, lacking, damaged = made
+    archive.write("checkpoints/zz-note.json", b"{}")
+    assert [each.id for each in tdserve.list_checkpoints(place)] == [each.id for each in made]
+    write_block(archive, max(lacking.list_digests() - whole.list_digests() - damaged.list_digests()), b"")
+    archive.write(make_manifest_name(damaged.id), archive.read(make_manifest_name(damaged.id))[:-100])
+    for chosen in (damaged.id, None, lacking.id):
+        with pytest.raises(CorruptDataError, match=f"--checkpoint {whole.id} "):
+            client.restore(place, prefix="new-", checkpoint=chosen)
+        assert client.stores() == ["big"]
+    client.restore(place, prefix="new-", checkpoint=whole.id)
+    assert client["new-big"]["x"][-1] == NUM_ROWS - 1
+
+
+@pytest.mark.slow
+def test_restore_when_a_block_that_all_checkpoints_have_is_damaged_then_none_is_named(
+    client: tdserve.Client, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    first = client.checkpoint(place)
+    client["big"].set_at_("x", torch.tensor(7), 0)
+    second = client.checkpoint(place)
+    blocks = [place / "blocks" / each[:2] / each for each in first.list_digests() & second.list_digests()]
+    shared = max(blocks, key=lambda each: each.stat().st_size)
+    shared.write_bytes(bytes(shared.stat().st_size))
+    assert [each.damage for each in tdserve.list_checkpoints(place)] == ["", ""]
+    with pytest.raises(CorruptDataError, match=f"{shared.name}.*no other one is whole"):
+        client.restore(place, prefix="new-")

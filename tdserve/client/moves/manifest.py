@@ -7,6 +7,8 @@ blocks by its BLAKE2b digest of 16 bytes. A manifest is written last, so a check
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +28,9 @@ _MOMENT = "%Y%m%d-%H%M%S-%f"
 _FOLDER = "checkpoints"
 _BLOCKS = "blocks"
 _SUFFIX = ".json"
+_MANIFEST = re.compile(rf"{_FOLDER}/(\d{{8}}-\d{{6}}-\d{{6}}-[0-9a-f]{{8}}){re.escape(_SUFFIX)}")
+
+_log = logging.getLogger("tdserve.checkpoints")
 
 PresentBlocks = Mapping[str, int | None]
 """Sizes in bytes of the blocks that a place has, by their digests; None: the place does not tell."""
@@ -150,9 +155,8 @@ def get_uid(checkpoint_id: str) -> str:
 
 
 def list_ids(archive: Archive) -> list[str]:
-    """Returns the ids of all checkpoints, the oldest first."""
-    names = archive.list_sizes(_FOLDER)
-    return [name.rpartition("/")[2].removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+    """Returns the ids of all checkpoints, the oldest first. A file with another name than a manifest's is none."""
+    return [found[1] for name in archive.list_sizes(_FOLDER) if (found := _MANIFEST.fullmatch(name))]
 
 
 def save(archive: Archive, checkpoint: Checkpoint) -> None:
@@ -295,7 +299,7 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
 
     One that lacks blocks, or has them in another size, may not push out one that can be restored. Nobody else may write
     a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all blocks: which ones it
-    needs is not known.
+    needs is not known, and the log names it.
 
     Args:
         server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.
@@ -314,7 +318,11 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     removed = own[: own.index(whole[-num_kept])] if len(whole) >= num_kept else []
     for checkpoint_id in removed:
         remove_checkpoint(archive, checkpoint_id)
-    if removed and len(found) == len(ids):
+    damaged = [each for each in ids if each not in found]
+    if removed and damaged:
+        line = "no block is freed at %s: the manifests of %s cannot be read; tdserve check PLACE --repair removes them"
+        _log.warning(line, archive.place, ", ".join(damaged))
+    elif removed:
         needed = {digest for each in found.keys() - {*removed} for digest in found[each].list_digests()}
         for digest in present.keys() - needed:
             archive.remove(_make_block_name(digest))

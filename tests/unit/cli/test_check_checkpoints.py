@@ -9,11 +9,12 @@ import pytest
 
 from tdserve.cli.exit_codes import DAMAGED
 from tdserve.cli.main import main
-from tdserve.client.moves.manifest import ArchivedFile, ArchivedStore, Checkpoint, save, write_block
+from tdserve.client.moves.manifest import ArchivedFile, ArchivedStore, Checkpoint, make_id, save, write_block
 from tdserve.store.archive import open_archive
 from tdserve.store.moved_files import compute_digest
 
 OLD, NEW = b"content of before", b"content of now"
+IDS = [make_id(float(number), "ab" * 16) for number in range(3)]
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def save_checkpoint(place: Path, number: int, **contents: bytes) -> None:
         digest = compute_digest(content).hex()
         write_block(archive, digest, content)
         stores.append(ArchivedStore(name, "replay", "0" * 32, "", [ArchivedFile("00", len(content), [digest])]))
-    save(archive, Checkpoint(f"made-{number}", float(number), stores))
+    save(archive, Checkpoint(IDS[number], float(number), stores))
 
 
 def find_block(place: Path, content: bytes) -> Path:
@@ -51,17 +52,17 @@ def test_check_when_only_older_checkpoints_have_the_damaged_block_then_named_unt
     code, shown, _ = run(capsys, "check", str(place))
     assert code == DAMAGED
     for number in (0, 1):
-        assert f"checkpoint made-{number} cannot be restored: it lacks blocks of changed\n" in shown
-    assert "made-2" not in shown
+        assert f"checkpoint {IDS[number]} cannot be restored: it lacks blocks of changed\n" in shown
+    assert IDS[2] not in shown
     assert "whole checkpoints beside: 1\n" in shown
     assert "--repair removes what is damaged; a later checkpoint writes a block again only if" in shown
     for arguments in (["--repair"], []):  # the second finds nothing that a repair could remove
         code, shown, _ = run(capsys, "check", str(place), *arguments)
         assert code == DAMAGED
         assert "--repair" not in shown
-        assert shown.endswith(f"  {place}/checkpoints/made-0.json\n  {place}/checkpoints/made-1.json\n")
+        assert shown.endswith(f"  {place}/checkpoints/{IDS[0]}.json\n  {place}/checkpoints/{IDS[1]}.json\n")
     lost = json.loads(run(capsys, "check", str(place), "--json")[1])["lost"]
-    assert [(each["id"], each["stores"]) for each in lost] == [("made-0", ["changed"]), ("made-1", ["changed"])]
+    assert [(each["id"], each["stores"]) for each in lost] == [(each, ["changed"]) for each in IDS[:2]]
     for each in lost:
         Path(each["manifest"]).unlink()
     assert run(capsys, "check", str(place))[0] == 0
@@ -76,7 +77,7 @@ def test_list_when_a_repair_has_removed_a_block_then_its_checkpoints_are_damaged
     assert code == DAMAGED
     assert [line.rstrip().endswith("damaged") for line in shown.splitlines()[1:]] == [True, True, False]
     assert errors.splitlines()[1].startswith(
-        "made-1 cannot be restored: one of its blocks is missing, of store 'changed'; tdserve check"
+        f"{IDS[1]} cannot be restored: one of its blocks is missing, of store 'changed'; tdserve check"
     )
     write_block(open_archive(place), compute_digest(OLD).hex(), OLD)
     assert run(capsys, "checkpoint", str(place), "--list")[0] == 0
@@ -86,9 +87,9 @@ def test_list_when_a_repair_has_removed_a_block_then_its_checkpoints_are_damaged
 def test_check_when_a_manifest_is_damaged_then_a_repair_removes_it(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "checkpoints" / "made-0.json").write_bytes(b"damaged")
+    (place / "checkpoints" / f"{IDS[0]}.json").write_bytes(b"damaged")
     code, shown, _ = run(capsys, "check", str(place))
-    assert (code, "made-0 cannot be restored: its manifest is damaged\n" in shown) == (DAMAGED, True)
+    assert (code, f"{IDS[0]} cannot be restored: its manifest is damaged\n" in shown) == (DAMAGED, True)
     assert "--repair removes what is damaged" in shown
     assert run(capsys, "check", str(place), "--repair")[0] == DAMAGED
     assert run(capsys, "check", str(place))[0] == 0

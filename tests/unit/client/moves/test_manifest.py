@@ -114,18 +114,41 @@ def test_list_when_a_manifest_is_damaged_then_it_has_that_reason_and_hides_no_ot
     made = [add(archive, number, b"x") for number in (1, 2_000_000_000, 3)]
     add(archive, 4)
     (tmp_path / "place/checkpoints" / f"{made[1].id}.json").write_bytes(b"")
-    foreign = tmp_path / "place/checkpoints/foreign.json"
-    foreign.write_bytes(b"{}")
     listed = {each.id: each for each in load_all(archive)}
     assert [*listed] == list_ids(archive)
     assert [listed[each.id] for each in (made[0], made[2])] == [made[0], made[2]]
     damaged = listed[made[1].id]
     assert damaged.created_s == 2e9
     assert made[1].id in damaged.damage
-    assert listed["foreign"].damage
     newest = load_newest(archive)
     assert newest is not None
     assert newest.created_s == 4.0
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+@pytest.mark.parametrize("name", ["zz-note.json", "aside/{}.json", "{}", "{}.json.bak", "{}-copy.json", "x{}.json"])
+def test_list_when_a_file_has_no_name_of_a_manifest_then_it_is_no_checkpoint(
+    tmp_path: Path, scheme: str, name: str
+) -> None:
+    archive = open_archive(f"{scheme}{tmp_path}/place")
+    ids = [add(archive, number, b"x").id for number in (1, 2)]
+    archive.write(f"checkpoints/{name.format(ids[1])}", b"{}")
+    assert list_ids(archive) == ids
+    assert [each.id for each in list_with_damage(archive) if not each.damage] == ids
+    assert keep_newest(archive, 1) == ids[:1]
+    assert archive.read(f"checkpoints/{name.format(ids[1])}") == b"{}"
+
+
+def test_keep_when_a_manifest_is_damaged_then_no_block_goes_and_a_line_of_the_log_names_it(
+    archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [add(archive, number, content).id for number, content in enumerate((b"a", b"b", b"c"))]
+    (tmp_path / "place/checkpoints" / f"{ids[1]}.json").write_bytes(b"")
+    assert keep_newest(archive, 2) == []
+    assert caplog.text == ""
+    assert keep_newest(archive, 1) == ids[:1]
+    assert f"no block is freed at {tmp_path / 'place'}: the manifests of {ids[1]} cannot be read" in caplog.text
+    assert read_block(archive, compute_digest(b"a").hex()) == b"a"
 
 
 def test_list_when_a_block_is_missing_then_every_checkpoint_that_needs_it_is_damaged(
