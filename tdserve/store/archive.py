@@ -1,4 +1,8 @@
-"""Places that keep named contents: a folder, or what a URL of fsspec names. A content is there whole or not at all."""
+"""Places that keep named contents: a folder, or what a URL of fsspec names.
+
+In a folder a content is there whole or not at all. So it is at a URL whose file system writes it at once, as object
+stores do; elsewhere a process that is killed while it writes may leave a part, whose size shows that.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError
 from tdserve.base.failpoints import reach
-from tdserve.store.faults import convert_os_errors
+from tdserve.store.faults import NO_ROOM, convert_os_errors
 from tdserve.store.root import is_root
 
 _LOCAL_SCHEMES = ("file", "local")
@@ -28,7 +32,8 @@ class Archive(Protocol):
     place: str
 
     def write(self, name: str, content: bytes) -> None:
-        """Keeps a content, in the place of an earlier one. Raises CapacityError, InvalidRequestError."""
+        """Keeps a content, in the place of an earlier one; after an error no part of it. Raises CapacityError,
+        InvalidRequestError."""
 
     def read(self, name: str) -> bytes:
         """Returns a content. Raises CorruptDataError if there is none."""
@@ -100,8 +105,11 @@ class _FolderArchive:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
         try:
-            with open(fd, "wb", buffering=0) as file:
+            with open(
+                fd, "wb"
+            ) as file:  # unbuffered, a write to a disk with too little room would end early, in silence
                 file.write(content)
+                file.flush()
                 os.fsync(file.fileno())
             reach("archive.written")
             os.replace(unfinished, path)
@@ -161,9 +169,24 @@ class _UrlArchive:
         path = f"{self._folder}/{name}"
         try:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._fs.pipe_file(path, content)
+            self._pipe(path, content)
         except OSError as fault:
+            if fault.errno in NO_ROOM:
+                what = f"{path} ({fault.strerror or fault})"
+                raise CapacityError(what=what, asked=len(content)) from fault
             raise InvalidRequestError(argument="place", reason=f"{path} cannot be written: {fault}") from fault
+
+    def _pipe(self, path: str, content: bytes) -> None:
+        try:
+            self._fs.pipe_file(path, content)
+        except BaseException:  # an interrupt too
+            # Few file systems can move a file at once: most would copy it. What is there in full stays: other
+            # checkpoints may need it.
+            with suppress(Exception):
+                self._fs.invalidate_cache(path)
+                if self._fs.size(path) != len(content):
+                    self._fs.rm_file(path)
+            raise
 
     def read(self, name: str) -> bytes:
         path = f"{self._folder}/{name}"

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     TDServeError,
 )
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EFBIG}
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EFBIG}
 """EFBIG: a file beyond the limit of the file system or process. ENOMEM from mmap: ``vm.max_map_count`` is reached."""
 
 _NEARLY_FULL_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def convert_os_error(fault: OSError, path: Path, *, asked: int = 0) -> TDServeEr
         asked: Bytes to be reserved or written; 0 if the call asked for none.
     """
     reason = fault.strerror or str(fault)
-    if fault.errno in _NO_ROOM:
+    if fault.errno in NO_ROOM:
         return CapacityError(what=f"{path} ({reason})", asked=asked, free=free_bytes(path))
     if fault.errno in _NOT_ALLOWED:
         return InvalidRequestError(argument=f"path {path}", reason=reason)
@@ -105,7 +105,7 @@ def _convert_error(fault: lmdb.Error | OSError, folder: Path, max_bytes: int, as
 def _convert_lmdb_error(fault: lmdb.Error, folder: Path, *, asked: int) -> TDServeError:
     # lmdb raises its base class with the text of strerror() for every errno that has no class of its own
     text = str(fault)
-    for code in sorted(_NO_ROOM | _NOT_ALLOWED):
+    for code in sorted(NO_ROOM | _NOT_ALLOWED):
         if text.endswith(os.strerror(code)):
             return convert_os_error(OSError(code, os.strerror(code)), folder, asked=asked)
     free = free_bytes(folder)

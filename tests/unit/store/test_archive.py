@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError
+from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError
 from tdserve.base.ids import make_uid
 from tdserve.store.archive import Archive, check_outside_roots, open_archive
 from tdserve.store.root import Root
+from tests.unit.store.conftest import SMALL_DISK_BYTES
+from tests.unit.store.short_files import no_page_can_be_written
 
 
 @pytest.fixture(params=["folder", "url", "file-url"])
@@ -56,6 +62,55 @@ def test_place_when_it_cannot_be_written_then_a_typed_error(tmp_path: Path) -> N
         open_archive(tmp_path / "file").write("a", b"x")
     with pytest.raises(InvalidRequestError, match="nowhere"):
         open_archive("nowhere://x")
+
+
+@pytest.mark.parametrize("scheme", ["", "simplecache::file://"])
+def test_place_when_its_disk_is_full_then_a_capacity_error_and_no_part_of_the_content_stays(
+    small_disk: Path, scheme: str
+) -> None:
+    archive = open_archive(f"{scheme}{small_disk}/place")
+    archive.write("blocks/a", bytes(SMALL_DISK_BYTES // 2))
+    with pytest.raises(CapacityError, match="No space left on device"):
+        archive.write("blocks/b", bytes(SMALL_DISK_BYTES))
+    assert archive.list_sizes("blocks") == {"blocks/a": SMALL_DISK_BYTES // 2}
+    archive.write("blocks/b", bytes(SMALL_DISK_BYTES // 4))
+
+
+@pytest.mark.parametrize("scheme", ["", "simplecache::file://"])
+def test_content_when_it_cannot_be_written_in_full_then_no_part_of_it_stays(tmp_path: Path, scheme: str) -> None:
+    archive = open_archive(f"{scheme}{tmp_path}/place")
+    archive.write("blocks/a", b"1")
+    with no_page_can_be_written(), pytest.raises(CapacityError):
+        archive.write("blocks/b", bytes(1 << 20))
+    assert archive.list_sizes("blocks") == {"blocks/a": 1}
+    archive.write("blocks/b", b"22")
+    assert archive.read("blocks/b") == b"22"
+
+
+class FullStore(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """An object store with a quota: a content that it refuses to take leaves the one before as it was."""
+
+    protocol = "full-store"
+    quota_nbytes = 9
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: object) -> None:
+        if len(value) > self.quota_nbytes:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().pipe_file(path, value, **kwargs)
+
+
+def test_content_when_its_place_refuses_to_write_it_again_then_the_whole_one_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register_implementation(FullStore.protocol, FullStore, clobber=True)
+    archive = open_archive(f"full-store://{make_uid()}")
+    archive.write("blocks/a", b"whole")
+    archive.write("blocks/b", b"cut")
+    monkeypatch.setattr(FullStore, "quota_nbytes", 2)
+    for name in ("blocks/a", "blocks/b"):
+        with pytest.raises(CapacityError, match=rf"{name} \(Disk quota exceeded\): asked 5"):
+            archive.write(name, b"whole")
+    assert archive.list_sizes("blocks") == {"blocks/a": 5}
 
 
 @pytest.mark.parametrize("place", ["root", "root/below", "file://{}/root/below", "link/below"])
