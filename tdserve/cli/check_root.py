@@ -32,7 +32,8 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     PATH may also be a place of checkpoints, a folder or a URL of fsspec: there, a repair removes damaged blocks, which
     a later checkpoint writes again if its stores still have that content, and damaged manifests, whose checkpoints are
     lost.
-    Exit code 0: all is whole, or is repaired.
+    Exit code 0: all is whole, or is repaired. Exit code 8: it is not, or the folder of a store that is not in service
+    lies in the root.
     """
     if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
         return _check_checkpoints(path, repairs=repairs, as_json=as_json)
@@ -117,6 +118,7 @@ def _describe(report: RootReport) -> dict[str, object]:
     return {
         "findings": [finding.as_dict() for finding in report.findings],
         "num_damaged": report.num_damaged,
+        "num_not_served": report.num_not_served,
         "num_stores": progress.num_stores,
         "nbytes": progress.nbytes,
         "is_orderly": report.is_orderly,
@@ -136,14 +138,24 @@ def _print(path: str, report: RootReport, *, repairs: bool) -> None:
             f"the last server did not end in order: {progress.num_unsummed_rows} rows and "
             f"{progress.num_unsummed_versions} versions, written since the last sync, could not be compared"
         )
-    num_faults = sum(each.is_damage and not each.repaired for each in report.findings)
+    for line in _conclude(report, repairs=repairs):
+        click.echo(line)
+
+
+def _conclude(report: RootReport, *, repairs: bool) -> Iterator[str]:
+    """Yields the last lines: whether all is whole, and how many stores are not in service."""
+    num_left = report.num_not_served
+    num_faults = sum(each.is_damage and not each.repaired for each in report.findings) - num_left
+    hint = "" if repairs or not any(map(_is_repairable, report.findings)) else "; --repair repairs what can be"
+    again = " again" if any(each.repaired for each in report.findings) else ""
     if num_faults:
-        hint = "" if repairs or not any(map(_is_repairable, report.findings)) else "; --repair repairs what can be"
-        click.echo(f"{num_faults} fault{'s' if num_faults > 1 else ''}{hint}")
-    elif report.num_damaged:
-        click.echo("the rest is whole again; what is named as lost is not")
+        yield f"{num_faults} fault{'s' if num_faults > 1 else ''}{'' if num_left else hint}"
+    elif report.num_damaged > num_left:
+        yield "the rest is whole again; what is named as lost is not"
     else:
-        click.echo("all is whole" if not any(each.repaired for each in report.findings) else "all is whole again")
+        yield f"all {'else ' if num_left else ''}is whole{again}"
+    if num_left:
+        yield f"{num_left} store{'s are' if num_left > 1 else ' is'} not in service{hint}"
 
 
 def _is_repairable(finding: Finding) -> bool:

@@ -19,7 +19,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.files import FRESH_SUFFIX, SET_ASIDE, sync_file
 from tdserve.store.sync_pass import FOLDER as SYNCED_FOLDER
 from tdserve.store.use_marks import FILE_NAME as MARKS_FILE
 
@@ -116,7 +116,7 @@ def list_summed_files(root: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(root):
         below = os.path.relpath(folder, root)
         parts = () if below == "." else tuple(below.split(os.sep))
-        folders[:] = sorted(each for each in folders if not (not parts and each in _NOT_KEPT))
+        folders[:] = sorted(each for each in folders if not _is_left_out(parts, each))
         for name in sorted(names):
             path = os.path.join(*parts, name)
             is_made_anew = path in _MADE_ANEW or name in (LOCK_FILE, MARKS_FILE)
@@ -124,6 +124,11 @@ def list_summed_files(root: Path) -> Iterator[str]:
                 continue
             if os.path.getsize(os.path.join(folder, name)) <= MAX_SUMMED_BYTES:
                 yield path
+
+
+def _is_left_out(parts: tuple[str, ...], folder: str) -> bool:
+    """Returns whether nothing in a folder counts: each start empties it, or it is to be moved away or deleted."""
+    return (not parts and folder in _NOT_KEPT) or (parts == ("stores",) and folder.startswith(SET_ASIDE))
 
 
 def _has_own_checksums(parts: tuple[str, ...], name: str) -> bool:

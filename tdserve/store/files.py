@@ -12,6 +12,9 @@ _IN_MEMORY = ("tmpfs ", "ramfs ")
 FRESH_SUFFIX = ".new"
 """End of the name of a file that is written, and then takes the place of another."""
 
+SET_ASIDE = ".lost-"
+"""Begin of the names of folders of stores that no catalog has."""
+
 
 def sync_file(path: Path) -> None:
     """Syncs a file's content, or a folder's names, to the disk, including what others wrote through mappings."""

@@ -31,6 +31,7 @@ HEADER_BYTES = 4096
 _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
 _UID_OFFSET = 8
+_UID_BYTES = 32
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
 _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
@@ -207,6 +208,15 @@ class Generations:
         if self._header is None:
             raise ClosedError(what=f"generation file {self.path}")
         return self._header
+
+
+def read_uid(path: str | os.PathLike[str]) -> str:
+    """Returns the uid in a generation file, which may be damaged; "" if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEADER.size)[_UID_OFFSET : _UID_OFFSET + _UID_BYTES].decode("latin-1")
+    except OSError:
+        return ""
 
 
 def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:

@@ -24,7 +24,7 @@ from tdserve.base.ids import check_store_name, make_uid
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import DATA_FILE as CATALOG_FILE, find_damage
 from tdserve.store.faults import convert_os_errors, free_bytes
-from tdserve.store.files import replace_file, sync_file
+from tdserve.store.files import SET_ASIDE, replace_file, sync_file
 from tdserve.store.run_record import RunRecord
 
 FORMAT_VERSION = 6
@@ -188,7 +188,7 @@ class Root:
     def set_aside(self, name: str) -> str:
         """Moves a folder that belongs to no store away from a store's name; returns its new place."""
         folder = self.store_folder(name)
-        target = folder.with_name(f".lost-{name[:_MAX_SHOWN_NAME]}-{make_uid()}")
+        target = folder.with_name(f"{SET_ASIDE}{name[:_MAX_SHOWN_NAME]}-{make_uid()}")
         with convert_os_errors(folder):
             folder.rename(target)
         return str(target)

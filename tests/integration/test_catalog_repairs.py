@@ -84,7 +84,9 @@ def test_catalog_when_lost_after_a_kill_then_entries_stay_and_lost_stores_are_na
     assert read_entries(root) == {**ENTRIES, "later": 20}
     assert read_entries(root, "unused") == {"first": 21}
     assert read_entries(root, "replaced") == {}
-    assert CliRunner().invoke(check, [str(root)], standalone_mode=False).return_value == 0
+    left = CliRunner().invoke(check, [str(root)], standalone_mode=False)
+    assert left.return_value == DAMAGED
+    assert left.output.splitlines()[-1] == "2 stores are not in service"
 
 
 @pytest.mark.slow
@@ -153,4 +155,6 @@ def test_repair_when_a_name_was_used_anew_since_the_copy_then_its_files_are_not_
     assert "what was on record of store 'rows'" in done.output
     (kept,) = (root / "stores").glob(".lost-*")
     assert (kept / "rows/x.memmap").read_bytes() == before
-    assert CliRunner().invoke(check, [str(root)], standalone_mode=False).return_value == 0
+    left = CliRunner().invoke(check, [str(root)], standalone_mode=False)
+    assert left.return_value == DAMAGED
+    assert left.output.splitlines()[-1] == "1 store is not in service"

@@ -171,7 +171,7 @@ def read_records(db: CatalogDB) -> list[StoreRecord]:
     return found
 
 
-def take_back(root: Root, name: str) -> str:
+def take_back(root: Root, name: str) -> Outcome:
     """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
     folder = root.store_folder(name)
     with _CatalogCopy(root) as copy:
@@ -180,9 +180,8 @@ def take_back(root: Root, name: str) -> str:
         if copy is not None and record is not None and KINDS[record.kind].is_folder_of(folder, record):
             with CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
                 _copy_record(copy, record, txn)
-            return "it is a store again, with settings and counts as of the last sync"
-    remedy = "move it out of the root, and serve its folder 'rows' again: tdserve adopt PATH NAME"
-    return f"it is {root.set_aside(name)} now; {remedy}"
+            return Outcome("it is a store again, with settings and counts as of the last sync")
+    return Outcome(f"it is {root.set_aside(name)} now", is_set_aside=True)
 
 
 def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None:

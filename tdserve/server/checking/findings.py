@@ -21,10 +21,12 @@ class Outcome:
     Attributes:
         done: That, in words.
         losses: Content that it could not bring back, by store, beyond what the finding itself names.
+        is_set_aside: Whether it has only moved what it found, which the next look at the root names where it is now.
     """
 
     done: str
     losses: Sequence[str] = ()
+    is_set_aside: bool = False
 
 
 Repair = Callable[[], str | Outcome]
@@ -48,6 +50,8 @@ class Finding:
         repair: What ``--repair`` does; None if nothing can be done.
         repaired: What it has done; "" before, and if it could not.
         losses: Content that the repair could not bring back, by store.
+        is_not_served: Whether it is all of a store, which is not in service.
+        is_set_aside: Whether the repair has only moved it, and another finding names it where it is now.
     """
 
     path: str
@@ -59,6 +63,8 @@ class Finding:
     repair: Repair | None = field(default=None, compare=False)
     repaired: str = ""
     losses: Sequence[str] = ()
+    is_not_served: bool = False
+    is_set_aside: bool = False
 
     def describe(self) -> str:
         """Returns it as one line."""
@@ -71,7 +77,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it for JSON."""
-        names = ("store", "path", "reason", "remedy", "repaired", "is_damage")
+        names = ("store", "path", "reason", "remedy", "repaired", "is_damage", "is_not_served")
         return {
             **{name: getattr(self, name) for name in names},
             "rows": list(map(int, self.rows)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking import set_aside
 from tdserve.server.checking.catalog_check import check_catalog
 from tdserve.server.checking.catalog_repairs import (
     forget_catalog_copy,
@@ -30,7 +31,7 @@ from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
-from tdserve.store.files import FRESH_SUFFIX
+from tdserve.store.files import FRESH_SUFFIX, SET_ASIDE
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
@@ -56,6 +57,11 @@ class RootReport:
     def num_damaged(self) -> int:
         """Number of faults that are not repaired, or whose repair has lost content."""
         return sum(each.is_damage and (not each.repaired or len(each.losses) > 0) for each in self.findings)
+
+    @property
+    def num_not_served(self) -> int:
+        """Number of the faults that are stores of which nothing is in service."""
+        return sum(each.is_not_served and not each.repaired for each in self.findings)
 
 
 def check_root(
@@ -92,7 +98,7 @@ def check_root(
                 failed |= {(each.path, each.reason): each.remedy for each in repaired if not each.repaired}
                 if not any(each.repaired for each in repaired):
                     break
-                done += [each for each in repaired if each.repaired]
+                done += [each for each in repaired if each.repaired and not each.is_set_aside]
                 _record_sums(root, report, repaired)
                 report = _check(root, scanner, on_progress)
         left = [replace(each, remedy=failed.get((each.path, each.reason), each.remedy)) for each in report.findings]
@@ -112,7 +118,13 @@ def _recover(root: Root) -> Finding:
 def _repair(finding: Finding) -> Finding:
     assert finding.repair is not None  # noqa: S101 (the caller has chosen those that have one)
     outcome, reason = try_repair(finding.repair)
-    return replace(finding, repaired=outcome.done, losses=outcome.losses, remedy=reason or finding.remedy)
+    return replace(
+        finding,
+        repaired=outcome.done,
+        losses=outcome.losses,
+        is_set_aside=outcome.is_set_aside,
+        remedy=reason or finding.remedy,
+    )
 
 
 def _record_sums(root: Root, report: RootReport, repaired: list[Finding]) -> None:
@@ -295,14 +307,15 @@ def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
     root = checked.root
     for folder in sorted((root.path / "stores").iterdir()):
         name = checked.get_name(folder)
-        if folder.name.startswith(".lost-"):
-            yield Finding(name, "files of no store, set aside before", is_damage=False, remedy="look at it, delete it")
+        if folder.name.startswith(SET_ASIDE):
+            yield Finding(name, set_aside.REASON, remedy=set_aside.describe_remedy(folder), is_not_served=True)
         elif folder.name.startswith("."):
-            repair = partial(remove_folder, folder)
-            yield Finding(name, "files of a store that was deleted", is_damage=False, repair=repair)
+            reason = "files of a store that was deleted"
+            yield Finding(name, reason, is_damage=False, repair=partial(remove_folder, folder))
         elif folder.name not in names:
             checked.drop_changed_below(folder)
-            yield Finding(name, "the catalog has no store of this name", repair=partial(take_back, root, folder.name))
+            reason, repair = "the catalog has no store of this name", partial(take_back, root, folder.name)
+            yield Finding(name, reason, repair=repair, is_not_served=True)
     for folder in (root.path / "checkpoints", root.path / "arriving"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             reason = f"a leftover of {'a checkpoint' if folder.name == 'checkpoints' else 'a store that came'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_check_when_damaged_then_exits_with_8_and_with_0_once_it_is_repaired(
     assert (finding["store"], finding["rows"], finding["repaired"]) == ("replay", [0], "")
     assert main(["check", str(root), "--repair"]) == 0
     assert "1 rows were dropped" in capsys.readouterr().out
+    assert main(["check", str(root)]) == 0
+
+
+def test_check_when_a_store_is_in_no_catalog_then_exits_with_8_until_its_folder_has_gone(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "stores/strange/rows").mkdir(parents=True)
+    for option, hint in (([], "; --repair repairs what can be"), (["--repair"], ""), (["--repair"], ""), ([], "")):
+        assert main(["check", str(root), *option]) == 8
+        *others, rest, last = capsys.readouterr().out.splitlines()
+        assert (rest, last) == ("all else is whole", f"1 store is not in service{hint}")
+        assert not any(line.startswith("repaired: ") for line in others)
+    assert main(["check", str(root), "--json"]) == 8
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_not_served"], found["findings"][0]["is_not_served"]) == (1, True)
+    (left,) = (root / "stores").glob(".lost-*")
+    shutil.rmtree(left)
     assert main(["check", str(root)]) == 0
 
 

@@ -221,13 +221,37 @@ def test_store_when_the_catalog_has_lost_it_then_is_taken_back(root: Path) -> No
     assert check_root(root).findings == ()
 
 
-def test_folder_when_it_was_never_a_store_then_is_set_aside_and_adoption_is_named(root: Path) -> None:
+def test_folder_when_it_was_never_a_store_then_is_set_aside_and_named_until_it_goes(root: Path) -> None:
     (root / "stores" / "strange" / "rows").mkdir(parents=True)
-    report = check_root(root, repairs=True)
-    assert any("tdserve adopt" in each.repaired for each in report.findings)
-    (left,) = check_root(root).findings
-    assert not left.is_damage
-    assert left.path.startswith("stores/.lost-strange-")
+    for repairs in (True, True, False):
+        (left,) = check_root(root, repairs=repairs).findings
+        assert left.path.startswith("stores/.lost-strange-")
+        assert (left.is_not_served, left.repaired, left.remedy) == (
+            True,
+            "",
+            "it has neither rows nor versions: delete it",
+        )
+    (root / left.path / "rows").rmdir()
+    (root / left.path).rmdir()
+    assert check_root(root).findings == ()
+
+
+def test_stores_when_neither_catalog_nor_copy_has_them_then_set_aside_as_not_served_with_a_remedy_for_each_kind(
+    root: Path,
+) -> None:
+    lose_stores(root)
+    assert check_root(root).num_not_served == len(LOST)
+    for repairs in (True, True, False):
+        report = check_root(root, repairs=repairs)
+        assert report.num_damaged == report.num_not_served == len(LOST)
+        found = {each.path.split("-")[1]: each for each in report.findings}
+        assert set(found) == set(LOST)
+        for name, remedy in LOST.items():
+            assert remedy in found[name].remedy
+            assert found[name].repaired == ""
+    for each in report.findings:
+        shutil.rmtree(root / each.path)
+    assert check_root(root).findings == ()
 
 
 def test_leftovers_when_found_then_are_no_damage_and_go(root: Path) -> None:
@@ -255,6 +279,25 @@ def test_store_when_its_folder_is_gone_then_one_fault(root: Path) -> None:
     shutil.rmtree(root / "stores/replay")
     (finding,) = check_root(root).findings
     assert (finding.path, finding.reason) == ("stores/replay", "its folder is gone")
+
+
+LOST = {
+    "entries": "restore a checkpoint",
+    "no rows": "without its non-tensor values",
+    "policy": "client.publish('policy', safetensors.torch.load_file(",
+    "queue": "(all its 10 rows come, of which 3 have content; without order",
+    "replay": "tdserve adopt PATH/rows replay",
+    "tensordict": "tdserve adopt PATH/rows tensordict",
+}
+"""Stores of the stored root that have folders, and what to do with each."""
+
+
+def lose_stores(root: Path) -> None:
+    """Takes the stores that have folders out of the catalog and its copy."""
+    for name in LOST:
+        edit_catalog(root, lambda txn, name=name: txn.delete("stores", name.encode()))
+    shutil.copy(root / "catalog/data.mdb", root / "synced/catalog.mdb")
+    record_sums(root, rereads=True)
 
 
 def edit_catalog(root: Path, change: Callable[..., object]) -> None:
