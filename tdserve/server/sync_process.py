@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
 from tdserve.base.machine import die_with_parent
+from tdserve.server.kept_records import keep_records
 from tdserve.store.environments import check_pages_when_opened
 from tdserve.store.sync_pass import Pass, SyncedWeights
 from tdserve.store.watermark import SyncedStore
@@ -66,6 +67,7 @@ class SyncProcess:
             "new_stores": [asdict(store) for store in new_stores],
             "stores": [store.uid for store in wanted.stores],
             "weights": [asdict(weights) for weights in wanted.weights],
+            "is_all": wanted.is_all,
         }
         stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         try:
@@ -108,8 +110,11 @@ class Syncer:
             for fields in order["weights"]
         ]
         stores = [self._stores[uid] for uid in order["stores"]]
+        work = Pass(order["catalog"], order["target"], stores, weights, is_all=order["is_all"])
         try:
-            return {"failures": Pass(order["catalog"], order["target"], stores, weights).run()}
+            failures = work.run()
+            keep_records(work)
+            return {"failures": failures}
         except TDServeError as error:
             return {"error": str(error)}
 

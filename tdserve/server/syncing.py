@@ -18,6 +18,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.exit_reasons import may_be_damage
+from tdserve.server.kept_records import keep_records
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
@@ -218,7 +219,7 @@ class Syncing:
                     weights.append(self._describe_weights(record, held))
                 elif not record.adopted and (synced := await self._store(record)) is not None:
                     stores.append(synced)
-            work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights)
+            work = Pass(str(root.catalog_folder), str(root.synced_folder), stores, weights, is_all=is_all)
             failures = await asyncio.to_thread(self._choose_place(work))
         except BaseException as error:
             self._stores.opened.add_unsynced(unsynced)
@@ -297,7 +298,9 @@ class Syncing:
 
 def _run_here(work: Pass) -> dict[str, str]:
     with hold_page_checks():  # a damaged one would end this process
-        return work.run()
+        failures = work.run()
+        keep_records(work)
+        return failures
 
 
 def _resolve_futures(waiting: Iterable[asyncio.Future[None]]) -> None:

@@ -20,6 +20,7 @@ from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, SET_ASIDE, sync_file
+from tdserve.store.record_file import FILE_NAME as RECORD_FILE
 from tdserve.store.sync_pass import FOLDER as SYNCED_FOLDER
 from tdserve.store.use_marks import FILE_NAME as MARKS_FILE
 
@@ -35,6 +36,8 @@ _MADE_ANEW = frozenset(("tdserve.lock", "nonce", "control.sock", "run.json", f"{
 
 _NOT_KEPT = ("sessions", "requests", "checkpoints")
 """Folders that each start empties."""
+
+_NUM_PARTS_OF_STORE = 2
 
 _TENSOR_FOLDERS = ("rows", "extra", "versions")
 """Folders of a store whose large files have checksums elsewhere."""
@@ -120,6 +123,7 @@ def list_summed_files(root: Path) -> Iterator[str]:
         for name in sorted(names):
             path = os.path.join(*parts, name)
             is_made_anew = path in _MADE_ANEW or name in (LOCK_FILE, MARKS_FILE)
+            is_made_anew |= name == RECORD_FILE and len(parts) == _NUM_PARTS_OF_STORE
             if is_made_anew or _has_own_checksums(parts, name):
                 continue
             if os.path.getsize(os.path.join(folder, name)) <= MAX_SUMMED_BYTES:

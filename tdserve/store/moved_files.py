@@ -20,6 +20,7 @@ from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_error, convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.record_file import FILE_NAME as RECORD_FILE
 from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
 
 DIGEST_BYTES = 16
@@ -29,7 +30,7 @@ MAX_PATH_BYTES = 4096
 STAGING_FOLDER = "staging"
 """Name of the folder of content that waits to be copied in."""
 
-_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}")
+_STAY = (CLAIMS_FOLDER, STAGING_FOLDER, value_copy.NAME, f"{value_copy.NAME}{FRESH_SUFFIX}", RECORD_FILE)
 """What lies in a store's folder and concerns this server's processes, or its disk, alone. The checksums of rows and
 versions are not among them: without them what is damaged here would be whole there."""
 

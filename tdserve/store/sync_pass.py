@@ -56,12 +56,14 @@ class Pass:
         catalog: Folder of the catalog.
         target: Folder of synced files.
         stores, weights: Stores that may have changed since the last pass.
+        is_all: Whether these are all that may have; otherwise somebody waits for them.
     """
 
     catalog: str
     target: str
     stores: Sequence[SyncedStore] = ()
     weights: Sequence[SyncedWeights] = ()
+    is_all: bool = False
 
     def run(self) -> dict[str, str]:
         """Makes the pass; blocks for the disk.

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import Outcome
+from tdserve.server.kept_records import bring_back
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
 from tdserve.server.power_loss import return_to_last_sync
@@ -173,6 +174,10 @@ def read_records(db: CatalogDB) -> list[StoreRecord]:
 
 def take_back(root: Root, name: str) -> Outcome:
     """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
+    with suppress(TDServeError):
+        if bring_back(root, name):
+            losses = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
+            return Outcome("it is a store again, by the record in its folder", losses=losses)
     folder = root.store_folder(name)
     with _CatalogCopy(root) as copy:
         content = None if copy is None else copy.get("stores", name.encode())

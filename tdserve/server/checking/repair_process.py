@@ -27,7 +27,7 @@ def run_apart(repair: Repair, *, path: str) -> Outcome:
             os.close(answers)
             with os.fdopen(answering, "w") as pipe:
                 outcome, reason = try_repair(repair)
-                json.dump([outcome.done, [*outcome.losses], reason], pipe)
+                json.dump([outcome.done, [*outcome.losses], outcome.is_set_aside, reason], pipe)
         finally:
             os._exit(0)
     os.close(answering)
@@ -38,7 +38,7 @@ def run_apart(repair: Repair, *, path: str) -> Outcome:
         cause = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "a fault"
         actual = f"one at which LMDB ended the process ({cause}); restore the store from a checkpoint, or delete it"
         raise CorruptDataError(path=path, expected="a file that can be repaired", actual=actual)
-    done, losses, reason = json.loads(answer)
+    done, losses, is_set_aside, reason = json.loads(answer)
     if reason:
         raise CorruptDataError(path=path, expected="a file that can be repaired", actual=reason)
-    return Outcome(done, losses=losses)
+    return Outcome(done, losses=losses, is_set_aside=is_set_aside)

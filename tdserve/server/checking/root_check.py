@@ -20,6 +20,7 @@ from tdserve.server.checking.catalog_repairs import (
     take_back,
 )
 from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try_repair
+from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.row_check import check_rows
 from tdserve.server.checking.version_check import check_versions
 from tdserve.server.kinds.all_kinds import KINDS
@@ -32,6 +33,7 @@ from tdserve.store.environments import DATA_FILE
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
 from tdserve.store.files import FRESH_SUFFIX, SET_ASIDE
+from tdserve.store.record_file import FILE_NAME as RECORD_FILE, KeptRecord
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
@@ -283,13 +285,23 @@ def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
         remedy = "restore it from a checkpoint, or delete it"
         return [Finding(checked.get_name(folder), "its folder is gone", record.name, remedy=remedy)]
     kind = KINDS[record.kind]
+    found = list(_check_kept_record(checked, record, folder))
     try:
         if kind.has_versions:
-            return list(check_versions(checked, record))
+            return [*found, *check_versions(checked, record)]
         spec = checked.specs.get(record.fingerprint, record.order)
-        return list(check_rows(checked, record, kind.make_stored_spec(record, spec)))
+        return [*found, *check_rows(checked, record, kind.make_stored_spec(record, spec))]
     except TDServeError as error:
-        return [Finding(checked.get_name(folder), str(error), record.name, remedy="restore it from a checkpoint")]
+        remedy = "restore it from a checkpoint"
+        return [*found, Finding(checked.get_name(folder), str(error), record.name, remedy=remedy)]
+
+
+def _check_kept_record(checked: CheckedRoot, record: StoreRecord, folder: Path) -> Iterator[Finding]:
+    try:
+        KeptRecord.load(folder)
+    except TDServeError as error:
+        path = folder / RECORD_FILE
+        yield Finding(checked.get_name(path), f"{error}; it is a copy", record.name, repair=partial(remove_file, path))
 
 
 def _check_packed(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
@@ -314,7 +326,8 @@ def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
             yield Finding(name, reason, is_damage=False, repair=partial(remove_folder, folder))
         elif folder.name not in names:
             checked.drop_changed_below(folder)
-            reason, repair = "the catalog has no store of this name", partial(take_back, root, folder.name)
+            reason = "the catalog has no store of this name"
+            repair = partial(run_apart, partial(take_back, root, folder.name), path=name)
             yield Finding(name, reason, repair=repair, is_not_served=True)
     for folder in (root.path / "checkpoints", root.path / "arriving"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

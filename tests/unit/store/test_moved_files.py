@@ -38,12 +38,19 @@ def test_files_when_read_in_blocks_and_written_then_the_same(tmp_path: Path) -> 
 
 
 def test_list_when_files_concern_this_server_alone_then_without_them(tmp_path: Path) -> None:
-    own = ("claims/1", "staging/put-0", "objects/lock.mdb", "synced-values/data.mdb", "synced-values.new/data.mdb")
+    own = (
+        "claims/1",
+        "staging/put-0",
+        "objects/lock.mdb",
+        "synced-values/data.mdb",
+        "synced-values.new/data.mdb",
+        "record.json",
+    )
     unfinished = ("synced.memmap.new", "rows/meta.json.new")  # they are about to vanish
-    for path in (*own, *unfinished, "objects/data.mdb", "rows/claims"):
+    for path in (*own, *unfinished, "objects/data.mdb", "rows/claims", "rows/record.json"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"x")
-    assert sorted(list_files(tmp_path)) == [b"objects/data.mdb", b"rows/claims"]
+    assert sorted(list_files(tmp_path)) == [b"objects/data.mdb", b"rows/claims", b"rows/record.json"]
 
 
 def test_read_when_the_content_is_known_then_left_out_and_when_it_is_much_then_the_first(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Keeps what the catalog has of each store in its folder too, and makes it a store again from that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tdserve.base.errors import TDServeError
+from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.weights import Versions
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.specs import Specs, make_keys
+from tdserve.store.catalog_db import CatalogDB, PinnedCatalog
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.record_file import FILE_NAME, KeptRecord, KeptSpec
+from tdserve.store.root import Root
+from tdserve.store.sync_pass import Pass
+from tdserve.structure import codec
+from tdserve.v1 import spec_pb2
+
+
+def keep_records(work: Pass) -> None:
+    """Writes what the catalog has of each store of a pass into its folder, as far as it can; the next one tries again.
+
+    A pass for those who wait for the disk writes it only where there is none: else each of their writes would.
+    """
+    folders = [(uid, folder) for uid, folder in _list_folders(work) if work.is_all or not (folder / FILE_NAME).exists()]
+    if not folders:
+        return
+    with suppress(TDServeError), CatalogDB(work.catalog, is_read_only=True) as db:
+        pinned = db.pin()
+        try:
+            for uid, folder in folders:
+                with suppress(TDServeError):
+                    found = _find(pinned, uid, folder.name)
+                    if found is not None:
+                        found.save(folder)
+        finally:
+            pinned.close()
+
+
+def _list_folders(work: Pass) -> Iterator[tuple[str, Path]]:
+    yield from ((store.uid, Path(store.folder)) for store in work.stores)
+    yield from ((weights.uid, Path(weights.folder).parent) for weights in work.weights)
+
+
+def _find(pinned: PinnedCatalog, uid: str, name: str) -> KeptRecord | None:
+    """Returns what the catalog has of this incarnation of a store; None if it is not all there."""
+    content = pinned.get_many("stores", [name.encode()]).get(name.encode())
+    record = None if content is None else StoreRecord.from_bytes(content)
+    if content is None or record is None or record.uid != uid or record.loading or record.packed:
+        return None
+    state = pinned.get_many("states", [uid.encode()]).get(uid.encode(), b"")
+    named = {(record.fingerprint, record.order)} if record.fingerprint else set()
+    if KINDS[record.kind].has_versions and state:
+        named |= Versions.restore(json.loads(state)).structures
+    keys = {each: make_keys(*each)[-1] for each in named}
+    specs = pinned.get_many("specs", keys.values())
+    if any(key not in specs for key in keys.values()):
+        return None
+    return KeptRecord(content, state, tuple(KeptSpec(*each, specs[keys[each]]) for each in sorted(keys)))
+
+
+def bring_back(root: Root, name: str) -> bool:
+    """Makes a folder without a record in the catalog the store again that it was at its last pass; returns whether it
+    could.
+
+    Raises:
+        TDServeError: What its folder has cannot be read.
+    """
+    folder = root.store_folder(name)
+    kept = KeptRecord.load(folder)
+    record = None if kept is None else StoreRecord.from_bytes(kept.record)
+    if kept is None or record is None or not _is_of(folder, record):
+        return False
+    kind, state = KINDS[record.kind], json.loads(kept.state or b"{}")
+    with CatalogDB(root.catalog_folder) as db:
+        specs = Specs(db, partial(db.list_keys, "specs"))  # all are in use: none is forgotten
+        names = {
+            (each.fingerprint, each.order): specs.learn(codec.decode(spec_pb2.Spec.FromString(each.content)))
+            for each in kept.specs
+        }
+        if record.fingerprint:
+            record = replace(record, order=names[record.fingerprint, record.order])
+        state = kind.rename_orders(state, names) if state else state
+        # Clients may know of more than the last pass: numbers that anybody has seen are not given again.
+        state = kind.begin_copy(folder, record, state, db)
+        with db.begin_transaction() as txn:
+            txn.put("stores", name.encode(), record.to_bytes())
+            if state:
+                txn.put("states", record.uid.encode(), json.dumps(state).encode())
+    return True
+
+
+def _is_of(folder: Path, record: StoreRecord) -> bool:
+    """Returns whether a folder is of this record, and has files of its structure."""
+    kind = KINDS.get(record.kind)
+    if kind is None or record.name != folder.name or not kind.is_folder_of(folder, record):
+        return False
+    if kind.has_versions:
+        return True
+    generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
+    is_current = generations.is_current(record.structure)
+    generations.close()
+    return is_current

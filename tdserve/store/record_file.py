@@ -1,0 +1,74 @@
+"""What the catalog has of a store, in a file of the store's own folder: for a catalog that has lost the store.
+
+Each pass of the syncing process writes it if it has changed. It is a copy, with a checksum of itself, and not synced:
+after a loss of power the copy of the whole catalog counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tdserve.base.errors import CorruptDataError
+from tdserve.store.checked_json import decode_checked, encode_checked
+from tdserve.store.faults import convert_os_errors
+from tdserve.store.files import FRESH_SUFFIX
+
+FILE_NAME = "record.json"
+
+
+@dataclass(frozen=True)
+class KeptSpec:
+    """A structure that a store uses.
+
+    Attributes:
+        fingerprint, order: By which the record or the state names it.
+        content: As in the catalog.
+    """
+
+    fingerprint: bytes
+    order: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class KeptRecord:
+    """What the catalog had of a store.
+
+    Attributes:
+        record: The record of the store.
+        state: What its rules had saved; b"" for nothing.
+        specs: Its structures.
+    """
+
+    record: bytes
+    state: bytes
+    specs: tuple[KeptSpec, ...]
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a store's folder, unless it is there. Raises TDServeError."""
+        path = folder / FILE_NAME
+        specs = [[each.fingerprint.hex(), each.order, base64.b64encode(each.content).decode()] for each in self.specs]
+        content = encode_checked({"record": self.record.decode(), "state": self.state.decode(), "specs": specs})
+        with convert_os_errors(path, asked=len(content)):
+            if path.exists() and path.read_bytes() == content:
+                return
+            fresh = path.with_name(FILE_NAME + FRESH_SUFFIX)
+            fresh.write_bytes(content)
+            os.replace(fresh, path)
+
+    @classmethod
+    def load(cls, folder: Path) -> KeptRecord | None:
+        """Returns what a store's folder has; None if it has none. Raises CorruptDataError if it is damaged."""
+        path = folder / FILE_NAME
+        with convert_os_errors(path):
+            if not path.exists():
+                return None
+            found = decode_checked(path.read_bytes(), str(path))
+        try:
+            specs = [KeptSpec(bytes.fromhex(key), order, base64.b64decode(spec)) for key, order, spec in found["specs"]]
+            return cls(found["record"].encode(), found["state"].encode(), tuple(specs))
+        except (ValueError, TypeError, KeyError, AttributeError) as fault:
+            raise CorruptDataError(path=str(path), expected="the record of a store", actual=repr(fault)) from fault

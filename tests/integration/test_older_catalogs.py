@@ -1,0 +1,133 @@
+"""Roots whose catalog does not have their stores, as one of an earlier moment: what it lacks is in their folders."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+import tdserve
+from tdserve.server.checking.root_check import RootReport, check_root
+from tdserve.store.record_file import FILE_NAME
+from tests.processes import is_gone, wait_for
+
+pytestmark = pytest.mark.integration
+
+ROW = TensorDict({"b": torch.zeros(4), "a": torch.zeros((), dtype=torch.int64)}, [])
+STORES = ("entries", "policy", "queue", "table", "values")
+
+
+def make_rows(first: int, end: int) -> TensorDict:
+    numbers = torch.arange(first, end)
+    return TensorDict({"b": numbers[:, None].expand(-1, 4).float().clone(), "a": numbers}, [end - first])
+
+
+def make_values(num_rows: int) -> TensorDict:
+    content = TensorDict({"x": torch.arange(float(num_rows)), "t": "hello"}, [num_rows])
+    content["s"] = NonTensorStack(*map(str, range(num_rows)))
+    return content
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a store of each kind, and beside it one whose catalog lacks them."""
+    with tdserve.Server(tmp_path / "old", sync_interval_s=0) as server, server.client() as client:
+        # The keys of the table in another order: this catalog has that order first.
+        like = TensorDict({"a": ROW["a"], "b": ROW["b"]}, [])
+        client.create_replay("base", like=like, capacity=5000).extend(make_rows(0, 10))
+    root = tmp_path / "root"
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.init_remote(make_values(1000), "values", checksum=True)
+        client.create_replay("table", like=ROW, capacity=5000).extend(make_rows(0, 90))
+        client.create_queue("queue", like=ROW, max_size=5000).extend(make_rows(0, 30))
+        with client.queue("queue").take(10):
+            pass
+        for version in (1.0, 2.0):
+            client.publish("policy", {"layer": {"w": torch.full((300, 100), version)}}, metadata={"step": version})
+        client.create_kv("entries").put([f"k{i}" for i in range(30)], [torch.full((50,), float(i)) for i in range(30)])
+    return root
+
+
+def repair(root: Path) -> RootReport:
+    """Gives a root the older catalog, and repairs it."""
+    old = root.parent / "old"
+    for name in ("catalog", "synced"):
+        shutil.rmtree(root / name)
+        shutil.copytree(old / name, root / name)
+    shutil.copytree(old / "stores/base", root / "stores/base")
+    assert check_root(root).num_not_served == len(STORES)
+    return check_root(root, repairs=True)
+
+
+@pytest.mark.slow
+def test_stores_when_the_catalog_lacks_them_then_a_repair_brings_each_back_whole(root: Path) -> None:
+    report = repair(root)
+    assert report.num_not_served == 0
+    assert [each.path for each in report.findings if "a store again" in each.repaired] == [
+        f"stores/{n}" for n in STORES
+    ]
+    assert check_root(root).findings == ()
+    with tdserve.Server(root) as server, server.client() as client:
+        assert client.stores() == ["base", *STORES]
+        assert (client["values"][:] == make_values(1000)).all()
+        assert client["values"][7]["t"] == "hello"
+        assert client["values"][7]["s"] == "7"
+        assert client.describe("values").checksum
+        table = client.replay("table")
+        assert table[:90]["a"].tolist() == list(range(90))
+        assert table.extend(make_rows(90, 100)).tolist() == list(range(90, 100))
+        assert list(table[:1].keys()) == ["b", "a"]
+        with client.queue("queue").take(20) as taken:
+            assert taken["a"].tolist() == list(range(10, 30))
+        newest = client.latest("policy")
+        assert newest is not None
+        assert (newest.version, newest.data["layer", "w"][0, 0], newest.metadata) == (2, 2.0, {"step": 2.0})
+        assert client.publish("policy", newest.data) > 1_000_000
+        entries = client.kv("entries")
+        assert len(entries) == 30
+        assert entries["k7"].tolist() == [7.0] * 50
+
+
+@pytest.mark.slow
+def test_stores_when_the_server_was_killed_too_then_a_repair_names_what_it_has_lost(root: Path) -> None:
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        client.replay("table").extend(make_rows(90, 95))
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid) or None, "the end of the server")
+    report = repair(root)
+    assert report.num_damaged == len(STORES)
+    assert report.num_not_served == 0
+    assert all("changed settings of store" in each.losses[0] for each in report.findings if each.repaired)
+    with tdserve.Server(root) as server, server.client() as client:
+        assert client.replay("table")[:95]["a"].tolist() == list(range(95))
+
+
+@pytest.mark.slow
+def test_store_when_its_record_is_damaged_or_of_another_then_set_aside(root: Path) -> None:
+    (root / "stores/values" / FILE_NAME).write_bytes((root / "stores/table" / FILE_NAME).read_bytes())
+    (root / "stores/queue" / FILE_NAME).write_bytes(b"{}")
+    report = repair(root)
+    assert report.num_not_served == 2
+    assert [each.path.split("-")[1] for each in report.findings if each.is_not_served and not each.repaired] == [
+        "queue",
+        "values",
+    ]
+
+
+@pytest.mark.slow
+def test_record_when_damaged_then_a_check_finds_it_and_a_pass_makes_it_anew(root: Path) -> None:
+    path = root / "stores/table" / FILE_NAME
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    (found,) = check_root(root, repairs=True).findings
+    assert (found.path, found.store, found.repaired) == (f"stores/table/{FILE_NAME}", "table", "it was removed")
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.replay("table").sample(1)
+    assert path.exists()
