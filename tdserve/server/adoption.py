@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -31,7 +32,9 @@ from tdserve.server.stores import Stores
 from tdserve.server.workers import DataWorker
 from tdserve.store.adoptable import MAX_META_BYTES, META_FILE, FoundFolder, has_meta, read_folder
 from tdserve.store.adopted import Adopted, is_within, resolve_path
+from tdserve.store.bare_rows import describe_lacking
 from tdserve.store.catalog_db import Transaction
+from tdserve.store.format import ROWS
 from tdserve.structure.tree import Path, ValueLeaf
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_codec import encode_many, encode_value
@@ -128,6 +131,12 @@ class Adoption:
         if not await asyncio.to_thread(_has_meta, path):
             reason = f"{path} is no folder that tensordict's memmap has written: it has no {META_FILE} to be read"
             raise InvalidRequestError(argument="path", reason=reason)
+        if lacking := await asyncio.to_thread(_describe_lacking, path):
+            reason = (
+                f"it is the folder {ROWS!r} of a server's store, and would be served without {lacking}; if its tensors "
+                f"are all that is wanted, move or copy it out of {os.path.dirname(path)}, and adopt it there"
+            )
+            raise NotSupportedError(feature=f"adopting {path}", reason=reason)
         found = await asyncio.to_thread(read_folder, path, writable=not read_only)
         block = await asyncio.to_thread(encode_values, found)
         for other in self._stores.catalog.find_overlapping(path):
@@ -170,6 +179,12 @@ def _has_meta(path: str) -> bool:
         return has_meta(path)
     except CorruptDataError:  # not a folder
         return False
+
+
+def _describe_lacking(path: str) -> str:
+    """Returns what a folder lacks that is the rows of a store, as of a root that is not served; "" for any other."""
+    folder, name = os.path.split(path)
+    return describe_lacking(FilePath(folder)) if name == ROWS else ""
 
 
 def _describe_origin(record: StoreRecord) -> str:

@@ -31,7 +31,6 @@ HEADER_BYTES = 4096
 _MAGIC = b"TDSGEN\x00\x01"
 _HEADER = struct.Struct("<8s32sq")
 _UID_OFFSET = 8
-_UID_BYTES = 32
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
 _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
@@ -210,13 +209,9 @@ class Generations:
         return self._header
 
 
-def read_uid(path: str | os.PathLike[str]) -> str:
-    """Returns the uid in a generation file, which may be damaged; "" if there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(_HEADER.size)[_UID_OFFSET : _UID_OFFSET + _UID_BYTES].decode("latin-1")
-    except OSError:
-        return ""
+def is_header(content: bytes) -> bool:
+    """Returns whether a file that begins in this way is one of generations, damaged or not."""
+    return content.startswith(_MAGIC)
 
 
 def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.adoptable import META_FILE
+from tdserve.store.adopted import Adopted
+from tdserve.store.bare_rows import describe_lacking
 from tdserve.store.files import SET_ASIDE
 from tdserve.store.format import ROWS
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, read_uid
 from tdserve.store.object_folders import has_values
-from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
 from tdserve.store.version_names import SUFFIX
 
 _UID_CHARS = 32
@@ -39,41 +38,24 @@ def describe_remedy(folder: Path) -> str:
             f"safetensors.torch.load_file('{files}')); {_THEN}"
         )
     rows = folder / ROWS
+    if (adopted := _read_adopted(folder)) is not None:
+        flag = " --read-only" if adopted.read_only else ""
+        return f"run tdserve adopt {adopted.path} {name}{flag}, {_THEN}"
     if has_values(folder) and not any(rows.rglob("*.memmap")):
         return (
             "its values, or entries, cannot be served without the catalog: restore a checkpoint, or delete this folder"
         )
     if not (rows / META_FILE).exists():
         return "it has neither rows nor versions: delete it"
-    lacking = _describe_lacking(folder)
+    lacking = describe_lacking(folder)
+    what = f", without {lacking}" if lacking else ""
     return (
-        f"serve its tensors, as a tensordict store{lacking}: move this folder out of the root to PATH, and run "
-        f"tdserve adopt PATH/{ROWS} {name}"
+        f"serve its tensors, as a tensordict store without checksums{what}: move {rows} out of the root to PATH, run "
+        f"tdserve adopt PATH {name}, {_THEN}"
     )
 
 
-def _describe_lacking(folder: Path) -> str:
-    """Returns what a folder's tensors alone do not tell."""
-    found = []
-    if num_rows := _count_rows(folder):
-        num_live, num_all = num_rows
-        if num_live < num_all:
-            found.append(f"all its {num_all} rows come, of which {num_live} have content")
-    if (folder / COLUMNS_FOLDER).is_dir():
-        found.append("without order, priorities and settings of the table or queue")
-    if has_values(folder):
-        found.append("without its non-tensor values")
-    return f" ({'; '.join(found)})" if found else ""
-
-
-def _count_rows(folder: Path) -> tuple[int, int] | None:
-    """Returns how many rows have content, and how many there are; None if nothing tells."""
-    try:
-        path = folder / GENERATION_FILE
-        generations = Generations.open(path, uid=read_uid(path))
-    except TDServeError:
-        return None
-    rows = generations.values[:-1]
-    num_live, num_all = int(np.count_nonzero((rows > 0) & (rows % 2 == 0))), len(rows)
-    generations.close()
-    return num_live, num_all
+def _read_adopted(folder: Path) -> Adopted | None:
+    with suppress(CorruptDataError):
+        return Adopted.load(folder)
+    return None

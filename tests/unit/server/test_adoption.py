@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.store.adoptable import read_folder
 from tdserve.v1 import control_pb2
+from tests.roots import make_quick_root
+from tests.stored_root.unpacking import unpack_root
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.world import Loop, World, content_of, outbox
 
@@ -245,3 +249,43 @@ def test_adopt_when_a_folder_lies_beside_another_then_both_are_stores(
     adopt(world, run, folder)
     adopt(world, run, tmp_path / "data 2", name="y")
     assert {record.name for record in world.stores.catalog} == {"x", "y"}
+
+
+def unpack_store(name: str, target: Path) -> Path:
+    """Brings the folder of a store of the stored root to another place; returns its rows."""
+    with make_quick_root() as quick:
+        shutil.copytree(unpack_root(quick / "root") / "stores" / name, target)
+    return target / "rows"
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("no rows", "its non-tensor values"),
+        ("queue", "its non-tensor values, order, priorities and settings .*, which 3 of its 10 rows have content"),
+    ],
+)
+def test_adopt_when_it_is_the_rows_of_a_store_that_has_more_then_refused_until_they_lie_elsewhere(
+    world: World, run: Loop, tmp_path: Path, name: str, lacking: str
+) -> None:
+    rows = unpack_store(name, tmp_path / "lost")
+    with pytest.raises(NotSupportedError, match=f"would be served without {lacking}; if its tensors are all"):
+        adopt(world, run, rows)
+    adopt(world, run, rows.rename(tmp_path / "elsewhere"))
+    assert world.stores.get("x").record.num_rows == (10 if name == "queue" else 1)
+
+
+@pytest.mark.parametrize("file", ["pipe", "link", "empty", "other", "none"])
+def test_adopt_when_a_folder_is_named_like_the_rows_of_a_store_then_served(
+    world: World, run: Loop, folder: Path, file: str
+) -> None:
+    rows, path = folder.rename(folder.parent / "rows"), folder.parent / "generation.memmap"
+    (folder.parent / "objects").mkdir()
+    if file == "pipe":
+        os.mkfifo(path)
+    elif file == "link":
+        path.symlink_to(path)
+    elif file != "none":
+        path.write_bytes(bytes(8192 if file == "other" else 0))
+    adopt(world, run, rows)
+    assert world.stores.get("x").record.num_rows == 4

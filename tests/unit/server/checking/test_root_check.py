@@ -283,11 +283,11 @@ def test_store_when_its_folder_is_gone_then_one_fault(root: Path) -> None:
 
 LOST = {
     "entries": "restore a checkpoint",
-    "no rows": "without its non-tensor values",
+    "no rows": "as a tensordict store without checksums, without its non-tensor values: move ",
     "policy": "client.publish('policy', safetensors.torch.load_file(",
-    "queue": "(all its 10 rows come, of which 3 have content; without order",
-    "replay": "tdserve adopt PATH/rows replay",
-    "tensordict": "tdserve adopt PATH/rows tensordict",
+    "queue": "priorities and settings of the table or queue, which 3 of its 10 rows have content: move ",
+    "replay": "tdserve adopt PATH replay",
+    "tensordict": "tdserve adopt PATH tensordict",
 }
 """Stores of the stored root that have folders, and what to do with each."""
 
