@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from threading import Event, Thread
@@ -15,7 +16,7 @@ from tensordict import NonTensorStack, TensorDict
 import tdserve
 from tdserve.base.errors import TDServeError
 from tdserve.server.checking.root_check import check_root
-from tests.processes import wait_for
+from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -81,3 +82,28 @@ def test_root_when_its_server_was_killed_amid_writes_then_nothing_is_damaged(tmp
         assert client.replay("synced").sample(64).batch_size == (64,)
     report = check_root(root)
     assert (report.num_damaged, report.is_orderly) == (0, True)
+
+
+@pytest.mark.slow
+def test_tables_when_their_files_are_older_than_the_catalog_then_a_check_counts_what_is_gone(tmp_path: Path) -> None:
+    root, row = tmp_path / "root", TensorDict({"x": torch.zeros(100)})
+    with tdserve.Server(root) as server, server.client() as client:
+        for name in ("older", "taken"):
+            client.create_queue(name, like=row, max_size=1000).extend(row.expand(500).contiguous())
+    shutil.copytree(root / "stores", tmp_path / "stores")
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        for name in ("older", "taken"):
+            client.queue(name).extend(row.expand(400).contiguous())
+        with client.queue("taken").take(900):
+            pass
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid) or None, "the end of the server")
+    assert check_root(root).num_damaged == 0
+    shutil.rmtree(root / "stores/older")
+    shutil.copytree(tmp_path / "stores/older", root / "stores/older")
+    for repairs in (False, True):
+        (found,) = check_root(root, repairs=repairs).findings
+        assert (found.store, found.repaired) == ("older", "")
+        assert "the last 400 rows written are not there" in found.reason

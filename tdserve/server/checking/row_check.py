@@ -12,6 +12,7 @@ import numpy as np
 from tdserve.base.errors import TDServeError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.row_order import NO_SEQUENCE, to_place
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.row_repairs import (
     drop_rows,
@@ -21,6 +22,7 @@ from tdserve.server.checking.row_repairs import (
     write_text,
 )
 from tdserve.server.checking.value_check import check_values
+from tdserve.server.kinds.store_kind import load_state
 from tdserve.store import object_folders
 from tdserve.store.adopted import check_adopted
 from tdserve.store.file_sums import read_sums
@@ -52,6 +54,10 @@ UNSURE = (
 UNPROVED = (
     "the checksums of its rows are lost, and some of the rows have changed too: restore a checkpoint; the next server "
     "takes them as they are"
+)
+
+OLDER = (
+    "put back the files of the same moment as the catalog's, or restore a checkpoint; the next server goes on from them"
 )
 
 LATER = "its rows are compared once the rest is repaired, and those that differ are dropped"
@@ -91,6 +97,7 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         is_summed &= bool(finding.rows)
         yield finding
     yield from _check_changed(checked, record, stored, folder)
+    yield from _check_age(checked, record, folder)
     is_summed = is_summed and not record.adopted
     if is_summed and not any(_differs(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
         yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)
@@ -161,6 +168,29 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
             yield Finding(name, reason, record.name, repair=lambda: "only rows that are damaged too use it")
         elif not own.startswith(("rows/", "extra/")):
             yield Finding(name, reason, record.name, remedy=UNSURE)
+
+
+def _check_age(checked: CheckedRoot, record: StoreRecord, folder: Path) -> Iterator[Finding]:
+    """Yields that the files of a table are older than the catalog, of a server that did not end in order: otherwise
+    their checksums tell. A row has its place in the order of writes before the catalog counts it, and keeps it when it
+    leaves, until a newer one takes its place."""
+    path = folder / COLUMNS_FOLDER / "sequence.memmap"
+    if not record.capacity or checked.root.run.has_ended_in_order() or not path.is_file():
+        return
+    num_counted = to_place(int(load_state(checked.db, record.uid).get("last_sequence", NO_SEQUENCE)))
+    num_there = to_place(_find_highest(path))
+    if num_there < num_counted:
+        reason = f"its files are older than the catalog: the last {num_counted - num_there} rows written are not there"
+        yield Finding(checked.get_name(folder), reason, record.name, remedy=OLDER)
+
+
+def _find_highest(path: Path) -> int:
+    """Returns the highest sequence of a column."""
+    highest = NO_SEQUENCE
+    with path.open("rb") as file:
+        while len(some := np.fromfile(file, "<i8", _BYTES_AT_ONCE // 8)):
+            highest = max(highest, int(some.max()))
+    return highest
 
 
 def _check_sums(

@@ -34,8 +34,9 @@ def describe_remedy(folder: Path) -> str:
         numbers = ", ".join(map(str, versions[-8:]))
         files = f"{folder / 'versions'}/NUMBER{SUFFIX}"
         return (
-            f"publish its versions again ({numbers}), from Python: client.publish({name!r}, "
-            f"safetensors.torch.load_file('{files}')); {_THEN}"
+            f"publish its versions again ({numbers}), from Python: client.publish({name!r}, TensorDict("
+            f"safetensors.torch.load_file('{files}')).unflatten_keys('.')), which have no values but "
+            f"tensors; {_THEN}"
         )
     rows = folder / ROWS
     if (adopted := _read_adopted(folder)) is not None:

@@ -284,7 +284,7 @@ def test_store_when_its_folder_is_gone_then_one_fault(root: Path) -> None:
 LOST = {
     "entries": "restore a checkpoint",
     "no rows": "as a tensordict store without checksums, without its non-tensor values: move ",
-    "policy": "client.publish('policy', safetensors.torch.load_file(",
+    "policy": "client.publish('policy', TensorDict(safetensors.torch.load_file(",
     "queue": "priorities and settings of the table or queue, which 3 of its 10 rows have content: move ",
     "replay": "tdserve adopt PATH replay",
     "tensordict": "tdserve adopt PATH tensordict",
