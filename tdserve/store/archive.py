@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tdserve.base.errors import CapacityError, CorruptDataError, InvalidRequestError
 from tdserve.base.failpoints import reach
 from tdserve.store.faults import NO_ROOM, convert_os_errors
+from tdserve.store.files import write_at
 from tdserve.store.root import is_root
 
 _LOCAL_SCHEMES = ("file", "local")
@@ -105,12 +106,11 @@ class _FolderArchive:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
         try:
-            with open(
-                fd, "wb"
-            ) as file:  # unbuffered, a write to a disk with too little room would end early, in silence
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                write_at(fd, content, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
             reach("archive.written")
             os.replace(unfinished, path)
         except BaseException:

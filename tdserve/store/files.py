@@ -53,6 +53,19 @@ def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None
         os.replace(fresh, path)
 
 
+def write_at(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
+    """Writes all of a content at its place. The kernel may write less at a time: at a signal, or on a disk that gets
+    full, where only the next attempt says so.
+
+    Raises:
+        OSError: There is no room for all of it.
+    """
+    left = memoryview(content).cast("B")
+    while left:
+        written = os.pwrite(fd, left, offset)
+        left, offset = left[written:], offset + written
+
+
 def is_in_memory(path: Path) -> bool:
     """Returns whether a folder is on a file system without a disk, so that its content does not survive a reboot."""
     try:

@@ -19,7 +19,7 @@ from tdserve.store import value_copy
 from tdserve.store.claim_file import FOLDER as CLAIMS_FOLDER
 from tdserve.store.environments import LOCK_FILE
 from tdserve.store.faults import convert_os_error, convert_os_errors
-from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.files import FRESH_SUFFIX, sync_file, write_at
 from tdserve.store.record_file import FILE_NAME as RECORD_FILE
 from tdserve.store.restructuring import PREFIX as ALTERING_PREFIX
 
@@ -185,7 +185,7 @@ def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
             try:
                 if block.offset + len(block.content) > os.fstat(fd).st_size:
                     raise InvalidRequestError(argument="block", reason=f"{path.name} ends before {block.offset}")
-                os.pwrite(fd, block.content, block.offset)
+                write_at(fd, block.content, block.offset)
                 reach("move.written")
             finally:
                 os.close(fd)
@@ -209,7 +209,7 @@ def copy_blocks(folder: Path, target: Path, numbers: Mapping[bytes, Sequence[int
             with open(source, "rb", buffering=0) as read, open(copied, "wb", buffering=0) as written:
                 for number in chosen:
                     content = os.pread(read.fileno(), MAX_BLOCK_BYTES, number * MAX_BLOCK_BYTES)
-                    os.pwrite(written.fileno(), content, number * MAX_BLOCK_BYTES)
+                    write_at(written.fileno(), content, number * MAX_BLOCK_BYTES)
 
 
 def sync_files(folder: Path) -> None:

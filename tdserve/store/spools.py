@@ -16,6 +16,7 @@ from threading import Lock
 
 from tdserve.base.errors import ConnectError, RemoteProtocolError
 from tdserve.store.faults import convert_os_errors
+from tdserve.store.files import write_at
 from tdserve.values.value_columns import Buffer
 
 _SUFFIX = ".values"
@@ -96,10 +97,7 @@ def _write(fd: int, parts: Sequence[Buffer], nbytes: int, offset: int) -> None:
     for first in range(0, len(parts), _MAX_PARTS):
         written += os.pwritev(fd, parts[first : first + _MAX_PARTS], offset + written)
     if written < nbytes:  # a signal, or more than the kernel writes at once
-        content = memoryview(b"".join(parts))
-        written = 0
-        while written < nbytes:
-            written += os.pwrite(fd, content[written:], offset + written)
+        write_at(fd, b"".join(parts), offset)
 
 
 def make_spool_path(folder: Path, lock_name: str) -> Path:
@@ -158,9 +156,7 @@ class SpoolWriter:
             CapacityError: The disk is full.
         """
         with convert_os_errors(self._path, asked=len(content)):
-            written = 0
-            while written < len(content):
-                written += os.pwrite(self._fd, content[written:], offset + written)
+            write_at(self._fd, content, offset)
 
     def __enter__(self) -> SpoolWriter:
         return self

@@ -42,7 +42,7 @@ class LongListFile:
             expected = f"at most {MAX_LISTS_BYTES} bytes of lists"
             raise RemoteProtocolError(expected=expected, received=f"{self.nbytes} bytes")
         try:
-            with convert_os_errors(self._path, asked=len(content)), self._path.open("ab", buffering=0) as file:
+            with convert_os_errors(self._path, asked=len(content)), self._path.open("ab") as file:
                 file.write(content)
         except TDServeError as error:
             self._failure = error
