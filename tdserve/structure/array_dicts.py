@@ -21,6 +21,7 @@ from tdserve.structure.array_tensors import make_refusal, read_array
 from tdserve.structure.listed_tensors import list_items, make_array, stack_tensors
 from tdserve.structure.matching import show
 from tdserve.structure.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.plain_tensors import check_memory, to_plain
 from tdserve.structure.stacks.elements import make_single_value
 from tdserve.structure.tensordict_private import new_tensordict
 from tdserve.structure.torch_types import to_torch
@@ -207,7 +208,7 @@ class _DictReader:
         if isinstance(value, NonTensorData):
             value = value.data
         elif isinstance(value, torch.Tensor) or is_tensor_collection(value):
-            return value
+            return check_memory(value, path, store=self._store) if isinstance(value, torch.Tensor) else value
         if isinstance(entry, Node) or (isinstance(entry, _DictNode) and isinstance(value, (list, tuple))):
             return self._read_packed(value, batch_size, path)
         if isinstance(entry, ValueLeaf):
@@ -316,7 +317,7 @@ class _DictReader:
         if not batch_size or not isinstance(value, (list, tuple, np.ndarray)):
             return self._read_leaf(value, dtype, path)
         rows = [
-            each
+            to_plain(each, path, store=self._store)
             if isinstance(each, torch.Tensor)
             else read_array(each, path, store=self._store, dtype=dtype)
             if isinstance(each, np.ndarray)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorStack, UnbatchedTensor
-from torch.nn.parameter import is_lazy
 
 from tdserve.base.errors import InvalidSpecError, NotSupportedError
 from tdserve.structure import unbatched
@@ -19,6 +18,7 @@ from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.matching import quote, show
 from tdserve.structure.nodes import MAX_DIMS, PACKED, Entry, Path, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.pieces import Jagged
+from tdserve.structure.plain_tensors import is_dense, to_plain
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.stacks.elements import Element, flatten_elements, list_values, make_nested_leaf, split_elements
 from tdserve.structure.state import PLAIN, read_mark
@@ -69,6 +69,8 @@ class LeafReader:
         jagged = Jagged.from_tensor(item)
         if (item if jagged is None else jagged.values).is_meta:
             raise self._make_refusal("a nested meta tensor", path, "what its rows have in common is not in it")
+        if jagged is not None:
+            self._make_plain(jagged.values, path)
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
         if batch_size and size != batch_size[0]:
             raise self._make_contradiction_error(path, (size,), batch_size)
@@ -86,19 +88,12 @@ class LeafReader:
         if kind is UnbatchedTensor:
             return self._capture_unbatched(item, path, batch_size)
         jagged = Jagged.from_tensor(item)
-        dtype = FROM_TORCH.get((item if jagged is None else jagged.values).dtype)
-        if dtype is not None and (jagged is not None or item.is_nested):
+        if (jagged is not None and jagged.values.dtype in FROM_TORCH) or (item.is_nested and item.dtype in FROM_TORCH):
             return self._capture_nested(item, path, batch_size)
-        is_dense = not item.is_nested and item.layout is torch.strided
-        if dtype is None or not is_dense:
-            raise self._make_refusal(_describe_kind(item), path, _suggest_remedy(item))
         given = item
-        if kind is not torch.Tensor:
-            item = item if kind is FileTensor else self._make_plain(item, kind, path)
-        elif item.is_meta:
-            item = self._make_blank(item, path)
-        elif item.requires_grad:
-            item = item.detach()
+        if kind is not FileTensor:
+            item = self._make_plain(item, path)
+        dtype = FROM_TORCH[item.dtype]
         shape = tuple(item.shape)
         if shape[: len(batch_size)] != batch_size:
             raise self._make_contradiction_error(path, shape, batch_size)
@@ -127,24 +122,15 @@ class LeafReader:
         except NotSupportedError as error:
             raise self._make_refusal(error.feature, path, error.reason) from None
 
-    def _make_plain(self, item: torch.Tensor, kind: type, path: Path) -> torch.Tensor:
-        if is_lazy(item):
-            raise self._make_refusal("an uninitialized parameter", path, "run the module once, so that it gets a shape")
-        if has_no_content(item):
+    def _make_plain(self, item: torch.Tensor, path: Path) -> torch.Tensor:
+        if self.takes_structure and is_dense(item) and has_no_content(item):
             return self._make_blank(item, path)
-        if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:  # DTensor, quantized ones
-            raise self._make_refusal(
-                f"a tensor of class {kind.__name__}", path, "it wraps others and has no bytes of its own"
-            )
-        return item.detach().as_subclass(torch.Tensor)
+        return to_plain(item, path, store=self.store)
 
     def _make_blank(self, item: torch.Tensor, path: Path) -> torch.Tensor:
-        what = "a meta tensor" if item.is_meta else "a fake tensor"
-        if not self.takes_structure:
-            reason = "it has no content; init_remote(), memmap_like() and create_replay() accept its structure"
-            raise self._make_refusal(what, path, reason)
         found = to_meta(item)
         if found is None:
+            what = "a meta tensor" if item.is_meta else "a fake tensor"
             raise self._make_refusal(what, path, "its sizes are symbols")
         return found
 
@@ -228,22 +214,6 @@ class LeafReader:
     ) -> InvalidSpecError:
         reason = f"key {quote(path)} has shape {shape}, which does not start with the batch size {batch_size}"
         return InvalidSpecError(store=self.store, reason=reason)
-
-
-def _describe_kind(item: torch.Tensor) -> str:
-    if item.is_nested or item.layout is torch.jagged:
-        return "a jagged tensor"
-    if item.layout is not torch.strided:
-        return f"a {str(item.layout).removeprefix('torch.')} tensor"
-    return f"a tensor of dtype {str(item.dtype).removeprefix('torch.')}"
-
-
-def _suggest_remedy(item: torch.Tensor) -> str:
-    if item.layout is not torch.strided:
-        return "only dense and nested tensors with memory can be sent; send its .to_dense()"
-    if item.is_quantized:
-        return "its scale is not among its bytes; send its .dequantize()"
-    return "only elements of whole bytes that torch can copy can be sent; send its .view(torch.uint8)"
 
 
 def _has_rows(value: Any, batch_size: tuple[int, ...]) -> bool:

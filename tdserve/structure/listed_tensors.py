@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from tdserve.structure.dtypes import WIDER
+from tdserve.structure.plain_tensors import check_memory
 from tdserve.structure.torch_types import FROM_TORCH, to_torch
 
 REMEDY = "stack the tensors, or give them as values of a dict with a key each"
@@ -42,7 +43,10 @@ def make_array(value: Any) -> NDArray[Any]:
     Raises:
         ValueError: The lists differ in length.
         TypeError: They hold tensordicts, or other objects of which no array consists.
+        NotSupportedError: They hold tensors whose memory was freed, which NumPy would read nevertheless.
     """
+    for tensor in _iter_tensors(value):
+        check_memory(tensor)
     try:
         return np.asarray(value)
     except (TypeError, RuntimeError):  # tensors that require grad, lazy conjugates, dtypes that NumPy lacks
@@ -71,6 +75,15 @@ def list_items(value: Any) -> list[Any]:
 
 def _change_items(value: Any, change: Callable[[Any], Any]) -> Any:
     return [_change_items(each, change) for each in value] if isinstance(value, (list, tuple)) else change(value)
+
+
+def _iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested lists whose first item is one: numbers are not gone through."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple, torch.Tensor)):
+        for each in value:
+            yield from _iter_tensors(each)
 
 
 def _to_array(value: Any) -> Any:

@@ -19,6 +19,7 @@ from tdserve.structure.capture import capture
 from tdserve.structure.captured import EncodedValues
 from tdserve.structure.instances import get_class_name
 from tdserve.structure.nodes import Node, Path
+from tdserve.structure.plain_tensors import is_in_memory
 from tdserve.structure.tensordict_private import content_of, entries_of, get_inner_content, get_set_fields
 from tdserve.structure.torch_private import copy_all
 from tdserve.structure.torch_types import to_torch
@@ -121,6 +122,7 @@ class RowReader:
                 or item.requires_grad
                 or item.layout is not torch.strided
                 or item.is_meta
+                or not is_in_memory(item)
             ):
                 return None
             tensors.append(item)

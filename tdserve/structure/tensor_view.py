@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictParams
 
+from tdserve.structure.plain_tensors import is_in_memory
 from tdserve.structure.tensordict_private import entries_of, names_of, params_content
 from tdserve.structure.torch_private import buffers_of, modules_of, parameters_of
 
@@ -55,7 +56,10 @@ class TensorView(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the own memory of every tensor is sent: of a negative or conjugate view a capture has a copy."""
+        """Whether the own memory of every tensor is sent.
+
+        Of a negative or conjugate view a capture has a copy, and one without memory is refused.
+        """
         leaves = self.leaves
         return (
             all(map(is_, map(attrgetter("layout"), leaves), repeat(torch.strided)))
@@ -63,6 +67,7 @@ class TensorView(ABC):
             and not any(map(attrgetter("is_meta"), leaves))
             and not any(map(torch.Tensor.is_complex, leaves))
             and not any(map(torch.Tensor.is_neg, leaves))
+            and all(map(is_in_memory, leaves))
         )
 
     @property

@@ -41,6 +41,10 @@ making a view, and ``.data`` takes as long as the view itself (measured). None i
 num_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Modes of the calling thread, in 30 ns, so that every read can ask."""
 
+is_of_transform: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor is one inside of ``torch.vmap`` or another transform of ``torch.func``: these are of no class of
+their own, and have no memory."""
+
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 """A ``__torch_function__`` that leaves everything to ``__torch_dispatch__``, as in torch's own subclasses."""
 

@@ -10,6 +10,7 @@ from tensordict import UnbatchedTensor
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
 from tdserve.structure.nodes import ValueLeaf
 from tdserve.structure.pieces import decode_tensor, encode_tensor
+from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.stacks.elements import flatten_elements
 from tdserve.structure.torch_types import from_torch
 
@@ -21,6 +22,7 @@ def to_value(tensor: torch.Tensor) -> list[Any]:
         raise NotSupportedError(
             feature=f"a {plain.layout} UnbatchedTensor", reason="only dense ones with memory can be sent"
         )
+    plain = to_plain(plain)
     return [from_torch(plain.dtype), *encode_tensor(plain)]
 
 

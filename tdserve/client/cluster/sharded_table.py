@@ -309,7 +309,7 @@ class ShardedTable(ShardedRows):
         """Writes leaves of rows that are still the same; arguments, result and errors as of
         ``TableHandle.update_if_present``. Those of each shard are written together."""
         num_rows, deadline = len(to_row_numbers(index)), self.make_deadline(timeout_s)
-        check_values(values, num_rows, self.spec)
+        check_values(values, num_rows, self.spec, store=self.name)
         written = torch.zeros(num_rows, dtype=torch.bool)
 
         def change(part: Any, rows: Any, where: torch.Tensor) -> None:

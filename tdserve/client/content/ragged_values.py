@@ -10,13 +10,14 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from tdserve.structure.array_tensors import read_array
-from tdserve.structure.nodes import Ragged
+from tdserve.structure.nodes import Path, Ragged
 from tdserve.structure.pieces import Pieces, split_jagged
+from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.stacks.elements import flatten_elements, split_elements
 from tdserve.structure.torch_types import FROM_TORCH, to_torch
 
 
-def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> Any:
+def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged, *, path: Path = (), store: str = "") -> Any:
     """Returns the elements for a ragged leaf, as nested lists over its batch size; None if the value does not fit.
 
     Args:
@@ -24,6 +25,10 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
             dimensions, a number. A single element is repeated for all.
         batch_size: Batch size of the leaf.
         ragged: The leaf's elements.
+        path, store: For errors.
+
+    Raises:
+        NotSupportedError: A tensor has no elements that can be sent; see ``to_plain``.
     """
     if is_tensor_collection(value):
         return None
@@ -37,9 +42,9 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged) -> An
     if is_list and _holds_tensors(value):
         if len(value) != batch_size[0]:
             return None
-        rows = [split_tensors(item, batch_size[1:], ragged) for item in value]
+        rows = [split_tensors(item, batch_size[1:], ragged, path=path, store=store) for item in value]
         return None if any(row is None for row in rows) else rows
-    tensor = _convert_tensor(value, ragged)
+    tensor = _convert_tensor(value, ragged, path, store)
     if tensor is None:
         return None
     if tensor.dim() == ndim + len(batch_size):
@@ -81,14 +86,13 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
-def _convert_tensor(value: Any, ragged: Ragged) -> torch.Tensor | None:
+def _convert_tensor(value: Any, ragged: Ragged, path: Path, store: str) -> torch.Tensor | None:
     try:
         is_array = isinstance(value, np.ndarray)
-        tensor = (read_array(value, dtype=ragged.dtype) if is_array else torch.as_tensor(value)).detach()
+        tensor = read_array(value, dtype=ragged.dtype) if is_array else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         return None
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return None
+    tensor = to_plain(tensor, path, store=store)
     if FROM_TORCH.get(tensor.dtype) == ragged.dtype:
         return tensor
     return None if isinstance(value, (torch.Tensor, np.ndarray)) else tensor.to(to_torch(ragged.dtype))

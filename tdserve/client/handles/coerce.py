@@ -22,10 +22,11 @@ from tdserve.structure.array_tensors import read_array
 from tdserve.structure.capture import Captured, capture, capture_packed
 from tdserve.structure.changes import rebatch
 from tdserve.structure.dtypes import holds_all_values
-from tdserve.structure.file_tensors import read_into_memory
+from tdserve.structure.file_tensors import FileTensor, read_into_memory
 from tdserve.structure.instances import find_fields
 from tdserve.structure.matching import describe_misfit
 from tdserve.structure.nodes import Form, Ragged
+from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.structure.tree import (
     Entry,
@@ -215,7 +216,7 @@ class _Fitting:
         if ragged.form is Form.PACKED:
             found = split_entries(value, leaf.batch_size)
         else:
-            found = split_tensors(value, leaf.batch_size, ragged)
+            found = split_tensors(value, leaf.batch_size, ragged, path=path, store=self.store)
         if found is None:
             raise self.make_mismatch(path, describe(leaf), describe_value(value))
         self.values[path] = found
@@ -314,14 +315,13 @@ class _Fitting:
         try:
             if isinstance(value, np.ndarray):
                 tensor = read_array(value, path, store=self.store, dtype=leaf.dtype)
+            elif isinstance(value, FileTensor):
+                tensor = value.read_all()
             else:
-                tensor = torch.as_tensor(value).detach()
+                tensor = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):
             raise self.make_mismatch(path, describe(leaf), type(value).__name__) from None
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-            raise NotSupportedError(
-                feature=f"this kind of tensor at key {quote(path)}", reason="only dense tensors with memory can be sent"
-            )
+        tensor = to_plain(tensor, path, store=self.store)
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
             is_typed = isinstance(value, (torch.Tensor, np.ndarray))

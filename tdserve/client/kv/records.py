@@ -36,6 +36,7 @@ from tdserve.structure.array_tensors import read_array
 from tdserve.structure.build import build
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.listed_tensors import REMEDY, find_listed_tensor
+from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.stacks.packing import pack, unpack
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, check_matches
@@ -79,10 +80,8 @@ class AnyRecords:
             raise NotSupportedError(feature=f"the value of entry {key!r} of {self._store!r}", reason=reason) from None
 
     def _encode(self, key: str, value: Any) -> bytes:
-        if isinstance(value, torch.Tensor) and not (
-            value.is_nested or value.layout is not torch.strided or value.is_meta
-        ):
-            return encode_tensor(value)
+        if isinstance(value, torch.Tensor) and not value.is_nested and value.layout is not torch.jagged:
+            return encode_tensor(to_plain(value, (key,), store=self._store))
         try:
             return self._encode_plainly(key, value)
         except (NotSupportedError, RecursionError):
@@ -116,6 +115,8 @@ class AnyRecords:
         if len(keys) and isinstance(values, torch.Tensor) and find_form(values) is not None:
             _check_num_rows(keys, values)
             return encode_column(values, copies=copies)
+        if len(keys) and isinstance(values, torch.Tensor) and not values.is_nested:
+            values = to_plain(values, tuple(keys[:1]), store=self._store)  # not every kind of tensor has rows
         listed = _list_values(keys, values)
         runs = [(form, len(list(run))) for form, run in groupby(map(find_form, listed))]
         if len(runs) * MIN_RUN >= len(listed):
@@ -185,6 +186,8 @@ class LikeRecords:
 
     def encode(self, key: str, value: Any) -> bytes:
         """Returns the record of one entry. Raises SpecMismatchError if it has another structure."""
+        if self._is_tensor and isinstance(value, torch.Tensor):
+            value = to_plain(value, (key,), store=self._store)
         captured = self._capture(value, self._spec)
         contents = copy_contents(captured)
         parts = [contents[slot.path].data for slot in self._layout.slots]

@@ -17,6 +17,7 @@ import torch
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure.dtypes import NAMES, WIRE
+from tdserve.structure.plain_tensors import is_in_memory
 from tdserve.structure.torch_types import from_torch, to_torch
 from tdserve.values.value_bundles import SplitColumn
 
@@ -52,7 +53,7 @@ def find_form(value: Any) -> Form | None:
     if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.is_nested:
         return None
     dtype = value.dtype
-    return (dtype, value.shape) if dtype in _COLUMN_DTYPES else None
+    return (dtype, value.shape) if dtype in _COLUMN_DTYPES and is_in_memory(value) else None
 
 
 def encode_column(column: Column, *, copies: bool) -> SplitColumn:
@@ -105,8 +106,8 @@ def _make_head(number: int, shape: torch.Size) -> bytes:
 
 
 def encode_tensor(tensor: torch.Tensor) -> bytes:
-    """Returns the record of a strided tensor."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    """Returns the record of a plain tensor (``to_plain``)."""
+    plain = tensor.cpu().resolve_conj().resolve_neg().contiguous()
     number = WIRE[from_torch(plain.dtype)]
     head = _make_head(number, plain.shape)
     bits = plain if number in _NUMPY_DTYPES else plain.view(-1).view(torch.uint8)

@@ -6,7 +6,7 @@ asks which rows have changed, and leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from tensordict import is_tensor_collection
 
 from tdserve.base.errors import InvalidRequestError, SelectionError
-from tdserve.client.content.row_choice import choose_rows, count_rows
+from tdserve.client.content.row_choice import choose_rows, count_rows, iter_tensors
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.ring import ROW_ID_MASK
+from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.tree import Path, Spec, quote
 
 NOT_LIVE = -1
@@ -100,13 +101,18 @@ def _find_last(rows: Rows, compared: NDArray[np.int64], is_same: NDArray[np.bool
     return np.sort(positions[len(positions) - 1 - last])
 
 
-def check_values(values: Any, num_rows: int, row: Spec) -> None:
-    """Raises InvalidRequestError unless values are leaves by key with a row for each row number.
+def check_values(values: Any, num_rows: int, row: Spec, *, store: str) -> None:
+    """Checks that values are leaves by key with a row for each row number, of which rows can be chosen.
 
     Args:
         values: The leaves.
         num_rows: How many rows are written.
         row: Structure of a row. A ragged leaf of it would take one tensor for all rows, whose elements are no rows.
+        store: Name of the table, for errors.
+
+    Raises:
+        InvalidRequestError: They are not.
+        NotSupportedError: A tensor has no elements of its own; see ``to_plain``.
     """
     if not (is_tensor_collection(values) or isinstance(values, dict)):
         reason = f"a {type(values).__name__} is neither a tensordict nor a dict of leaves"
@@ -117,8 +123,21 @@ def check_values(values: Any, num_rows: int, row: Spec) -> None:
         lengths = {count_rows(value) for value in values.values()}
     for length in lengths - {num_rows}:
         raise InvalidRequestError(argument="values", reason=f"{length} values for {num_rows} rows")
+    for path, tensor in _iter_tensors(values, ()):
+        if not tensor.is_nested:
+            to_plain(tensor, path, store=store)
     if isinstance(values, dict):
         _check_ragged(values, row, (), num_rows)
+
+
+def _iter_tensors(values: Any, above: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+    if is_tensor_collection(values):
+        yield from iter_tensors(values, above)
+    elif isinstance(values, torch.Tensor):
+        yield above, values
+    elif isinstance(values, dict):
+        for key, value in values.items():
+            yield from _iter_tensors(value, (*above, *((key,) if isinstance(key, str) else key)))
 
 
 def _check_ragged(values: dict[Any, Any], row: Spec, above: Path, num_rows: int) -> None:

@@ -351,7 +351,7 @@ class TableHandle(FollowedTable):
             InvalidRequestError: The table orders its rows by a key, or there are no generations. Nothing was written.
         """
         rows, generations = to_row_numbers(index), to_whole_generations(index, generation)
-        check_values(values, len(rows), self.spec)
+        check_values(values, len(rows), self.spec, store=self.name)
         deadline = self._client.deadline(timeout_s)
 
         def overwrite_rows(rows: Rows, values: Any, expected: ExpectedRows) -> None:

@@ -24,6 +24,7 @@ NAMES: list[tuple[Any, str]] = [
     (torch.utils, "_pytree"),
     (torch._C, "_AutoDispatchBelowADInplaceOrView"),
     (torch._C, "_len_torch_dispatch_stack"),
+    (torch._C, "_functorch"),
     (torch._C, "_disabled_torch_function_impl"),
     (torch.Tensor, "_make_wrapper_subclass"),
     (torch.ops.aten, "_to_copy"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
+from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.structure.nodes import Form, Ragged
 from tests.ragged import jagged, strided
@@ -45,7 +46,6 @@ def test_tensors_for_when_value_fits_then_elements(value: Any, lengths: list[int
         np.zeros((2, 4), np.float32),
         [torch.arange(2)],
         [torch.arange(2), torch.zeros(2)],
-        torch.zeros(2, device="meta", dtype=torch.int64),
         "text",
         None,
         TensorDict({}),
@@ -54,6 +54,13 @@ def test_tensors_for_when_value_fits_then_elements(value: Any, lengths: list[int
 )
 def test_tensors_for_when_value_does_not_fit_then_none(value: Any) -> None:
     assert split_tensors(value, (2,), TOKENS) is None
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_tensors_for_when_a_tensor_has_no_memory_then_refused_by_key(listed: bool) -> None:
+    blank = torch.zeros(2, device="meta", dtype=torch.int64)
+    with pytest.raises(NotSupportedError, match="a meta tensor at key 'a' of store 'store'"):
+        split_tensors([torch.arange(2), blank] if listed else blank, (2,), TOKENS, path=("a",), store="store")
 
 
 def test_tensors_for_when_a_size_is_fixed_then_it_must_be_that() -> None:
