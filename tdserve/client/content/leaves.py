@@ -162,5 +162,9 @@ def _read(read: Read, start: int, stop: int) -> NDArray[np.uint8]:
     try:
         return read(start, stop)
     except Exception as fault:  # a library that reads the file may raise anything
-        reason = f"its content cannot be read any more: {fault!r}"[:300]
-        raise InvalidRequestError(argument="tensordict", reason=reason) from fault
+        raise make_content_error(fault) from fault
+
+
+def make_content_error(fault: Exception) -> InvalidRequestError:
+    """Returns the error of a write whose content raises one; nothing of it is or will be seen."""
+    return InvalidRequestError(argument="tensordict", reason=f"its content cannot be read any more: {fault!r}"[:300])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+
+from tdserve.base.errors import LocalProtocolError
 from tdserve.client.content.leaves import iter_contents
 from tdserve.client.local.end import LocalEnd
 from tdserve.data.mapped_stores import MappedStore
@@ -16,7 +21,7 @@ from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
 from tdserve.structure.torch_types import to_indexable
-from tdserve.transport.sources_sinks import copy_bytes, view_bytes
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
@@ -85,21 +90,49 @@ def _put_read(store: MappedStore, places: Places, first: int, captured: Captured
             look()
 
 
-def put_selection(store: MappedStore, selection: Selection, captured: Captured) -> None:
-    """Overwrites a selection."""
+def put_selection(store: MappedStore, selection: Selection, captured: Captured, *, is_hidden: bool = False) -> None:
+    """Overwrites a selection.
+
+    All that can raise does so before the first byte is copied, except for files that are read block by block.
+
+    Args:
+        is_hidden: Whether nobody sees the store yet.
+
+    Raises:
+        LocalProtocolError: Rows were overwritten in part.
+        Exception: Of the content. Nothing was written, or nothing that is seen.
+    """
+    copies = [*_prepare_copies(store, selection, captured)]
+    try:
+        for copy in copies:
+            copy()
+    except Exception as fault:
+        if is_hidden:
+            raise
+        reason = f"rows are damaged, because only a part of their new content could be read: {fault!r}"[:300]
+        raise LocalProtocolError(reason=reason) from fault
+
+
+def _prepare_copies(store: MappedStore, selection: Selection, captured: Captured) -> Iterator[Callable[[], object]]:
+    """Yields what copies each leaf."""
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for path, tensor in captured.tensors.items():
         leaf = store.leaves[path]
         if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
+            tensor.read_piece(0, tensor.element_size() if tensor.numel() else 0)  # shows whether the file is still open
             place = to_indexable(leaf)[index] if index else to_indexable(leaf)
-            for block in split_spans(tuple(tensor.shape), tensor.element_size()):
-                place[block].copy_(to_indexable(tensor.block(block)))
+            yield partial(_copy_blocks, place, tensor)
         elif index:
-            to_indexable(leaf)[index] = to_indexable(tensor.cpu())
+            yield partial(to_indexable(leaf).__setitem__, index, to_indexable(tensor.cpu()))
         elif tensor.is_contiguous() and tensor.device.type == "cpu":
-            copy_bytes(view_bytes(leaf), view_bytes(tensor))
+            yield partial(np.copyto, view_bytes(leaf).numpy(), view_bytes(tensor).numpy())
         else:
-            leaf.copy_(tensor)
+            yield partial(leaf.copy_, tensor)
+
+
+def _copy_blocks(place: torch.Tensor, tensor: FileTensor) -> None:
+    for block in split_spans(tuple(tensor.shape), tensor.element_size()):
+        place[block].copy_(to_indexable(tensor.block(block)))
 
 
 def _is_basic(index: tuple[Any, ...]) -> bool:

@@ -106,10 +106,9 @@ class Session:
         observed_calls: ObservedCalls | None = None,
         why_one_port: str = "",
     ) -> None:
-        self.device = self.why_not_channel = self.channel_failure = ""
+        self.device = self.why_not_channel = self.channel_failure = self.why_not_local = ""
         self.channel_transport = BASE_TRANSPORT
         self.local: LocalEnd | None = None
-        self.why_not_local = ""
         self.groups = GroupInbox()
         self.address = connection.address
         self.known_specs: dict[bytes, Spec] = {}
@@ -448,14 +447,15 @@ class Session:
 
     def _write_in_place(self, request: int, pending: Pending, accepted: control_pb2.Accepted) -> None:
         try:
-            written = pending.write_in_place(accepted)
+            self.answer(request, pending.write_in_place(accepted))
+        except LocalProtocolError as error:  # rows are half written, which the server concludes from the session's end
+            pending.put(error)
+            self._lose(ConnectError(address=self.address, reason="a write of this client ended in the middle"))
         except TDServeError as error:
             self._answer_failure(request, error)
         except Exception:  # noqa: BLE001 (outermost frame: it is unknown how much was written)
             _log.exception("content could not be written in place")
             self._lose(LocalProtocolError(reason="content could not be written in place; see the log"))
-        else:
-            self.answer(request, written)
 
     def _answer_failure(self, request: int, error: TDServeError) -> None:
         self.answer(request, control_pb2.Written(failure=encode_failure(error)))

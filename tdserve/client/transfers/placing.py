@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tdserve.client.content.leaves import make_leaves
+from tdserve.base.errors import TDServeError
+from tdserve.client.content.leaves import make_content_error, make_leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
@@ -60,6 +61,14 @@ class PlacedContent(Outgoing):
         return []
 
     def _put(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
+        try:
+            return self._write(accepted)
+        except TDServeError:
+            raise
+        except Exception as fault:  # of the content: rows that it was to fill are given up, as is a version
+            raise make_content_error(fault) from fault
+
+    def _write(self, accepted: control_pb2.Accepted) -> control_pb2.Written:
         local, target = self._local, self._target
         if target.stored is None:
             put_version(local, accepted, self._captured[0], b"".join(self._values))
@@ -67,5 +76,6 @@ class PlacedContent(Outgoing):
         store = local.store(target.store, accepted.uid, target.stored, structure=accepted.structure, path=accepted.path)
         if accepted.rows:
             return put_rows(store, accepted, self._captured, look=local.look)
-        put_selection(store, target.selection, self._captured[0])
+        is_hidden = target.is_new or bool(accepted.path)
+        put_selection(store, target.selection, self._captured[0], is_hidden=is_hidden)
         return control_pb2.Written()
