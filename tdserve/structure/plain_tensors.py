@@ -17,6 +17,10 @@ from tdserve.structure.nodes import Path
 from tdserve.structure.torch_private import FakeTensor, is_of_transform
 from tdserve.structure.torch_types import FROM_TORCH
 
+LOWEST_ADDRESS = 1 << 32
+"""Memory lies above it, on devices too; a tensor in a freed storage seems to lie at its offset. Below it the storage is
+asked, which takes longer."""
+
 _BLANK = "it has no content; init_remote(), memmap_like() and create_replay() accept its structure"
 """Why a meta or fake tensor is refused."""
 
@@ -41,13 +45,13 @@ def to_plain(item: torch.Tensor, path: Path = (), *, store: str = "") -> torch.T
         raise make_refusal("a meta tensor", path, store, _BLANK)
     elif item.requires_grad:
         item = item.detach()
-    check_memory(item, path, store=store)
-    return item
+    return item if is_in_memory(item) else check_memory(item, path, store=store)
 
 
 def is_dense(item: torch.Tensor) -> bool:
     """Returns whether a tensor is dense, and of a shape and a dtype that are known."""
-    return item.layout is torch.strided and item.dtype in FROM_TORCH and not item.is_nested and not is_lazy(item)
+    is_strided = item.layout is torch.strided and item.dtype in FROM_TORCH and not item.is_nested
+    return is_strided and (type(item) is torch.Tensor or not is_lazy(item))
 
 
 def check_memory(item: torch.Tensor, path: Path = (), *, store: str = "") -> torch.Tensor:
@@ -69,20 +73,19 @@ def check_memory(item: torch.Tensor, path: Path = (), *, store: str = "") -> tor
 
 
 def is_in_memory(item: torch.Tensor) -> bool:
-    """Returns whether all elements of a plain dense tensor are in memory, in a third of a microsecond."""
+    """Returns whether all elements of a plain dense tensor are in memory, in a tenth of a microsecond."""
     try:
-        storage = item.untyped_storage()
-        nbytes = item.nbytes
-        if not nbytes:
-            return True
-        if not item.is_contiguous():
-            stride = item.stride()
-            nbytes = (sum(map(mul, item.shape, stride)) - sum(stride) + 1) * item.element_size()
-        if offset := int(item.storage_offset()):
-            nbytes += offset * item.element_size()
-        return storage.nbytes() >= nbytes and storage.data_ptr() != 0
+        return item.data_ptr() >= LOWEST_ADDRESS or _has_whole_storage(item)
     except RuntimeError:  # of a transform of torch.func, or of another kind without a storage
         return False
+
+
+def _has_whole_storage(item: torch.Tensor) -> bool:
+    if not item.nbytes:
+        return True
+    num_elements = sum(map(mul, item.shape, item.stride())) - sum(item.stride()) + 1 + int(item.storage_offset())
+    storage = item.untyped_storage()
+    return storage.nbytes() >= num_elements * item.element_size() and storage.data_ptr() != 0
 
 
 def _check_class(item: torch.Tensor, kind: type[Any], path: Path, store: str) -> None:

@@ -91,10 +91,10 @@ def give_freed(write: Write) -> None:
     write(given)
 
 
-def give_cut(write: Write) -> None:
-    """Writes a view of which only the first elements are in memory."""
+def give_freed_view(write: Write) -> None:
+    """Writes a view of memory that was freed."""
     given = Given.of(torch.ones(2 * NUM_ROWS, 8)[1::2, 4:])
-    given.whole.untyped_storage().resize_(4 * (8 + 4 + 3))
+    given.whole.untyped_storage().resize_(0)
     write(given)
 
 
@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[Write], None]] = {
     "masked": give_masked,
     "in vmap": give_in_vmap,
     "freed": give_freed,
-    "cut": give_cut,
+    "freed view": give_freed_view,
 }
 
 

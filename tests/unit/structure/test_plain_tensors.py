@@ -60,9 +60,8 @@ def test_to_plain_when_elements_are_in_memory_then_the_same_memory_without_class
 
 WITHOUT_BYTES: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "freed": (lambda: resize_storage(torch.zeros(4), 0), "memory was freed.*has 0 bytes"),
-    "shorter": (lambda: resize_storage(torch.zeros(4), 15), "memory was freed.*has 15 bytes"),
-    "with gaps": (lambda: resize_storage(torch.zeros(9)[::2], 35), "memory was freed"),
-    "behind an offset": (lambda: resize_storage(torch.zeros(9)[1:], 32), "memory was freed"),
+    "freed with gaps": (lambda: resize_storage(torch.zeros(9)[::2], 0), "memory was freed"),
+    "freed behind an offset": (lambda: resize_storage(torch.zeros(9)[1:], 0), "memory was freed"),
     "freed parameter": (lambda: resize_storage(torch.nn.Parameter(torch.zeros(4)), 0), "memory was freed"),
     "vmap": (lambda: read_inside(torch.vmap), "inside torch.vmap"),
     "grad": (lambda: read_inside(torch.func.grad), "inside torch.vmap or another"),
