@@ -85,6 +85,7 @@ class ConditionalSelectors:
         self._growing: _Growing | None = None
         # Of selectors with members that are too old, the version from which on they may have some.
         self._oldest: dict[SampleConditions, int] = {}
+        self._completable: dict[SampleConditions, int] = {}  # a piece of rows of which one lacks only leaves
         self.dropped: list[Selector] = []
         self.num_incomplete = 0
         self._plain = self._selectors[PLAIN] = settings.sampler.make_selector(columns, columns.capacity)
@@ -234,9 +235,18 @@ class ConditionalSelectors:
         """Returns whether rows lack only leaves to be drawn under some conditions: they may get these yet."""
         if self._written is None or not self.num_incomplete or conditions.require == ():
             return False
-        rows = self._members.get_first_rows(MAX_LOOKED_AT)
-        rows = rows[~self._fits(conditions, rows)]
-        return len(rows) == MAX_LOOKED_AT or bool(self._fits(conditions._replace(require=()), rows).any())
+        starts = range(0, self._columns.capacity, RUN_PIECE_ROWS)
+        if len(self._completable) > MAX_SELECTORS:
+            self._completable.clear()
+        found = self._completable.pop(conditions, 0)  # where there was one: usually there still is
+        for start in (*starts[found:], *starts[:found]):
+            rows = np.arange(start, min(start + RUN_PIECE_ROWS, self._columns.capacity))
+            rows = self._members.select_members(rows)
+            rows = rows[~self._fits(conditions, rows)]
+            if self._fits(conditions._replace(require=()), rows).any():
+                self._completable[conditions] = start // RUN_PIECE_ROWS
+                return True
+        return False
 
     def grow_in_pieces(
         self, conditions: SampleConditions, selector: Selector, *, piece_rows: int = GROWING_ROWS

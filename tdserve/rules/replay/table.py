@@ -471,11 +471,12 @@ class Table(Departures):
 
     def is_final(self, conditions: SampleConditions) -> bool:
         """Returns whether the table is closed, and a sample finds no other rows later than it does now: none is being
-        written, lacks only leaves, or is on lease to the same consumer."""
+        written, lacks only leaves or a priority, or is on lease to the same consumer."""
         if not self.is_closed or self.ring.num_held or self.ring.num_reserved or self.num_coming:
             return False
         is_any_leased = self.selectors.leases.count_leased(conditions.consumer)
-        return not is_any_leased and not self.selectors.may_complete(conditions)
+        is_any_barred = bool(self.selectors.get(conditions).explain_none())
+        return not (is_any_leased or is_any_barred or self.selectors.may_complete(conditions))
 
     def explain_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.

@@ -72,6 +72,6 @@ def test_queue_when_closed_then_drained_and_over(queue: tdserve.QueueHandle) -> 
         queue.extend(rows(5))
     with queue.take(6) as taken:
         assert taken["a"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(EndOfStreamError, match=f"queue '{queue.name}' is closed and drained"):
+    with pytest.raises(EndOfStreamError, match=f"'{queue.name}' is closed, and 0 rows are left"):
         queue.take(1)
     assert queue.info()["is_closed"]

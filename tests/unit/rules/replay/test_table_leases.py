@@ -11,13 +11,13 @@ from tdserve.base.errors import (
     SelectionError,
     WrongStateError,
 )
-from tdserve.messages.row_numbers import PIECE_ROWS
+from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.sampler import Sampler
+from tdserve.rules.replay.sampler import Sampler, Uniform
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.unit.rules.replay.tables import (
@@ -142,7 +142,7 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
     acknowledge(table, 9, "", again.rows)
-    with pytest.raises(EndOfStreamError, match=r"^queue 'replay' is closed and drained"):
+    with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
         table.draw_sample(1, rng=rng(), owner=9)
 
 
@@ -153,9 +153,46 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     acknowledge(table, 1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
     assert table.draw_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
-    with pytest.raises(EndOfStreamError, match=r"^table 'replay' is closed and drained"):
+    with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
         table.draw_sample(1, rng=rng(), conditions=conditions, owner=1)
     assert len(planned(table, 5, conditions=other, owner=1).rows) == 3
+
+
+def test_closed_when_rows_lack_leaves_then_the_end_comes_once_none_of_them_can_be_drawn() -> None:
+    capacity = 2 * RUN_PIECE_ROWS + 3
+    table = table_of(capacity)
+    write(table, capacity - 2)
+    first, second = write(table, 2, keys=(0,))
+    table.close()
+    judge, trainer = SampleConditions((0,), "judge"), SampleConditions(None, "trainer")
+    for conditions, num_rows in ((judge, capacity), (trainer, capacity - 2)):
+        plan = planned(table, num_rows, conditions=conditions, owner=1)
+        acknowledge(table, 1, conditions.consumer, plan.rows)
+    with pytest.raises(EndOfStreamError):  # it needs no leaf that is missing
+        table.draw_sample(1, rng=rng(), conditions=judge, owner=1)
+    for row in (second, first):
+        assert table.draw_sample(1, rng=rng(), conditions=trainer, owner=1) is None
+        table.selectors.note_written(numbers(row), (1,))
+        table.selectors.suspend(numbers(row))
+        table.selectors.enter(numbers(row))
+        acknowledge(table, 1, "trainer", planned(table, 1, conditions=trainer, owner=1).rows)
+    with pytest.raises(EndOfStreamError):
+        table.draw_sample(1, rng=rng(), conditions=trainer, owner=1)
+
+
+@pytest.mark.parametrize(("sampler", "is_over"), [(Uniform(), True), (Prioritized(eps=0), False)])
+def test_closed_when_a_sample_finds_too_few_rows_then_the_end_unless_a_priority_may_come(
+    sampler: Sampler, is_over: bool
+) -> None:
+    table = table_of(8, sampler=sampler, max_times_sampled=1)
+    write(table, 1, priorities=np.zeros(1))
+    table.close()
+    if is_over:
+        with pytest.raises(EndOfStreamError, match="1 rows are left"):
+            table.draw_sample(2, rng=rng())
+        assert table.draw_sample(2, 3, rng=rng()) is None  # of several batches, one may be drawn
+    else:
+        assert table.draw_sample(2, rng=rng()) is None
 
 
 def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None:
