@@ -31,7 +31,7 @@ POLL_S = 0.0002
 _Start = Callable[[Any, torch.Tensor], Any]
 """Enqueues one call of a group."""
 
-_OPERATIONS = {"sum": "SUM", "max": "MAX", "min": "MIN"}
+_OPERATIONS = {"sum": "SUM", "product": "PRODUCT", "max": "MAX", "min": "MIN"}
 
 
 def check_available() -> None:

@@ -23,16 +23,17 @@ PIECE_BYTES = 4 * 1024 * 1024
 Reduction = Callable[[torch.Tensor, torch.Tensor], object]
 """Reduces the second tensor into the first, element by element."""
 
-_BY_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_BY_NUMPY = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}
 _BY_TORCH: dict[str, Reduction] = {
     "sum": lambda target, other: target.add_(other),
+    "product": lambda target, other: target.mul_(other),
     "max": lambda target, other: torch.maximum(target, other, out=target),
     "min": lambda target, other: torch.minimum(target, other, out=target),
 }
 
 
 def find_reduction(op: str, dtype: torch.dtype) -> Reduction:
-    """Returns the function for ``"sum"``, ``"max"`` or ``"min"``; it runs in the calling thread if possible.
+    """Returns the function for an operation of ``reduce_in_ring``; it runs in the calling thread if possible.
 
     It uses NumPy if NumPy has the dtype: torch spreads a megabyte over all cores, and waits for the busiest of them.
     """
@@ -48,7 +49,7 @@ def reduce_in_ring(channel: CallChannel, flat: torch.Tensor, op: str) -> None:
     Args:
         channel: The channel of the call.
         flat: The tensor.
-        op: ``"sum"``, ``"max"`` or ``"min"``.
+        op: ``"sum"``, ``"product"``, ``"max"`` or ``"min"``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The channel is closed; the tensor is undefined.

@@ -163,7 +163,7 @@ class Group:
         Other leaves are unchanged.
 
         Args:
-            op: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``, or the ``ReduceOp`` of ``torch.distributed``.
+            op: ``"sum"``, ``"product"``, ``"mean"``, ``"max"`` or ``"min"``, or a ``ReduceOp`` of torch.distributed.
 
         Returns:
             ``td``.

@@ -13,9 +13,9 @@ from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.capture import capture
 from tdserve.structure.tree import Spec, check_matches
 
-OPERATIONS = ("sum", "mean", "max", "min")
+OPERATIONS = ("sum", "product", "mean", "max", "min")
 
-_REDUCE_OPS = {"sum": "sum", "avg": "mean", "max": "max", "min": "min"}
+_REDUCE_OPS = {"sum": "sum", "product": "product", "avg": "mean", "max": "max", "min": "min"}
 """Names of ``torch.distributed.ReduceOp``, which is compared by name since it may be missing."""
 
 
@@ -111,8 +111,8 @@ def _explain_fault(tensor: torch.Tensor, op: str) -> str:
     """Returns why a tensor cannot be reduced in this way; "" if it can."""
     if tensor.dtype.is_floating_point and tensor.element_size() == 1:
         return "has no arithmetic; convert it first"
-    if tensor.dtype is torch.bool and op in ("sum", "mean"):
-        return "is not added; use op='max' for or, 'min' for and"
+    if tensor.dtype is torch.bool and op in ("sum", "product", "mean"):
+        return "has no arithmetic; use op='max' for or, 'min' for and"
     if tensor.is_complex() and op in ("max", "min"):
         return "has no order"
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
