@@ -234,11 +234,11 @@ class Gate:
         self.may_go_on = Event()
         put_selection = placing.put_selection
 
-        def holding(*arguments: Any) -> None:
-            put_selection(*arguments)
+        def holding(*arguments: Any, **named: Any) -> None:
+            put_selection(*arguments, **named)
             self.is_reached.set()
             assert self.may_go_on.wait(TIMEOUT_S)
-            put_selection(*arguments)
+            put_selection(*arguments, **named)
 
         monkeypatch.setattr(placing, "put_selection", holding)
 
