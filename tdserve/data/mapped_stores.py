@@ -177,7 +177,8 @@ class MappedStore:
         """Returns the bytes of a mapped tensor by rows, uint8 ``[num_rows, row_nbytes]``."""
         tables = self._tables
         if not tables:
-            tables.update({each: view_rows(leaf) for each, leaf in self.leaves.items()})
+            has_rows = bool(self.spec.batch_size)  # else all of it is one row
+            tables.update({each: view_rows(leaf if has_rows else leaf[None]) for each, leaf in self.leaves.items()})
         return tables[path]
 
     @cached_property

@@ -187,6 +187,27 @@ def test_rows_when_overwritten_in_part_or_given_leaves_then_are_compared_as_they
 
 
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
+def test_tensordict_when_it_has_no_rows_then_compared_as_one(server: tdserve.Server, transport: TransportName) -> None:
+    name = f"whole-{transport}"
+    content = TensorDict(
+        {"n": {"a": torch.arange(6.0).view(2, 3)}, "scalar": torch.tensor(5), "none": torch.ones(0, 2)}
+    )
+    with server.client(transport=transport, timeout_s=60.0) as client:
+        client.init_remote(content.set_non_tensor("text", "kept"), name, checksum=True, durability="disk")
+        store = client[name]
+        store.set_("scalar", torch.tensor(6))  # the answer waits for a sync
+        store["late"] = torch.ones(4)
+        store.set_("scalar", torch.tensor(7))
+        found = store.to_tensordict()
+        assert (int(found["scalar"]), found["text"], found["late"].sum()) == (7, "kept", 4)
+        assert torch.equal(found["n", "a"], content["n", "a"])
+        assert torch.equal(store["n", "a"], content["n", "a"])
+        flip(server, f"{name}/rows/n/a.memmap", 4)
+        with pytest.raises(DamagedRowError, match="row 0"):
+            store.to_tensordict()
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_damage_when_the_row_was_read_before_the_first_sync_then_reported_at_once(
     server: tdserve.Server, transport: TransportName
 ) -> None:
