@@ -95,6 +95,12 @@ def check_not_final(table: str, masses: Mapping[int, ShardMass], num_shards: int
         raise EndOfStreamError(name=table, num_left=sum(found.num_drawable for found in masses.values()))
 
 
+def _waits_for_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:
+    """Returns whether the limiter makes samples wait for more rows. Of closed shards nobody waits for these."""
+    num_live = sum(found.num_rows for found in masses.values())
+    return num_live < getattr(settings.limiter, "min_size", 0) and not all(each.is_final for each in masses.values())
+
+
 def explain_shortage(
     settings: Settings, masses: Mapping[int, ShardMass], conditions: Sequence[str], *, servers: Sequence[int]
 ) -> str:
@@ -110,7 +116,7 @@ def explain_shortage(
     each = [f"{found.num_rows} at shard {shard}" for shard, found in sorted(masses.items())]
     silent = [shard for shard in range(len(servers)) if shard not in masses]
     each += [f"no answer from shard {shard} at server {servers[shard]}" for shard in silent]
-    if num_live < getattr(settings.limiter, "min_size", 0):
+    if _waits_for_size(settings, masses):
         need = f", and {settings.limiter!r} needs more"
     elif conditions:
         need = f", of which too few {' and '.join(conditions)}"
@@ -156,7 +162,7 @@ def divide_sample(
         room |= {shard: min(room.get(shard, 0.0), limit) for shard, limit in (limits or {}).items()}
     total = sum(room.values())
     num_live = sum(found.num_rows for found in masses.values())
-    if not (num_live if keeps_epoch else total) or num_live < getattr(settings.limiter, "min_size", 0):
+    if not (num_live if keeps_epoch else total) or _waits_for_size(settings, masses):
         return None
     num_units = -(-num_rows // unit)
     reserves = None
@@ -199,10 +205,9 @@ def divide_among_ranks(
         unit: Rows that are drawn together, of a group.
         is_grouped: Whether whole groups are drawn.
     """
-    num_live = sum(found.num_rows for found in masses.values())
     room = {shard: found.num_drawable // (world_size * unit) for shard, found in masses.items()}
     num_units = num_rows // unit
-    if num_live < getattr(settings.limiter, "min_size", 0) or sum(room.values()) < num_units:
+    if _waits_for_size(settings, masses) or sum(room.values()) < num_units:
         return None
     sampler = settings.sampler
     counts: dict[int, int] | None

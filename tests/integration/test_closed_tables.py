@@ -42,7 +42,7 @@ def user(request: pytest.FixtureRequest, addresses: dict[str, str]) -> Iterator[
 def create(user: Any, name: str, call: str = "create_replay", **options: Any) -> Any:
     """Creates a table, of several shards if there are several servers."""
     shards = {"shards": "all"} if isinstance(user, tdserve.ClusterClient) else {}
-    return getattr(user, call)(name, LIKE, 64, **shards, **options)
+    return getattr(user, call)(name, LIKE, 128, **shards, **options)
 
 
 def test_batches_when_rows_are_used_up_then_they_end_with_the_last_whole_one(user: Any, name: str) -> None:
@@ -72,13 +72,36 @@ def test_batches_when_of_ranks_then_all_end_after_the_same_step(user: Any, name:
     assert len({*numbers}) == len(numbers)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_size": 30},
+        {"limiter": tdserve.SampleToInsertRatio(ratio=1, min_size=30, error_buffer=60)},
+        {"sampler": tdserve.WithoutReplacement()},
+    ],
+    ids=["min_size", "ratio", "without replacement"],
+)
+def test_batches_when_a_rule_waits_for_more_rows_then_the_end_of_a_closed_table_strands_none(
+    user: Any, name: str, options: dict[str, Any]
+) -> None:
+    table = create(user, name, max_times_sampled=1, **options)
+    table.extend(make_rows(40))
+    table.close()
+    with table.batches(7, timeout_s=20) as batches:
+        had = [int(number) for batch in batches for number in batch["x"]]
+    assert len({*had}) == len(had) == 35
+    with pytest.raises(tdserve.EndOfStreamError) as raised:
+        table.sample(7, timeout_s=20)
+    assert sorted([*had, *table.sample(raised.value.num_left)["x"].tolist()]) == [*range(40)]
+
+
 def test_sample_when_the_table_is_closed_meanwhile_then_its_wait_ends(user: Any, name: str) -> None:
-    table = create(user, name, min_size=10)
+    table = create(user, name, max_times_sampled=1)
     table.extend(make_rows(3))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(table.sample, 2, timeout_s=60)
+        waiting = pool.submit(table.sample, 4, timeout_s=60)
         with pytest.raises(tdserve.DeadlineExceededError):
-            table.sample(2, timeout_s=0.1)
+            table.sample(4, timeout_s=0.1)
         table.close()
         with pytest.raises(tdserve.EndOfStreamError):
             waiting.result(20)

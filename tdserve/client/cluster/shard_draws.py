@@ -296,7 +296,7 @@ class ShardDraws:
             except TDServeError as error:
                 query = make_query(part)
                 is_short = isinstance(error, (DeadlineExceededError, EndOfStreamError))
-                if not ((is_short and query.is_lease) or (is_passing(error) and asks_once(query))):
+                if not (asks_once(query) and (is_short or is_passing(error))):
                     raise
                 if is_short:  # others were faster
                     limits[shard] = counts[shard] // self._find_unit(query) // 2

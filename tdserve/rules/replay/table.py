@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStat
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.departures import Departures
+from tdserve.rules.replay.limiter import LimiterCounts
 from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import (
     PLAIN_ARRIVAL,
@@ -206,11 +208,12 @@ class Table(Departures):
             num_rows = total = self._count_drawable(conditions, total)
             if total < min_rows:
                 return None
-        elif not replaces and not limiter.can_sample(counts, total):
+        elif not replaces and not limiter.can_sample(self._fill_if_closed(counts), total):
             self._check_not_over(conditions, num_batches)
             return None
         found = len(self.selectors.get(conditions))
-        if not total or found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found):
+        is_too_few = found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found)
+        if not total or is_too_few:
             self._check_not_over(conditions, num_batches)
             return None
         sampler = self.settings.sampler
@@ -444,11 +447,18 @@ class Table(Departures):
 
     def _waits_for_more(self, conditions: SampleConditions, num_rows: int, num_members: int) -> bool:
         """Returns whether the sampler would refuse so many rows although more may come: rows that are young enough, or
-        that are being written."""
+        that are being written. Of a closed table the end is told from that."""
         if not self.settings.sampler.keeps_epoch or conditions.group:
             return False
+        if self.is_closed:
+            return num_members < num_rows
         most = num_members + self.ring.num_held if conditions.max_lag is None else self.ring.capacity
         return num_members < num_rows <= most
+
+    def _fill_if_closed(self, counts: LimiterCounts) -> LimiterCounts:
+        """Returns the counts for which a limiter decides about a sample: for more rows than a closed table has, nobody
+        waits."""
+        return replace(counts, num_rows=counts.capacity) if self.is_closed else counts
 
     def _check_not_over(self, conditions: SampleConditions, num_batches: int) -> None:
         """Raises EndOfStreamError if what a batch waits for cannot come any more. Of several, one may be drawn yet."""
