@@ -138,6 +138,7 @@ def divide_sample(
     is_lease: bool = False,
     is_grouped: bool = False,
     takes_fewer: bool = False,
+    is_closed: bool = False,
 ) -> dict[int, int] | None:
     """Divides the rows of a sample among shards; returns None if they do not have enough.
 
@@ -148,28 +149,33 @@ def divide_sample(
         is_lease: Whether the rows are taken on lease.
         is_grouped: Whether whole groups are drawn.
         takes_fewer: Whether a sample without repetitions may have fewer rows, if the shards do not have more.
+        is_closed: Whether the table is closed: its limiter does not keep the rest from those who take it on lease.
     """
     keeps_epoch = settings.sampler.keeps_epoch and not is_grouped
     shares = {shard: found.mass for shard, found in masses.items()}
-    if keeps_epoch:
+    reserves = dict[int, float]()
+    if keeps_epoch:  # of the rows that the sample may have: others are on lease, say
         epoch = max(found.num_epochs for found in masses.values())
-        shares |= {shard: float(found.num_rows) for shard, found in masses.items() if found.is_before(epoch)}
+        shares |= {shard: float(found.num_drawable) for shard, found in masses.items() if found.is_before(epoch)}
+        reserves = {shard: max(found.num_drawable - shares[shard], 0) for shard, found in masses.items()}
     is_distinct = is_lease or is_grouped or settings.sampler.is_distinct or settings.draws_once
     # Of a lease, the rows of each shard; masses of other draws without repetitions are numbers of units themselves.
     is_weighed = is_lease and settings.sampler.uses_priority and not is_grouped
     room = {shard: float(found.num_drawable) for shard, found in masses.items()} if is_weighed else dict(shares)
     if is_distinct:
         room |= {shard: min(room.get(shard, 0.0), limit) for shard, limit in (limits or {}).items()}
-    total = sum(room.values())
+        reserves |= {
+            shard: min(reserves[shard], limit - room[shard])
+            for shard, limit in (limits or {}).items()
+            if shard in reserves
+        }
+    total = sum(room.values()) + sum(reserves.values())
     num_live = sum(found.num_rows for found in masses.values())
-    if not (num_live if keeps_epoch else total) or _waits_for_size(settings, masses):
+    if not total or (_waits_for_size(settings, masses) and not (is_lease and is_closed)):
         return None
     num_units = -(-num_rows // unit)
-    reserves = None
-    if keeps_epoch and not is_lease:
-        reserves = {shard: max(found.num_rows - shares[shard], 0) for shard, found in masses.items()}
     if is_distinct:
-        num_there = int(total + sum((reserves or {}).values()))
+        num_there = int(total)
         num_units = min(num_units, num_there) if takes_fewer else num_units
         if not 0 < num_units <= num_there:
             return None

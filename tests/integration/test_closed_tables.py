@@ -142,3 +142,44 @@ def test_take_when_a_lease_of_the_same_consumer_may_come_back_then_it_waits(user
         assert len(rows) == 4
     with pytest.raises(tdserve.EndOfStreamError):
         table.take(4, timeout_s=20)
+
+
+@pytest.mark.parametrize("consumers", [None, ("judge", "trainer")], ids=["free", "named"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        tdserve.Uniform(),
+        tdserve.Fifo(),
+        tdserve.Lifo(),
+        tdserve.WithoutReplacement(),
+        tdserve.Prioritized(),
+        tdserve.HighestPriority(),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_take_when_rows_are_enough_then_as_many_as_asked_and_the_rest_after_the_close(
+    user: Any, name: str, sampler: Any, consumers: tuple[str, ...] | None
+) -> None:
+    table = create(user, name, sampler=sampler, consumers=consumers)
+    table.extend(make_rows(10))
+    taken = table.take(4, consumer="judge", ack=False, timeout_s=20)["x"].tolist()  # on lease from now on
+    with table.take(4, consumer="judge", timeout_s=20) as rows:
+        taken += rows["x"].tolist()
+    with pytest.raises(tdserve.DeadlineExceededError):
+        table.take(4, consumer="judge", timeout_s=0.1)
+    assert len(taken) == 8
+    table.close()
+    with table.take(4, consumer="judge", timeout_s=20) as rows:
+        taken += rows["x"].tolist()
+    assert sorted(taken) == [*range(10)]
+    batches = [batch["x"].tolist() for batch in table.batches(4, consumer="trainer", timeout_s=20)]
+    assert [len(numbers) for numbers in batches] == [4, 4, 2]
+    assert sorted(number for numbers in batches for number in numbers) == [*range(10)]
+
+
+def test_take_when_a_closed_table_had_to_have_more_rows_then_no_more_than_asked(user: Any, name: str) -> None:
+    table = create(user, name, min_size=20)
+    table.extend(make_rows(10))
+    table.close()
+    batches = [batch["x"].tolist() for batch in table.batches(4, consumer="trainer", timeout_s=20)]
+    assert [len(numbers) for numbers in batches] == [4, 4, 2]

@@ -114,9 +114,7 @@ class ShardDraws:
                 seen.update(masses)
                 counts = self._divide(query, masses, num_missing, limits)
                 if counts is None and takes_fewer and self._is_closed():
-                    counts = {
-                        shard: found.num_drawable for shard, found in masses.items() if found.num_drawable
-                    } or None
+                    counts = self._divide(query, masses, num_missing, {}, is_closed=True)
                     if counts is None and drawn:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
@@ -239,9 +237,16 @@ class ShardDraws:
         return self._table.settings.sampler.compute_unit(query.whole_rows, self._table.part_capacity)
 
     def _divide(
-        self, query: Query, masses: Mapping[int, ShardMass], num_missing: int, limits: Mapping[int, int]
+        self,
+        query: Query,
+        masses: Mapping[int, ShardMass],
+        num_missing: int,
+        limits: Mapping[int, int],
+        *,
+        is_closed: bool = False,
     ) -> dict[int, int] | None:
-        """Divides rows among the shards; None if they do not have enough: with ``min_rows``, if they have none."""
+        """Divides rows among the shards; None if they do not have enough: with ``min_rows``, or on lease from closed
+        shards, if they have none."""
         return divide_sample(
             self._table.settings,
             masses,
@@ -251,7 +256,8 @@ class ShardDraws:
             limits=limits,
             is_lease=query.is_lease,
             is_grouped=query.group_by is not None,
-            takes_fewer=query.min_rows > 0,
+            takes_fewer=query.min_rows > 0 or is_closed,
+            is_closed=is_closed,
         )
 
     def _is_closed(self) -> bool:

@@ -145,6 +145,35 @@ def drawable(mass: float, num_drawable: int, num_epochs: int = 0) -> ShardMass:
     return ShardMass(mass, 1.0, num_epochs, num_drawable, False, 20, 20)
 
 
+@pytest.mark.parametrize("is_lease", [False, True])
+def test_divide_sample_when_an_epoch_is_over_then_of_the_rows_that_may_be_drawn_alone(
+    rng: np.random.Generator, *, is_lease: bool
+) -> None:
+    settings = Settings(WithoutReplacement())
+    new = {0: drawable(0.0, 5), 1: drawable(0.0, 3)}
+    begun = {0: drawable(2.0, 5, 1), 1: drawable(0.0, 3)}  # of shard 1 all are due
+    for masses in (new, begun):
+        assert divide_sample(settings, masses, 8, rng, is_lease=is_lease) == {0: 5, 1: 3}
+        assert divide_sample(settings, masses, 6, rng, is_lease=is_lease, limits={0: 3}) == {0: 3, 1: 3}
+        assert divide_sample(settings, masses, 7, rng, is_lease=is_lease, limits={0: 3}) is None
+        assert divide_sample(settings, masses, 9, rng, is_lease=is_lease) is None
+    assert divide_sample(settings, begun, 5, rng, is_lease=is_lease) == {0: 2, 1: 3}
+    nothing = {0: drawable(0.0, 0, 1), 1: drawable(0.0, 0)}
+    assert divide_sample(settings, nothing, 1, rng, is_lease=is_lease) is None
+
+
+def test_divide_sample_when_the_table_is_closed_then_its_limiter_keeps_no_rows_from_a_lease(
+    rng: np.random.Generator,
+) -> None:
+    settings, masses = Settings(limiter=MinSize(50)), {0: drawable(5.0, 5), 1: drawable(3.0, 3)}
+    assert divide_sample(settings, masses, 9, rng, is_lease=True, takes_fewer=True) is None
+    assert divide_sample(settings, masses, 9, rng, is_lease=True, takes_fewer=True, is_closed=True) == {0: 5, 1: 3}
+    found = divide_sample(settings, masses, 4, rng, is_lease=True, takes_fewer=True, is_closed=True)
+    assert found is not None
+    assert sum(found.values()) == 4
+    assert divide_sample(settings, masses, 4, rng, is_closed=True) is None
+
+
 def test_divide_among_ranks_when_not_all_rows_may_be_drawn_then_those_alone_count(rng: np.random.Generator) -> None:
     masses = {0: drawable(11.0, 11), 1: drawable(7.0, 7), 2: drawable(0.0, 0)}
     assert divide_among_ranks(Settings(), masses, 8, 2, rng) == {0: 5, 1: 3}
