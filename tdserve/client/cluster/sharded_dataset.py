@@ -233,7 +233,8 @@ class ShardedDataset(ShardedStore):
 
     def _list_numbers(self, index: Any) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         """Returns the numbers of the rows that an index selects, and its shape. Raises SelectionError."""
-        if isinstance(index, tuple) or index is None:
+        index = _unwrap(index)
+        if index is None:
             raise InvalidRequestError(argument="index", reason=f"{index!r}: rows are selected in one dimension alone")
         if isinstance(index, slice) or index is Ellipsis:
             numbers = np.arange(len(self))[slice(None) if index is Ellipsis else index]
@@ -257,6 +258,20 @@ class ShardedDataset(ShardedStore):
 
     def _to_local(self, numbers: NDArray[np.int64], shard: int) -> Any:
         return _to_slice(numbers - self.bounds[shard])
+
+
+def _unwrap(index: Any) -> Any:
+    """Returns the index of the rows, of a tuple with it alone; beside it an ellipsis selects nothing.
+
+    Raises:
+        InvalidRequestError: The tuple has others, too.
+    """
+    if not isinstance(index, tuple):
+        return index
+    items = [item for item in index if item is not Ellipsis]
+    if len(items) > 1 or len(index) - len(items) > 1:
+        raise InvalidRequestError(argument="index", reason=f"{index!r}: rows are selected in one dimension alone")
+    return items[0] if items else slice(None)
 
 
 def _to_array(index: Any) -> NDArray[Any]:

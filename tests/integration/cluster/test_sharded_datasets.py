@@ -91,6 +91,36 @@ def test_leaves_when_read_then_whole(frames: tdserve.ShardedDataset) -> None:
     assert frames.info()["num_rows"] == NUM_ROWS
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        (slice(30, 40),),
+        (5,),
+        ([99, 0, 50],),
+        (torch.tensor([5, 70]),),
+        (torch.arange(NUM_ROWS) % 3 == 0,),
+        (...,),
+        (..., slice(30, 40)),
+        ([99, 0], ...),
+        (),
+    ],
+    ids=str,
+)
+def test_rows_when_selected_by_a_tuple_of_one_index_then_read_and_written(
+    frames: tdserve.ShardedDataset, index: Any
+) -> None:
+    expected = CONTENT[index]
+    assert frames[index].batch_size == expected.batch_size
+    assert frames[index]["number"].tolist() == expected["number"].tolist()
+    assert frames.get_at("number", index).tolist() == expected["number"].tolist()
+    frames.set_at_("number", 1000, index)
+    numbers = CONTENT["number"].clone()
+    numbers[index] = 1000
+    assert frames["number"].tolist() == numbers.tolist()
+    frames[index] = expected
+    assert frames["number"].tolist() == CONTENT["number"].tolist()
+
+
 @pytest.mark.slow
 def test_rows_when_written_then_in_their_parts(frames: tdserve.ShardedDataset) -> None:
     frames[30:40] = CONTENT[:10]
@@ -188,7 +218,7 @@ def test_call_when_wrong_then_refused(frames: tdserve.ShardedDataset, user: tdse
     for index in (100, -101, [3, 100], torch.ones(3, dtype=torch.bool), 1.5, [1.5], [2.0]):
         with pytest.raises(SelectionError):
             frames[index]
-    for wrong in ((0, 1), None):
+    for wrong in ((0, 1), (slice(3), ..., 1), (..., 0, ...), (None,), None):
         with pytest.raises(InvalidRequestError):
             frames[wrong]
     for key in ("other", ("nested", "other")):
