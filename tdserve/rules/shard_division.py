@@ -85,14 +85,20 @@ class KnownMasses:
         self._known.clear()
 
 
-def check_not_final(table: str, masses: Mapping[int, ShardMass], num_shards: int) -> None:
+def check_not_final(
+    table: str, masses: Mapping[int, ShardMass], num_shards: int, *, num_needed: int, unit: int = 1
+) -> None:
     """Raises EndOfStreamError if no shard, also none that is away, may have other rows later than it has now.
 
     Args:
         table: Name of the table, for the error.
+        num_needed: Rows of the whole sample, of all ranks together, for the error.
+        unit: Rows of which each shard gives whole multiples.
     """
     if len(masses) == num_shards and all(found.is_final for found in masses.values()):
-        raise EndOfStreamError(name=table, num_left=sum(found.num_drawable for found in masses.values()))
+        lefts = [found.num_drawable for found in masses.values()]
+        is_short = sum(left // unit * unit for left in lefts) < num_needed  # otherwise the limiter keeps them
+        raise EndOfStreamError(name=table, num_left=sum(lefts), num_needed=num_needed if is_short else 0)
 
 
 def _waits_for_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:

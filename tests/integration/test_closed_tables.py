@@ -54,7 +54,7 @@ def test_batches_when_rows_are_used_up_then_they_end_with_the_last_whole_one(use
         assert len(had) == len({*had}) == 8
         with pytest.raises(StopIteration):
             next(batches)
-    with pytest.raises(tdserve.EndOfStreamError, match="closed, and 3 rows are left"):
+    with pytest.raises(tdserve.EndOfStreamError, match="closed, and 3 rows are left to draw, where 4 are needed"):
         table.sample(4, timeout_s=20)
     assert sorted([*had, *table.sample(3)["x"].tolist()]) == [*range(11)]
 
@@ -93,6 +93,20 @@ def test_batches_when_a_rule_waits_for_more_rows_then_the_end_of_a_closed_table_
     with pytest.raises(tdserve.EndOfStreamError) as raised:
         table.sample(7, timeout_s=20)
     assert sorted([*had, *table.sample(raised.value.num_left)["x"].tolist()]) == [*range(40)]
+
+
+def test_sample_when_too_few_rows_are_left_for_all_ranks_then_the_end_names_their_number(user: Any, name: str) -> None:
+    table = create(user, name)
+    table.extend(make_rows(10))
+    table.close()
+    with pytest.raises(tdserve.EndOfStreamError, match=r"and 10 rows are left to draw, where 12 are needed$") as caught:
+        table.sample(6, rank=0, world_size=2, timeout_s=20)
+    assert (caught.value.num_left, caught.value.num_needed) == (10, 12)
+    table.set_limiter(tdserve.MinSize(20))  # which now keeps rows that would be enough
+    shares: list[dict[str, int]] = [{}, {"rank": 0, "world_size": 2, "step": 0}]
+    for share in shares:
+        with pytest.raises(tdserve.EndOfStreamError, match=r"and 10 rows are left to draw$"):
+            table.sample(4, timeout_s=20, **share)
 
 
 def test_sample_when_the_table_is_closed_meanwhile_then_its_wait_ends(user: Any, name: str) -> None:

@@ -44,7 +44,7 @@
     │   └── ProtocolVersionError      FAILED_PRECONDITION  address, expected, actual
     ├── CorruptDataError              DATA_LOSS            path, expected, actual
     │   └── DamagedRowError                            store, row, expected, actual
-    ├── EndOfStreamError              OUT_OF_RANGE         name, num_left
+    ├── EndOfStreamError              OUT_OF_RANGE         name, num_left, num_needed
     ├── RootInUseError                FAILED_PRECONDITION  root, holder
     ├── WriterFailedError             UNAVAILABLE          store, num_acknowledged, num_unknown, num_unsent, reason
     └── ClosedError                   UNAVAILABLE          what

@@ -89,11 +89,24 @@ class DamagedRowError(CorruptDataError):
 
 class EndOfStreamError(TDServeError):
     """A table or queue was closed, and no more rows will come: all were taken and acknowledged, or a sample waits for
-    more than the ``num_left`` that it may draw."""
+    more than the ``num_left`` that it may draw.
+
+    ``num_needed`` are the rows that the sample waits for, of all ranks together; 0 if it is not their number that is
+    missing. Where no more are needed than are left, ranks draw from several shards, of which each gives all of them as
+    many rows.
+    """
 
     code = "OUT_OF_RANGE"
     template = "{name!r} is closed, and {num_left} rows are left to draw"
-    defaults = {"name": "", "num_left": 0}
+    defaults = {"name": "", "num_left": 0, "num_needed": 0}
+
+    def _message(self) -> str:
+        num_left, num_needed = self.fields["num_left"], self.fields["num_needed"]
+        text = super()._message()
+        if not num_needed:
+            return text
+        is_enough = isinstance(num_left, int) and isinstance(num_needed, int) and num_needed <= num_left
+        return f"{text}, where {num_needed} are needed{', as many of each shard for each rank' * is_enough}"
 
 
 class RootInUseError(TDServeError):

@@ -119,7 +119,8 @@ class ShardDraws:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
                 if counts is None and not drawn:
-                    check_not_final(self._table.name, masses, self._table.num_shards)
+                    table, num_needed = self._table, 0 if query.is_lease else num_missing  # of a lease, any rows
+                    check_not_final(table.name, masses, table.num_shards, num_needed=num_needed)
                 more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
                 if not more:
                     if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):

@@ -132,7 +132,13 @@ class ShardShares:
                 except VersionConflictError:  # another rank was faster
                     return _read(splits, name, num_rows) or division
                 return division
-            check_not_final(self._table.name, masses, self._table.num_shards)
+            check_not_final(
+                self._table.name,
+                masses,
+                self._table.num_shards,
+                num_needed=num_rows * share.world_size,
+                unit=share.world_size * (query.group_size or 1),
+            )
             if deadline.expired:
                 table, conditions = self._table, query.describe_conditions()
                 why = explain_shortage(table.settings, masses, conditions, servers=table.placement.servers)

@@ -209,12 +209,12 @@ class Table(Departures):
             if total < min_rows:
                 return None
         elif not replaces and not limiter.can_sample(self._fill_if_closed(counts), total):
-            self._check_not_over(conditions, num_batches)
+            self._check_not_over(conditions, num_rows, num_batches)
             return None
         found = len(self.selectors.get(conditions))
         is_too_few = found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found)
         if not total or is_too_few:
-            self._check_not_over(conditions, num_batches)
+            self._check_not_over(conditions, num_rows, num_batches)
             return None
         sampler = self.settings.sampler
         is_lease, is_grouped = owner is not None, bool(conditions.group)
@@ -232,7 +232,7 @@ class Table(Departures):
             return None
         plan = self._draw_part(terms, total, max_drawn or total, rng=rng)
         if plan is None:
-            self._check_not_over(conditions, num_batches)
+            self._check_not_over(conditions, num_rows, num_batches)
             return None
         self.shared.num_sampled += total * terms.is_counted
         return plan
@@ -460,10 +460,12 @@ class Table(Departures):
         waits."""
         return replace(counts, num_rows=counts.capacity) if self.is_closed else counts
 
-    def _check_not_over(self, conditions: SampleConditions, num_batches: int) -> None:
+    def _check_not_over(self, conditions: SampleConditions, num_rows: int, num_batches: int) -> None:
         """Raises EndOfStreamError if what a batch waits for cannot come any more. Of several, one may be drawn yet."""
         if num_batches == 1 and self.is_final(conditions):
-            raise EndOfStreamError(name=self.name, num_left=self.selectors.get(conditions).num_drawable)
+            num_left = self.selectors.get(conditions).num_drawable
+            num_needed = num_rows if num_rows > num_left else 0  # otherwise it is the limiter that keeps them
+            raise EndOfStreamError(name=self.name, num_left=num_left, num_needed=num_needed)
 
     def _count_what_is_left(self, conditions: SampleConditions, num_rows: int) -> int:
         num_left = self.selectors.get(conditions).num_drawable

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tdserve.base.errors import EndOfStreamError
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Uniform
@@ -15,6 +16,7 @@ from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tdserve.rules.shard_division import (
     KnownMasses,
     ShardMass,
+    check_not_final,
     divide,
     divide_among_ranks,
     divide_sample,
@@ -230,3 +232,25 @@ def test_explain_shortage_when_asked_then_names_the_rows_of_each_shard_and_what_
     del masses[1]
     shown = explain_shortage(settings, masses, conditions, servers=[3, 4])
     assert "it has 10 live rows (10 at shard 0, no answer from shard 1 at server 4)" in shown
+
+
+@pytest.mark.parametrize(
+    ("num_needed", "unit", "need"),
+    [
+        (9, 1, ", where 9 are needed"),
+        (8, 1, ""),
+        (12, 4, ", where 12 are needed"),
+        (8, 4, ", where 8 are needed, as many of each shard for each rank"),
+        (4, 4, ""),
+    ],
+)
+def test_check_not_final_when_no_shard_has_rows_later_then_the_end_names_what_is_needed(
+    num_needed: int, unit: int, need: str
+) -> None:
+    masses = {0: drawable(5.0, 5)._replace(is_final=True), 1: drawable(3.0, 3)}
+    check_not_final("t", masses, 2, num_needed=num_needed, unit=unit)
+    masses[1] = masses[1]._replace(is_final=True)
+    check_not_final("t", masses, 3, num_needed=num_needed, unit=unit)
+    with pytest.raises(EndOfStreamError) as caught:
+        check_not_final("t", masses, 2, num_needed=num_needed, unit=unit)
+    assert str(caught.value) == f"'t' is closed, and 8 rows are left to draw{need}"

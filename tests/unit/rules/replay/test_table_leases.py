@@ -188,7 +188,7 @@ def test_closed_when_a_sample_finds_too_few_rows_then_the_end_unless_a_priority_
     write(table, 1, priorities=np.zeros(1))
     table.close()
     if is_over:
-        with pytest.raises(EndOfStreamError, match="1 rows are left"):
+        with pytest.raises(EndOfStreamError, match=r"1 rows are left to draw, where 2 are needed$"):
             table.draw_sample(2, rng=rng())
         assert table.draw_sample(2, 3, rng=rng()) is None  # of several batches, one may be drawn
     else:
