@@ -102,11 +102,6 @@ def test_sample_when_too_few_rows_are_left_for_all_ranks_then_the_end_names_thei
     with pytest.raises(tdserve.EndOfStreamError, match=r"and 10 rows are left to draw, where 12 are needed$") as caught:
         table.sample(6, rank=0, world_size=2, timeout_s=20)
     assert (caught.value.num_left, caught.value.num_needed) == (10, 12)
-    table.set_limiter(tdserve.MinSize(20))  # which now keeps rows that would be enough
-    shares: list[dict[str, int]] = [{}, {"rank": 0, "world_size": 2, "step": 0}]
-    for share in shares:
-        with pytest.raises(tdserve.EndOfStreamError, match=r"and 10 rows are left to draw$"):
-            table.sample(4, timeout_s=20, **share)
 
 
 def test_sample_when_the_table_is_closed_meanwhile_then_its_wait_ends(user: Any, name: str) -> None:
