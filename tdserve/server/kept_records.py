@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +13,17 @@ from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.recovery.draw_records import find_draw_records, forget_draw_records
 from tdserve.server.specs import Specs, make_keys
 from tdserve.store.catalog_db import CatalogDB, PinnedCatalog
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.record_file import FILE_NAME, KeptRecord, KeptSpec
+from tdserve.store.record_file import FILE_NAME, MAX_DRAW_BYTES, KeptRecord, KeptSpec
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
 from tdserve.structure import codec
 from tdserve.v1 import spec_pb2
+
+_LOST_DRAWS = "draws that store {!r} kept for ranks: their steps are drawn anew, also rows that they had used up"
 
 
 def keep_records(work: Pass) -> None:
@@ -62,12 +65,15 @@ def _find(pinned: PinnedCatalog, uid: str, name: str) -> KeptRecord | None:
     specs = pinned.get_many("specs", keys.values())
     if any(key not in specs for key in keys.values()):
         return None
-    return KeptRecord(content, state, tuple(KeptSpec(*each, specs[keys[each]]) for each in sorted(keys)))
+    draws: tuple[tuple[bytes, bytes], ...] | None = tuple(find_draw_records(pinned, uid).items())
+    if sum(len(key) + len(draw) for key, draw in draws or ()) > MAX_DRAW_BYTES:
+        draws = None
+    return KeptRecord(content, state, tuple(KeptSpec(*each, specs[keys[each]]) for each in sorted(keys)), draws)
 
 
-def bring_back(root: Root, name: str) -> bool:
-    """Makes a folder without a record in the catalog the store again that it was at its last pass; returns whether it
-    could.
+def bring_back(root: Root, name: str) -> Sequence[str] | None:
+    """Makes a folder without a record in the catalog the store again that it was at its last pass; returns what is lost
+    of it, or None if it could not.
 
     Raises:
         TDServeError: What its folder has cannot be read.
@@ -76,7 +82,7 @@ def bring_back(root: Root, name: str) -> bool:
     kept = KeptRecord.load(folder)
     record = None if kept is None else StoreRecord.from_bytes(kept.record)
     if kept is None or record is None or not _is_of(folder, record):
-        return False
+        return None
     kind, state = KINDS[record.kind], json.loads(kept.state or b"{}")
     with CatalogDB(root.catalog_folder) as db:
         specs = Specs(db, partial(db.list_keys, "specs"))  # all are in use: none is forgotten
@@ -93,7 +99,9 @@ def bring_back(root: Root, name: str) -> bool:
             txn.put("stores", name.encode(), record.to_bytes())
             if state:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
-    return True
+            forget_draw_records(db, record.uid, txn)
+            txn.update("draws", dict(kept.draws or ()))
+    return [] if kept.draws is not None else [_LOST_DRAWS.format(name)]
 
 
 def _is_of(folder: Path, record: StoreRecord) -> bool:

@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -123,6 +124,15 @@ class PinnedCatalog:
                 if (value := self._owed.get((table, key), value)) is not None:
                     found[key] = value
         return found
+
+    def scan(self, table: Table, prefix: bytes) -> dict[bytes, bytes]:
+        """Returns the records whose keys start with ``prefix``, as far as they are whole."""
+        keys = {key for owed, key in self._owed if owed == table and key.startswith(prefix)}
+        with lmdb_faults(self._folder, max_bytes=self._max_bytes):
+            cursor = self._txn.cursor(db=self._tables[table])
+            if cursor.set_range(prefix):
+                keys |= set(takewhile(lambda key: key.startswith(prefix), map(bytes, cursor.iternext(values=False))))
+        return self.get_many(table, sorted(keys))
 
     def close(self) -> None:
         """Lets the moment go."""

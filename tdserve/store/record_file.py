@@ -18,6 +18,9 @@ from tdserve.store.files import FRESH_SUFFIX
 
 FILE_NAME = "record.json"
 
+MAX_DRAW_BYTES = 1 << 20
+"""Most bytes of the draws that a table keeps. They change with each step, so that each pass writes them anew."""
+
 
 @dataclass(frozen=True)
 class KeptSpec:
@@ -41,17 +44,23 @@ class KeptRecord:
         record: The record of the store.
         state: What its rules had saved; b"" for nothing.
         specs: Its structures.
+        draws: Keys and records of the draws that a table keeps; None if they are larger than ``MAX_DRAW_BYTES``.
     """
 
     record: bytes
     state: bytes
     specs: tuple[KeptSpec, ...]
+    draws: tuple[tuple[bytes, bytes], ...] | None = ()
 
     def save(self, folder: Path) -> None:
         """Writes it into a store's folder, unless it is there. Raises TDServeError."""
         path = folder / FILE_NAME
         specs = [[each.fingerprint.hex(), each.order, base64.b64encode(each.content).decode()] for each in self.specs]
-        content = encode_checked({"record": self.record.decode(), "state": self.state.decode(), "specs": specs})
+        draws = (
+            None if self.draws is None else [[key.hex(), base64.b64encode(each).decode()] for key, each in self.draws]
+        )
+        fields = {"record": self.record.decode(), "state": self.state.decode(), "specs": specs, "draws": draws}
+        content = encode_checked(fields)
         with convert_os_errors(path, asked=len(content)):
             if path.exists() and path.read_bytes() == content:
                 return
@@ -69,6 +78,9 @@ class KeptRecord:
             found = decode_checked(path.read_bytes(), str(path))
         try:
             specs = [KeptSpec(bytes.fromhex(key), order, base64.b64decode(spec)) for key, order, spec in found["specs"]]
-            return cls(found["record"].encode(), found["state"].encode(), tuple(specs))
+            draws = found.get("draws", [])  # of an earlier tdserve: none
+            if draws is not None:
+                draws = tuple((bytes.fromhex(key), base64.b64decode(draw)) for key, draw in draws)
+            return cls(found["record"].encode(), found["state"].encode(), tuple(specs), draws)
         except (ValueError, TypeError, KeyError, AttributeError) as fault:
             raise CorruptDataError(path=str(path), expected="the record of a store", actual=repr(fault)) from fault

@@ -53,13 +53,18 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def repair(root: Path) -> RootReport:
-    """Gives a root the older catalog, and repairs it."""
+def take_old_catalog(root: Path) -> None:
+    """Gives a root the older catalog, and the one store that it has."""
     old = root.parent / "old"
     for name in ("catalog", "synced"):
         shutil.rmtree(root / name)
         shutil.copytree(old / name, root / name)
     shutil.copytree(old / "stores/base", root / "stores/base")
+
+
+def repair(root: Path) -> RootReport:
+    """Gives a root the older catalog, and repairs it."""
+    take_old_catalog(root)
     assert check_root(root).num_not_served == len(STORES)
     return check_root(root, repairs=True)
 
@@ -91,6 +96,33 @@ def test_stores_when_the_catalog_lacks_them_then_a_repair_brings_each_back_whole
         entries = client.kv("entries")
         assert len(entries) == 30
         assert entries["k7"].tolist() == [7.0] * 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_drawn", [4, 20_000])
+def test_table_when_brought_back_then_ranks_find_their_draws_or_their_loss_is_named(
+    tmp_path: Path, num_drawn: int
+) -> None:
+    with tdserve.Server(tmp_path / "old", sync_interval_s=0) as server, server.client() as client:
+        client.create_replay("base", like=ROW, capacity=5000).extend(make_rows(0, 10))
+    root = tmp_path / "root"
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        table = client.create_replay("table", like=ROW, capacity=50_000, max_times_sampled=1)
+        table.extend(make_rows(0, 50_000))
+        shares = [table.sample(num_drawn, rank=rank, world_size=2, step=0)["a"].tolist() for rank in range(2)]
+    take_old_catalog(root)
+    (finding,) = [each for each in check_root(root, repairs=True).findings if each.path == "stores/table"]
+    is_kept = num_drawn == 4
+    assert [loss.split(":")[0] for loss in finding.losses] == ["draws that store 'table' kept for ranks"] * (
+        not is_kept
+    )
+    with tdserve.Server(root) as server, server.client() as client:
+        table = client.replay("table")
+        if is_kept:
+            assert len(table) == 50_000 - 2 * num_drawn
+        for rank in range(2):
+            found = table.sample(num_drawn, rank=rank, world_size=2, step=0)["a"].tolist()
+            assert (found == shares[rank]) == is_kept
 
 
 @pytest.mark.slow

@@ -175,9 +175,10 @@ def read_records(db: CatalogDB) -> list[StoreRecord]:
 def take_back(root: Root, name: str) -> Outcome:
     """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
     with suppress(TDServeError):
-        if bring_back(root, name):
-            losses = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
-            return Outcome("it is a store again, by the record in its folder", losses=losses)
+        losses = bring_back(root, name)
+        if losses is not None:
+            since = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
+            return Outcome("it is a store again, by the record in its folder", losses=[*since, *losses])
     folder = root.store_folder(name)
     with _CatalogCopy(root) as copy:
         content = None if copy is None else copy.get("stores", name.encode())

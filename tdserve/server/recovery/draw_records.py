@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdserve.rules.replay.kept_draw import KeptDraw, Rename
 from tdserve.rules.replay.table import Table
-from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.catalog_db import CatalogDB, PinnedCatalog, Transaction
 
 _STEP_BYTES = 8
 
@@ -36,6 +36,11 @@ def rename_draws(db: CatalogDB, uid: str, rename: Rename) -> None:
             draw = KeptDraw.from_bytes(record)
             draw.rename(rename)
             txn.put("draws", key, draw.to_bytes())
+
+
+def find_draw_records(pinned: PinnedCatalog, uid: str) -> dict[bytes, bytes]:
+    """Returns the records of a table as of one moment, by key, as far as they are whole."""
+    return pinned.scan("draws", uid.encode())
 
 
 def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import encode_checked
 from tdserve.store.record_file import FILE_NAME, KeptRecord, KeptSpec
 
-KEPT = KeptRecord(b'{"name": "rows"}', b"", (KeptSpec(b"\x00\xff", "ab", b"\x80spec"),))
+KEPT = KeptRecord(b'{"name": "rows"}', b"", (KeptSpec(b"\x00\xff", "ab", b"\x80spec"),), ((b"\x01", b"\x80draw"),))
 
 
 def test_record_when_saved_then_is_read_and_an_equal_one_is_not_written_again(tmp_path: Path) -> None:
     assert KeptRecord.load(tmp_path) is None
     KEPT.save(tmp_path)
     assert KeptRecord.load(tmp_path) == KEPT
+    without_draws = replace(KEPT, draws=None)
+    without_draws.save(tmp_path)
+    assert KeptRecord.load(tmp_path) == without_draws
+    KEPT.save(tmp_path)
     inode = (tmp_path / FILE_NAME).stat().st_ino
     KEPT.save(tmp_path)
     assert [(path.name, path.stat().st_ino) for path in tmp_path.iterdir()] == [(FILE_NAME, inode)]
