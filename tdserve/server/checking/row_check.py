@@ -177,7 +177,11 @@ def _check_age(checked: CheckedRoot, record: StoreRecord, folder: Path) -> Itera
     path = folder / COLUMNS_FOLDER / "sequence.memmap"
     if not record.capacity or checked.root.run.has_ended_in_order() or not path.is_file():
         return
-    num_counted = to_place(int(load_state(checked.db, record.uid).get("last_sequence", NO_SEQUENCE)))
+    try:
+        state = load_state(checked.db, record.uid)
+    except TDServeError:  # which the check of the catalog names
+        return
+    num_counted = to_place(int(state.get("last_sequence", NO_SEQUENCE)))
     num_there = to_place(_find_highest(path))
     if num_there < num_counted:
         reason = f"its files are older than the catalog: the last {num_counted - num_there} rows written are not there"
