@@ -15,7 +15,7 @@ from tdserve.rules.weights import Versions
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.recovery.draw_records import find_draw_records, forget_draw_records
 from tdserve.server.specs import Specs, make_keys
-from tdserve.store.catalog_db import CatalogDB, PinnedCatalog
+from tdserve.store.catalog_db import CatalogDB, PinnedCatalog, Transaction
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.record_file import FILE_NAME, MAX_DRAW_BYTES, KeptRecord, KeptSpec
 from tdserve.store.root import Root
@@ -71,9 +71,31 @@ def _find(pinned: PinnedCatalog, uid: str, name: str) -> KeptRecord | None:
     return KeptRecord(content, state, tuple(KeptSpec(*each, specs[keys[each]]) for each in sorted(keys)), draws)
 
 
+def find_later(folder: Path, record: StoreRecord) -> StoreRecord | None:
+    """Returns what a folder has on record of its own store, if the catalog's record is of another one, perhaps of an
+    earlier incarnation, or of an earlier structure; None if it is not.
+
+    Args:
+        folder: Of the store of this name.
+        record: The catalog's.
+    """
+    try:
+        kept = KeptRecord.load(folder)
+        own = None if kept is None else StoreRecord.from_bytes(kept.record)
+        if own is None or not _is_of(folder, own):
+            return None
+    except TDServeError:
+        return None
+    is_without_files = record.packed or record.loading
+    if own.uid == record.uid:
+        return own if is_without_files or own.structure > record.structure else None
+    # Of a store that was deleted a killed server may have left the folder.
+    return own if not is_without_files or own.name != record.name or own.created_s > record.created_s else None
+
+
 def bring_back(root: Root, name: str) -> Sequence[str] | None:
-    """Makes a folder without a record in the catalog the store again that it was at its last pass; returns what is lost
-    of it, or None if it could not.
+    """Makes a folder the store again that it was at its last pass, whatever the catalog has of its name; returns what
+    is lost of it, or None if it could not.
 
     Raises:
         TDServeError: What its folder has cannot be read.
@@ -81,7 +103,7 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
     folder = root.store_folder(name)
     kept = KeptRecord.load(folder)
     record = None if kept is None else StoreRecord.from_bytes(kept.record)
-    if kept is None or record is None or not _is_of(folder, record):
+    if kept is None or record is None or record.name != name or not _is_of(folder, record):
         return None
     kind, state = KINDS[record.kind], json.loads(kept.state or b"{}")
     with CatalogDB(root.catalog_folder) as db:
@@ -95,19 +117,28 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
         state = kind.rename_orders(state, names) if state else state
         # Clients may know of more than the last pass: numbers that anybody has seen are not given again.
         state = kind.begin_copy(folder, record, state, db)
+        before = db.get("stores", name.encode())
         with db.begin_transaction() as txn:
+            for uid in {record.uid, StoreRecord.from_bytes(before).uid if before else record.uid}:
+                _forget(db, uid, txn)
             txn.put("stores", name.encode(), record.to_bytes())
             if state:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
-            forget_draw_records(db, record.uid, txn)
             txn.update("draws", dict(kept.draws or ()))
     return [] if kept.draws is not None else [_LOST_DRAWS.format(name)]
+
+
+def _forget(db: CatalogDB, uid: str, txn: Transaction) -> None:
+    """Deletes what the catalog has of an incarnation of a store apart from its record."""
+    txn.delete("states", uid.encode())
+    txn.delete("packed", uid.encode())
+    forget_draw_records(db, uid, txn)
 
 
 def _is_of(folder: Path, record: StoreRecord) -> bool:
     """Returns whether a folder is of this record, and has files of its structure."""
     kind = KINDS.get(record.kind)
-    if kind is None or record.name != folder.name or not kind.is_folder_of(folder, record):
+    if kind is None or not kind.is_folder_of(folder, record):
         return False
     if kind.has_versions:
         return True

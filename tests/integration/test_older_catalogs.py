@@ -126,6 +126,77 @@ def test_table_when_brought_back_then_ranks_find_their_draws_or_their_loss_is_na
 
 
 @pytest.mark.slow
+def test_stores_when_made_anew_since_the_catalog_then_a_repair_takes_their_own_records(tmp_path: Path) -> None:
+    root, old, names = tmp_path / "root", tmp_path / "old", ("altered", "packed", "policy", "renewed", "table")
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        for name in ("altered", "table"):
+            client.create_replay(name, like=ROW, capacity=5000).extend(make_rows(0, 90))
+        client.publish("policy", {"w": torch.zeros(3000)})
+        client.init_remote(TensorDict({"y": torch.ones(3)}, [3]), "packed")
+        client.init_remote(make_values(1000), "renewed")
+    shutil.copytree(root, old)
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.replay("altered").add_leaves(like=ROW.clone().set("z", torch.tensor(0.0)))
+        for name in names[1:]:
+            client.delete(name)
+        client.publish("policy", {"v": torch.ones(2000)})
+        client.create_queue("table", like=ROW, max_size=300).extend(make_rows(0, 30))
+        for name in ("packed", "renewed"):
+            client.init_remote(TensorDict({"w": torch.rand(7000, 3)}, [7000]), name)
+        renewed = client["renewed"][:]
+    for name in ("catalog", "synced"):
+        shutil.rmtree(root / name)
+        shutil.copytree(old / name, root / name)
+    found = check_root(root)
+    assert [each.path for each in found.findings if each.is_not_served] == [f"stores/{name}" for name in names]
+    report = check_root(root, repairs=True)
+    assert [each.store for each in report.findings if each.repaired and not each.losses] == list(names)
+    assert (report.num_damaged, check_root(root).findings) == (0, ())
+    with tdserve.Server(root) as server, server.client() as client:
+        assert (client["renewed"][:] == renewed).all()
+        assert len(client["packed"]) == 7000
+        assert client.replay("altered")[:90]["z"].tolist() == [0.0] * 90
+        assert len(client.queue("table")) == 30
+        newest = client.latest("policy")
+        assert newest is not None
+        assert newest.data["v"].tolist() == [1.0] * 2000
+
+
+@pytest.mark.slow
+def test_stores_when_their_folders_are_swapped_then_named_and_no_file_is_touched(root: Path) -> None:
+    values, table, away = root / "stores/values", root / "stores/table", root / "away"
+    for source, target in ((values, away), (table, values), (away, table)):
+        source.rename(target)
+    report = check_root(root, repairs=True)
+    assert [each.reason for each in report.findings] == [
+        f"it is the folder of store {n!r}" for n in ("values", "table")
+    ]
+    assert report.num_not_served == 2
+    for source, target in ((values, away), (table, values), (away, table)):
+        source.rename(target)
+    assert check_root(root).findings == ()
+
+
+@pytest.mark.slow
+def test_store_when_only_its_folder_is_older_then_its_own_record_counts_and_the_loss_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.init_remote(make_values(1000), "values")
+    shutil.copytree(root / "stores/values", tmp_path / "values")
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.delete("values")
+        client.init_remote(make_values(2000), "values")
+    shutil.rmtree(root / "stores/values")
+    shutil.copytree(tmp_path / "values", root / "stores/values")
+    (finding,) = check_root(root, repairs=True).findings
+    assert finding.repaired
+    assert [loss.split(" 'values'")[0] for loss in finding.losses] == ["the content of the later store"]
+    assert check_root(root).findings == ()
+    with tdserve.Server(root) as server, server.client() as client:
+        assert (client["values"][:] == make_values(1000)).all()
+
+
+@pytest.mark.slow
 def test_stores_when_the_server_was_killed_too_then_a_repair_names_what_it_has_lost(root: Path) -> None:
     server = tdserve.Server(root, sync_interval_s=0)
     with server.start(), server.client() as client:

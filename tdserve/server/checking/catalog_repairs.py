@@ -175,10 +175,9 @@ def read_records(db: CatalogDB) -> list[StoreRecord]:
 def take_back(root: Root, name: str) -> Outcome:
     """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
     with suppress(TDServeError):
-        losses = bring_back(root, name)
+        losses = _bring_back(root, name)
         if losses is not None:
-            since = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
-            return Outcome("it is a store again, by the record in its folder", losses=[*since, *losses])
+            return Outcome("it is a store again, by the record in its folder", losses=losses)
     folder = root.store_folder(name)
     with _CatalogCopy(root) as copy:
         content = None if copy is None else copy.get("stores", name.encode())
@@ -188,6 +187,30 @@ def take_back(root: Root, name: str) -> Outcome:
                 _copy_record(copy, record, txn)
             return Outcome("it is a store again, with settings and counts as of the last sync")
     return Outcome(f"it is {root.set_aside(name)} now", is_set_aside=True)
+
+
+def _bring_back(root: Root, name: str) -> list[str] | None:
+    losses = bring_back(root, name)
+    if losses is None:
+        return None
+    since = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
+    return [*since, *losses]
+
+
+def take_later(root: Root, record: StoreRecord, own: StoreRecord) -> Outcome:
+    """Makes a folder the store again that its own record describes, in the place of another of its name.
+
+    Args:
+        record: The catalog's.
+        own: The folder's.
+    """
+    losses = _bring_back(root, record.name)
+    if losses is None:
+        path = str(root.store_folder(record.name))
+        raise CorruptDataError(path=path, expected="the files of its own record", actual="those of another")
+    if own.uid != record.uid and own.created_s < record.created_s:  # else that was deleted before this one was made
+        losses.append(f"the content of the later store {record.name!r} that the catalog had, whose files are not here")
+    return Outcome("it is the store of the record in its folder", losses=losses)
 
 
 def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None:
