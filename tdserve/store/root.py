@@ -240,7 +240,10 @@ class Root:
         names = sorted(folder.name for folder in (self.path / "stores").iterdir() if not folder.name.startswith("."))
         if names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            remedy = f"put back a copy of it, or move {self.path / 'stores'} away to begin with an empty server"
+            remedy = (
+                f"put back a copy of it, or run `tdserve check {self.path} --repair`, which makes one of the rest, or "
+                f"move {self.path / 'stores'} away to begin with an empty server"
+            )
             path, expected = str(self.catalog_folder / CATALOG_FILE), f"the catalog of the stores {shown}"
             raise CorruptDataError(path=path, expected=expected, actual=f"{actual}; {remedy}")
 

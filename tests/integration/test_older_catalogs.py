@@ -163,6 +163,36 @@ def test_stores_when_made_anew_since_the_catalog_then_a_repair_takes_their_own_r
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", ["all", "damaged", "empty"])
+def test_catalog_when_lost_with_its_copy_then_a_repair_makes_one_of_the_records_in_folders(
+    root: Path, lost: str
+) -> None:
+    if lost == "all":
+        shutil.rmtree(root / "catalog")
+        shutil.rmtree(root / "synced")
+    else:
+        for path in (root / "catalog/data.mdb", root / "synced/catalog.mdb"):
+            path.write_bytes(b"x" * 9999 if lost == "damaged" else b"")
+    shutil.copytree(root / "stores/table", root / "stores/nameless")
+    (root / "stores/nameless" / FILE_NAME).unlink()
+    assert check_root(root).num_damaged > 0
+    assert list(root.glob("stores/.*")) == []
+    report = check_root(root, repairs=True)
+    (made,) = [each for each in report.findings if each.losses]
+    assert made.path == "catalog/data.mdb"
+    assert made.repaired
+    assert made.losses[0].startswith("stores without a folder of their own")
+    (left,) = [each for each in report.findings if not each.repaired]
+    assert left.path.startswith("stores/.lost-nameless")
+    assert len(check_root(root).findings) == 1
+    with tdserve.Server(root) as server, server.client() as client:
+        assert client.stores() == list(STORES)
+        assert (client["values"][:] == make_values(1000)).all()
+        assert client.replay("table")[:90]["a"].tolist() == list(range(90))
+        assert len(client.kv("entries")) == 30
+
+
+@pytest.mark.slow
 def test_stores_when_their_folders_are_swapped_then_named_and_no_file_is_touched(root: Path) -> None:
     values, table, away = root / "stores/values", root / "stores/table", root / "away"
     for source, target in ((values, away), (table, values), (away, table)):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import cast
 
-from tdserve.server.checking.catalog_repairs import put_back_catalog, put_back_records
+from tdserve.base.errors import TDServeError
+from tdserve.server.checking.catalog_repairs import begin_catalog, put_back_catalog, put_back_records
 from tdserve.server.checking.findings import Finding
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.store.catalog_db import Table
 from tdserve.store.environment_scan import EnvironmentScanner
 from tdserve.store.environments import DATA_FILE
 from tdserve.store.record_copy import copy_records
+from tdserve.store.record_file import KeptRecord
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import COPY_FILE
 
@@ -38,7 +42,7 @@ def check_catalog(
     if scanned.failure:
         reason = f"it cannot be read: {scanned.failure}"
         if not (root.synced_folder / COPY_FILE).exists():
-            return [Finding(name, reason, remedy=_WITHOUT_COPY)], False
+            return [_describe_lost(root, name, reason)], False
         return [Finding(name, reason, repair=partial(put_back_catalog, root))], False
     by_table = defaultdict(list)
     for each in scanned.damaged:
@@ -55,3 +59,21 @@ def check_catalog(
             Finding(name, reason, repair=partial(run_apart, partial(copy_records, root.catalog_folder), path=name))
         )
     return findings, True
+
+
+def _describe_lost(root: Root, name: str, reason: str) -> Finding:
+    """Returns the finding of a catalog that is lost, and its copy too: what is left are records in stores' folders."""
+    folders = sorted((root.path / "stores").glob("[!.]*"))
+    found = [folder.name for folder in folders if _has_record(folder)]
+    if not found:
+        return Finding(name, reason, remedy=_WITHOUT_COPY)
+    reason += (
+        f", and there is no copy of it; {len(found)} of {len(folders)} folders of stores have a record of their own"
+    )
+    return Finding(name, reason, repair=partial(begin_catalog, root))
+
+
+def _has_record(folder: Path) -> bool:
+    with suppress(TDServeError):
+        return KeptRecord.load(folder) is not None
+    return False

@@ -58,6 +58,21 @@ def put_back_catalog(root: Root) -> Outcome:
     return Outcome("as of the last sync", losses=[*since, *losses])
 
 
+def begin_catalog(root: Root) -> Outcome:
+    """Begins a new catalog in the place of one that is lost; the next look at the root brings stores back by the
+    records in their folders."""
+    path = root.catalog_folder / DATA_FILE
+    with convert_os_errors(path):
+        root.catalog_folder.mkdir(exist_ok=True)
+        (root.catalog_folder / LOCK_FILE).unlink(missing_ok=True)
+        if path.exists():
+            os.replace(path, path.with_name(f"{DATA_FILE}.lost"))
+    with CatalogDB(root.catalog_folder) as db:
+        db.sync()
+    lost = "stores without a folder of their own, as small ones are before their first use"
+    return Outcome("a new one was begun, for the records in the folders of stores", losses=[lost])
+
+
 def _sync_live_entries(root: Root) -> list[str]:
     """Makes a pass over each keyed store whose entries are whole; returns their names."""
     kept = list[StoreRecord]()
