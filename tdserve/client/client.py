@@ -88,7 +88,8 @@ class Client(TensorDictClient):
     * ``out`` is a tensordict that is filled in place. If its leaves are contiguous CPU tensors they are received into
       directly. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same objects, with
       their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
-      floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module.
+      floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module. Its modules that
+      have ``get_extra_state`` and ``set_extra_state`` are then given the published state, whose tensors are on the CPU.
     * ``select`` is a key, or a list of keys, of leaves, or of nodes with all that is below them: only these are sent,
       all of them, and are in ``data``, at the places that they have in the version. ``out`` or ``into`` has just these.
       (Of non-tensor values all travel if one is selected.)
@@ -415,7 +416,8 @@ class Client(TensorDictClient):
         tensordicts, unlocked and without grad. ``init_remote`` preserves them.
 
         Args:
-            td: TensorDict (for instance ``TensorDict.from_module(policy)``), ``nn.Module``, or dict of arrays.
+            td: TensorDict (for instance ``TensorDict.from_module(policy)``), ``nn.Module``, or dict of arrays. A module
+                is published with its buffers, also non-persistent ones, and with the extra state of its modules.
             metadata: Small values for readers, such as ``{"step": 10}``; at most 1 MiB.
             keep: How many of the newest versions stay readable; 0 keeps the setting (2 at first).
             fanout: To how many readers each holder of a version passes it on, at most. It stays set until another is
@@ -429,7 +431,8 @@ class Client(TensorDictClient):
             numbered in the order of its calls: a call waits for earlier ones that return early.
 
         Raises:
-            InvalidRequestError, NotSupportedError: Nothing was published.
+            InvalidRequestError, NotSupportedError: Nothing was published; also of a module that saves state which
+                cannot be sent, as a quantized one does.
             CapacityError: The server's disk is full. The previous version stays the newest.
         """
         check_store_name(name)

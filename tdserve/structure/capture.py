@@ -13,6 +13,7 @@ from tdserve.structure.array_dicts import read_dict
 from tdserve.structure.capture_cache import MakeView, Recall
 from tdserve.structure.captured import Captured, conform, share_spec
 from tdserve.structure.known_structures import KnownStructures
+from tdserve.structure.module_state import add_extra_state
 from tdserve.structure.node_capture import NodeReader
 from tdserve.structure.nodes import Node
 from tdserve.structure.tensor_view import view_module, view_tensordict
@@ -93,7 +94,13 @@ def capture(
 def capture_module(
     module: torch.nn.Module, *, store: str = "", is_destination: bool = False, allow_pickle: bool = False
 ) -> Captured:
-    """Captures the parameters and buffers of a module, as ``capture`` does of ``TensorDict.from_module(module)``."""
+    """Captures the parameters and buffers of a module, as ``capture`` does of ``TensorDict.from_module(module)``.
+
+    Its extra state is captured with them, unless it is a destination.
+
+    Raises:
+        NotSupportedError: As raised by ``capture``; or it saves state that cannot be captured.
+    """
 
     def read() -> Captured:
         td = TensorDict.from_module(module)
@@ -101,6 +108,9 @@ def capture_module(
 
     if isinstance(module, TensorDictBase):
         return read()
+    extended = None if is_destination else add_extra_state(module, store=store)
+    if extended is not None:
+        return capture(extended, store=store, allow_pickle=allow_pickle)
     return _recall_or_read(module, view_module, read, is_destination=is_destination)
 
 

@@ -67,6 +67,10 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 modules_of: Callable[[torch.nn.Module], dict[str, torch.nn.Module | None]] = attrgetter("_modules")
 """The modules in a module, also those that are there twice, which ``named_children`` leaves out."""
 
+save_own_state: Callable[[type[torch.nn.Module]], Callable[..., None]] = attrgetter("_save_to_state_dict")
+"""The method of a class by which a module, without those in it, puts its state into a ``state_dict()``: the whole call
+is collective in some modules."""
+
 
 def is_buffer(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor is a ``torch.nn.Buffer``, which is not a class of its own."""

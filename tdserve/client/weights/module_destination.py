@@ -10,9 +10,10 @@ from torch import nn
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error
+from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error, make_stateless_error
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import Captured, capture_module
+from tdserve.structure.module_state import find_stateful, join_extra_state, split_extra_state
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
 from tdserve.structure.version_subset import FLOATING
 
@@ -20,16 +21,18 @@ from tdserve.structure.version_subset import FLOATING
 class ModuleDestination(Destination):
     """Parameters and buffers of a module, filled in place: they stay the same objects, and only their content changes.
 
-    Floating-point numbers are converted to the dtype of the parameter, as ``load_state_dict`` does.
+    Floating-point numbers are converted to the dtype of the parameter, as ``load_state_dict`` does. Modules that have
+    extra state are given theirs last.
 
     Args:
-        module: Has every parameter and buffer of the version, and no others.
+        module: Has every parameter, buffer and extra state of the version, and no others.
         store: Name, for errors.
     """
 
     def __init__(self, module: nn.Module, *, store: str) -> None:
         super().__init__(module, store=store)
         self._is_converted = False
+        self._stateful = find_stateful(module)
 
     def _capture(self, like: Spec | None = None) -> Captured:
         try:
@@ -41,13 +44,15 @@ class ModuleDestination(Destination):
         """Raises an error that names the parameter or buffer as the module does."""
         memo = self._captured.memo
         fits: tuple[Spec, bool] | None = memo.get("fits a module")
-        if fits is None or fits[0] is not spec:  # checking thousands of parameters takes milliseconds
+        if fits is None or fits[0] is not spec or self._stateful:  # checking thousands of parameters takes milliseconds
             self._compare(spec)
             fits = memo["fits a module"] = spec, self._is_converted
         self._is_converted = fits[1]
 
     def _compare(self, spec: Spec) -> None:
-        came: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
+        whole: Mapping[Path, Entry] = dict((*spec.tensors, *spec.values))
+        states = {path: prefix for path in whole if (prefix := split_extra_state(path)) in self._stateful}
+        came = {path: entry for path, entry in whole.items() if path not in states}
         mine: Mapping[Path, Entry] = dict(self._captured.spec.tensors)
         self._is_converted = False
         flat = next((path for path in came if len(path) == 1 and path not in mine and _unflatten(path) in mine), None)
@@ -61,10 +66,13 @@ class ModuleDestination(Destination):
                 self._is_converted = True
             elif theirs != own:
                 raise make_misfit_error(self.out, path, came, mine, store=self._store)
+        missing = self._stateful.keys() - set(states.values())
+        if missing:
+            raise make_stateless_error(min(missing), store=self._store)
 
     def find_places(self, layout: Layout) -> Leaves | None:
         """Returns the parameters and buffers in the layout's order; None if they cannot be received into."""
-        return None if self._is_converted else super().find_places(layout)
+        return None if self._is_converted or self._stateful else super().find_places(layout)
 
     def finish(self, content: Content, *, was_direct: bool) -> None:
         """Copies what was not received in place, to whatever device it is on."""
@@ -74,6 +82,8 @@ class ModuleDestination(Destination):
         with torch.no_grad():
             for path, tensor in self._captured.tensors.items():
                 tensor.copy_(content.leaves[path])
+        for prefix, module in self._stateful.items():
+            module.set_extra_state(join_extra_state(prefix, {**content.leaves, **content.values}))
 
 
 def _is_convertible(theirs: Entry | None, own: Entry | None) -> bool:

@@ -8,6 +8,7 @@ from itertools import chain
 from torch import nn
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.module_state import EXTRA_STATE
 from tdserve.structure.tree import Entry, Path, describe
 
 _COMPILED = "_orig_mod"
@@ -32,7 +33,7 @@ def make_misfit_error(
     """
     theirs, own = came.get(path), mine.get(path)
     is_compiled = _has_compiled(came) is not _has_compiled(mine)
-    load_part = f"module.load_state_dict(client.latest({store!r}).data.flatten_keys('.').to_dict(), strict=False)"
+    load_part = _suggest_load(store)
     expected, actual = "", ""
     if theirs is not None and own is not None:
         expected, actual = describe(theirs), describe(own)
@@ -57,14 +58,55 @@ def make_meta_error(module: nn.Module, *, store: str) -> NotSupportedError | Non
     Args:
         store: Name of the weights.
     """
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    name = next((name for name, tensor in tensors if tensor.is_meta), None)
+    name = _find_meta(module)
     if name is None:
         return None
     return NotSupportedError(
         feature=f"reading weights {store!r} into {name!r} of a module on the meta device",
         reason="it has no memory to fill; call module.to_empty(device=...) first",
     )
+
+
+def make_unpublished_error(module: nn.Module, *, store: str) -> NotSupportedError | None:
+    """Returns the error for a module that cannot be published because it has parameters or buffers without memory; None
+    if none is on the meta device.
+
+    Args:
+        store: Name of the weights.
+    """
+    name = _find_meta(module)
+    if name is None:
+        return None
+    return NotSupportedError(
+        feature=f"publishing {name!r} of a module on the meta device as weights {store!r}",
+        reason="it has no content; call module.to_empty(device=...) and fill it first",
+    )
+
+
+def make_stateless_error(prefix: Path, *, store: str) -> SpecMismatchError:
+    """Returns the error for a version without the extra state that a module loads.
+
+    Args:
+        prefix: Path of the module.
+        store: Name of the weights.
+    """
+    return SpecMismatchError(
+        store=store,
+        key=".".join((*prefix, EXTRA_STATE)),
+        expected="nothing, since the published version has no such name",
+        actual="extra state, which the module sets; publish the module itself, not a tensordict of its parameters, or "
+        f"load what there is by {_suggest_load(store)}",
+    )
+
+
+def _suggest_load(store: str) -> str:
+    return f"module.load_state_dict(client.latest({store!r}).data.flatten_keys('.').to_dict(), strict=False)"
+
+
+def _find_meta(module: nn.Module) -> str | None:
+    """Returns the name of a parameter or buffer on the meta device."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    return next((name for name, tensor in tensors if tensor.is_meta), None)
 
 
 def _has_compiled(names: Mapping[Path, Entry]) -> bool:

@@ -8,19 +8,22 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.integers import check_integer
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
+from tdserve.client.weights.module_misfits import make_unpublished_error
 from tdserve.rules.weights import check_metadata
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture, capture_module
+from tdserve.structure.module_state import EXTRA_STATE
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Spec
 from tdserve.structure.version_subset import convert_floats
@@ -65,6 +68,8 @@ class Published:
             self._changing.put(name, True)
         if self._changing.get(name) or spec.values or len(spec.tensors) < MIN_ANNOUNCED_LEAVES:
             return
+        if announced is None and any(EXTRA_STATE in path for path, _ in spec.tensors):
+            return  # its shape may be another at any time
         with suppress(TypeError):  # objects of some classes have no weak references
             self._last.put(name, (weakref.ref(td), dtype, spec))
 
@@ -151,7 +156,11 @@ class _PublishAttempt:
         """Captures the content, once."""
         if self._captured is None:
             take: Callable[..., Captured] = capture_module if isinstance(self._td, nn.Module) else capture
-            captured = take(self._td, store=self._name, allow_pickle=self._client.allow_pickle)
+            try:
+                captured = take(self._td, store=self._name, allow_pickle=self._client.allow_pickle)
+            except NotSupportedError as error:
+                is_module = isinstance(self._td, nn.Module) and not isinstance(self._td, TensorDictBase)
+                raise (is_module and make_unpublished_error(self._td, store=self._name)) or error from None
             self._captured = _convert_dtype(captured, self._dtype)
             self._published.keep(self._name, self._td, self._dtype, self._captured.spec, announced=self._announced)
         return self._captured

@@ -35,6 +35,7 @@ NAMES: list[tuple[Any, str]] = [
     (torch.nn.Module(), "_parameters"),
     (torch.nn.Module(), "_buffers"),
     (torch.nn.Module(), "_modules"),
+    (torch.nn.Module, "_save_to_state_dict"),
     (torch.nn.Buffer(torch.zeros(1)), "_is_buffer"),
     (FAKE_PARAMETER, "_is_param"),
 ]
