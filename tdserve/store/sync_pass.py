@@ -82,12 +82,14 @@ class Pass:
         failures = {}
         for store in self.stores:
             try:
-                sync_store(store)
+                with convert_os_errors(Path(store.folder)):  # its files go at any moment when it is deleted
+                    sync_store(store)
             except TDServeError as error:
                 failures[store.uid] = str(error)
         for weights in self.weights:
             try:
-                sync_versions(Path(weights.folder), weights.records, uid=weights.uid)
+                with convert_os_errors(Path(weights.folder)):
+                    sync_versions(Path(weights.folder), weights.records, uid=weights.uid)
             except TDServeError as error:
                 failures[weights.uid] = str(error)
         with convert_os_errors(target):

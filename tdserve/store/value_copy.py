@@ -74,13 +74,15 @@ class ValueCopy:
 
         Raises:
             CapacityError: There is no room for the copy; the previous one stays.
-            CorruptDataError: The values cannot be read.
+            CorruptDataError: The values cannot be read, for example because the store was deleted meanwhile.
         """
         live = object_folders.get_folder(self._store_folder, epoch)
         if not Objects.exists(live):
             return
         with Objects(live) as objects:
-            source = json.dumps([epoch, objects.last_commit, os.stat(live / DATA_FILE).st_ino]).encode()
+            with convert_os_errors(live):  # the store may be deleted meanwhile
+                inode = os.stat(live / DATA_FILE).st_ino
+            source = json.dumps([epoch, objects.last_commit, inode]).encode()
             if self._make_source() == source:
                 return
             fresh = self.folder.with_name(NAME + FRESH_SUFFIX)

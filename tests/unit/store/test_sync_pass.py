@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from tdserve.store import leaf_folders
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.object_folders import get_folder
+from tdserve.store.objects import ObjectColumn, Objects
 from tdserve.store.sync_pass import COPY_FILE, Pass, SyncedWeights, put_back
 from tdserve.store.version_marks import find_whole_versions
 from tdserve.store.watermark import SyncedStore
+from tdserve.structure.capture import capture
 
 
 def _pass(folder: Path, **work: object) -> Pass:
@@ -52,4 +66,35 @@ def test_pass_when_a_store_cannot_be_synced_then_the_others_are(tmp_path: Path) 
     assert list(failures) == ["0" * 32]
     assert "generation.memmap" in failures["0" * 32]
     assert find_whole_versions(versions, uid="1" * 32) == {1: "one"}
+    assert (tmp_path / "synced" / COPY_FILE).exists()
+
+
+def _make_store(folder: Path, uid: str) -> SyncedStore:
+    """A store with values."""
+    spec = capture(TensorDict({"x": torch.zeros(3)}, [3]).set_non_tensor("text", "a")).spec
+    leaf_folders.create(folder, spec)
+    Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=4)
+    with Objects(get_folder(folder, 0), writable=True) as objects:
+        objects.put_many([ObjectColumn(("text",), np.arange(3), [b"a", b"b", b"c"])])
+    return SyncedStore.from_spec(spec, uid=uid, folder=str(folder), structure=0)
+
+
+def test_pass_when_a_store_is_deleted_between_two_looks_at_its_values_then_it_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, staying = _make_store(tmp_path / "going", "0" * 32), _make_store(tmp_path / "staying", "1" * 32)
+    stat = os.stat
+
+    def delete_first(path: Any, **how: Any) -> os.stat_result:
+        asker = Path(sys._getframe(1).f_code.co_filename).name
+        if asker == "value_copy.py" and "going" in Path(path).parts:  # its values are open by then
+            shutil.rmtree(going.folder)
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", delete_first)
+    with CatalogDB(tmp_path / "catalog"):
+        failures = _pass(tmp_path, stores=[going, staying]).run()
+    assert list(failures) == [going.uid]
+    assert not Path(going.folder).exists()
+    assert (Path(staying.folder) / "synced-values/source.json").exists()
     assert (tmp_path / "synced" / COPY_FILE).exists()
