@@ -230,8 +230,11 @@ def _check_no_nul(name: str, value: str | list[str], what: str) -> None:
 
 def _own(value: Any) -> Any:
     """Returns a tensor that shares its storage with no other, which would be saved with it."""
+    if isinstance(value, list):
+        return [_own(each) if isinstance(each, torch.Tensor) and not each.numel() else each for each in value]
     is_part = isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes
-    return value.clone() if is_part else value
+    is_empty = isinstance(value, torch.Tensor) and not value.numel()  # its address may be that of another leaf
+    return value.clone() if is_part or is_empty else value
 
 
 def _are_texts(value: Any) -> bool:

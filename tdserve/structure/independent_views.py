@@ -36,13 +36,16 @@ def view_memory(
     offset: int,
     strides: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Returns a tensor over a part of memory, whose storage is that part alone; it keeps the memory alive.
+    """Returns a tensor over a part of memory, whose storage is that part alone; it keeps the memory alive. Without
+    elements it has a storage of its own.
 
     It takes no longer than a view of a tensor.
 
     Args:
         offset, strides: In bytes; None for a contiguous tensor.
     """
+    if 0 in size:  # its place is that of the next leaf, for which torch.save would take it
+        return torch.empty(tuple(size), dtype=dtype, device="cpu")
     plain = _TO_NUMPY.get(dtype)
     if plain is not None:
         return torch.from_numpy(np.ndarray(size, plain, memory, offset, strides))

@@ -87,6 +87,15 @@ def save(content: Any) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool])
+def test_save_when_a_leaf_has_no_elements_then_equal(reader: tdserve.Client, name: str, dtype: torch.dtype) -> None:
+    leaves = {"z": torch.zeros(0, 3), "b": torch.ones(4, dtype=dtype), "y": torch.zeros(4, 0), "i": torch.arange(3)}
+    reader.publish(name, leaves)
+    found = get_newest(reader, name)
+    assert difference(found, torch.load(io.BytesIO(save(found)), weights_only=False)) is None
+    reader.delete(name)
+
+
 @pytest.mark.parametrize("read", READS)
 def test_save_when_leaves_have_several_dtypes_then_equal_and_no_larger(
     reader: tdserve.Client, names: dict[str, str], read: str

@@ -78,3 +78,15 @@ def test_writer_when_texts_would_change_or_explode_then_refused_by_their_key(
 ) -> None:
     with pytest.raises(NotSupportedError, match="key 'text'"):
         WRITERS[kind](tmp_path / "file", {("text",): texts}, len(texts))
+
+
+def test_pt_when_leaves_without_elements_lie_at_the_place_of_others_then_written(tmp_path: Path) -> None:
+    memory = np.arange(6.0)
+    empty, whole = torch.from_numpy(memory[:0]), torch.from_numpy(memory).view(torch.int64)
+    assert empty.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    columns: Columns = {("a",): empty, ("b",): whole, ("rows",): [torch.from_numpy(memory[:0]), torch.ones(2)]}
+    WRITERS["pt"](tmp_path / "made.pt", columns, None)
+    found = torch.load(tmp_path / "made.pt", weights_only=True)
+    assert torch.equal(found["b"], whole)
+    assert (found["a"].shape, found["a"].dtype) == ((0,), torch.float64)
+    assert [len(row) for row in found["rows"]] == [0, 2]
