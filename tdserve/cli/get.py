@@ -39,7 +39,7 @@ def get(
     .safetensors  the same, tensors only
     .h5           HDF5; nested keys are groups
     .pt           tensors in dicts, for torch.load(weights_only=True)
-    .jsonl        a line of JSON for each row; nested keys are objects
+    .jsonl        a line of JSON for each row; nested keys are objects, NaN and infinities null
     no ending     a folder of TensorDict.memmap
 
     Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these (.jsonl with

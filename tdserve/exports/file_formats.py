@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -122,7 +123,8 @@ def write_torch(path: Path, columns: Columns, num_rows: int | None) -> None:
 def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
     """Writes an object of JSON in a line for each row; a nested key is an object, a tensor nested lists.
 
-    Numbers that JSON lacks are written as Python's ``json`` does: ``NaN``, ``Infinity``.
+    NaN and infinities, which JSON lacks, are written as null: strict readers refuse what Python's ``json`` writes for
+    them, and pandas and ``datasets`` read null as NaN in a column of numbers.
     """
     if num_rows is None:
         reason = f"{path.name}: a .jsonl file has a line for each row, and there are no rows; write .pt or a folder"
@@ -136,7 +138,23 @@ def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
         for start in range(0, num_rows, PIECE_ROWS):
             pieces = [_list_values(value[start : start + PIECE_ROWS]) for value in columns.values()]
             for values in zip(*pieces, strict=True):
-                file.write(json.dumps(_nest(dict(zip(names, values, strict=True))), ensure_ascii=False) + "\n")
+                file.write(_encode_line(_nest(dict(zip(names, values, strict=True)))) + "\n")
+
+
+def _encode_line(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # looking at each number of each row beforehand would cost more than writing it
+        return json.dumps(_put_null(row), ensure_ascii=False, allow_nan=False)
+
+
+def _put_null(value: Any) -> Any:
+    """Returns what JSON has, with None for NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _put_null(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_put_null(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _list_values(values: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,27 @@ def test_writer_when_texts_would_change_or_explode_then_refused_by_their_key(
 ) -> None:
     with pytest.raises(NotSupportedError, match="key 'text'"):
         WRITERS[kind](tmp_path / "file", {("text",): texts}, len(texts))
+
+
+def refuse_constant(name: str) -> None:
+    pytest.fail(f"{name} is no JSON")
+
+
+def test_jsonl_when_numbers_are_not_finite_then_null_which_strict_readers_take(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    columns: Columns = {
+        ("number",): torch.tensor([1.5, nan, inf]),
+        ("half",): torch.tensor([[1.0, -inf]] * 3, dtype=torch.bfloat16),
+        ("rows",): [torch.ones(1), torch.tensor([nan, 2.0]), torch.ones(0)],
+        ("deep", "chat"): [[{"score": nan, "at": 1}], "ä", None],
+    }
+    WRITERS["jsonl"](tmp_path / "made.jsonl", columns, 3)
+    lines = (tmp_path / "made.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line, parse_constant=refuse_constant) for line in lines] == [
+        {"number": 1.5, "half": [1.0, None], "rows": [1.0], "deep": {"chat": [{"score": None, "at": 1}]}},
+        {"number": None, "half": [1.0, None], "rows": [None, 2.0], "deep": {"chat": "ä"}},
+        {"number": None, "half": [1.0, None], "rows": [], "deep": {"chat": None}},
+    ]
 
 
 def test_pt_when_leaves_without_elements_lie_at_the_place_of_others_then_written(tmp_path: Path) -> None:
