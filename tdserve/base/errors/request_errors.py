@@ -43,9 +43,9 @@ class SpecMismatchError(RequestError, ValueError, RuntimeError):
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}
 
     def _message(self) -> str:
-        if self.fields["key"] or not self.fields["store"]:
-            return super()._message()
-        return self.template.replace(", key {key!r}", "").format(**self.fields)
+        named = ", ".join(f"{field} {self.fields[field]!r}" for field in ("store", "key") if self.fields[field])
+        difference = self.template.partition(": ")[2].format(**self.fields)
+        return f"{named}: {difference}" if named else super()._message()
 
 
 class StructureChangedError(SpecMismatchError):

@@ -18,7 +18,7 @@ from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceMover, GroupMover, HostMover
 from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.client.session.session_client import SessionClient
-from tdserve.structure.tree import Spec, check_matches
+from tdserve.structure.tree import Spec
 from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, CallChannel
 from tdserve.v1 import group_pb2
 
@@ -304,7 +304,7 @@ class Group:
             raise InvalidRequestError(argument="tds", reason=reason)
         givens = [self._prepare_given(td)() for td in tds]
         for given in givens[1:]:
-            check_matches(givens[0].spec, given.spec, store=self.name)
+            given.check(givens[0].spec)
         return givens
 
     @contextmanager

@@ -12,6 +12,7 @@ from tdserve.client.content.leaves import make_leaves, make_source
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.received import make_views
 from tdserve.client.content.value_blocks import decode_values, encode_values
+from tdserve.client.groups.group_errors import name_group
 from tdserve.messages.content import cut_values, write_layout
 from tdserve.messages.layout import Message
 from tdserve.structure.build import build
@@ -62,10 +63,11 @@ class GivenPart:
 
     def __init__(self, td: Any, *, name: str, allow_pickle: bool) -> None:
         self._name = name
-        self._captured = capture(td, store=name, allow_pickle=allow_pickle)
-        self.spec = self._captured.spec
+        with name_group(name):
+            self._captured = capture(td, store=name, allow_pickle=allow_pickle)
+            self.spec = self._captured.spec
+            self._values = encode_values(self.spec, self._captured.values, store=name, allow_pickle=allow_pickle)
         self.fingerprint = compute_fingerprint(self.spec)
-        self._values = encode_values(self.spec, self._captured.values, store=name, allow_pickle=allow_pickle)
 
     @property
     def values_nbytes(self) -> int:
@@ -79,7 +81,8 @@ class GivenPart:
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless it has this structure."""
-        check_matches(spec, self.spec, store=self._name)
+        with name_group(self._name):
+            check_matches(spec, self.spec, store=self._name)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -117,8 +120,10 @@ class TakenPart:
     def __init__(self, out: Any, *, name: str, allow_pickle: bool) -> None:
         self._out = out
         self._allow_pickle = allow_pickle
-        self._destination = None if out is None else Destination(out, store=name)
-        self._captured = None if out is None else capture(out, store=name, is_destination=True)
+        self._name = name
+        with name_group(name):
+            self._destination = None if out is None else Destination(out, store=name)
+            self._captured = None if out is None else capture(out, store=name, is_destination=True)
         self.fingerprint = b"" if self._captured is None else compute_fingerprint(self._captured.spec)
         self._values = torch.empty(0, dtype=torch.uint8)
         self._columns: Sequence[torch.Tensor] = ()
@@ -133,14 +138,15 @@ class TakenPart:
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless content of this structure fits; nothing is written."""
         if self._destination is not None:
-            self._destination.check(spec)
+            with name_group(self._name):
+                self._destination.check(spec)
 
     def make_sink(self, spec: Spec, values_nbytes: int, pool: BufferPool) -> Sink:
         """Returns a sink for content of a structure."""
         layout = write_layout(spec)
         places = None
         if self._destination is not None:
-            self._destination.check(spec)
+            self.check(spec)
             places = self._destination.find_places(layout)
         self._was_direct = places is not None
         self._values = pool.take(values_nbytes)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.client.groups.group_errors import name_group
 from tdserve.client.groups.member_parts import check_device, compute_fingerprint
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 from tdserve.structure.capture import capture
@@ -56,7 +57,8 @@ class Reducing:
     def __init__(self, td: Any, op: str, *, name: str, device: torch.device | None = None) -> None:
         if op not in OPERATIONS:
             raise InvalidRequestError(argument="op", reason=f"it must be one of {', '.join(OPERATIONS)}, got {op!r}")
-        captured = capture(td, store=name, is_destination=True)
+        with name_group(name):
+            captured = capture(td, store=name, is_destination=True)
         self.spec = captured.spec
         self._name = name
         self._op = op
@@ -75,7 +77,8 @@ class Reducing:
 
     def check(self, spec: Spec) -> None:
         """Raises SpecMismatchError unless it has this structure."""
-        check_matches(spec, self.spec, store=self._name)
+        with name_group(self._name):
+            check_matches(spec, self.spec, store=self._name)
 
     def make_flats(self) -> list[torch.Tensor]:
         """Returns one-dimensional contiguous tensors, divided in the same way at every member."""

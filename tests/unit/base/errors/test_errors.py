@@ -188,3 +188,8 @@ def test_message_when_a_field_holds_braces_then_shows_them_as_they_are() -> None
 def test_spec_mismatch_when_it_is_of_the_whole_store_then_no_key_is_named() -> None:
     error = errors.SpecMismatchError(store="s", expected="a", actual="b")
     assert str(error) == "store 's': expected a, got b"
+
+
+def test_spec_mismatch_when_it_is_of_no_store_then_none_is_named() -> None:
+    error = errors.SpecMismatchError(key="k", expected="a", actual="{b}")
+    assert str(error) == "key 'k': expected a, got {b}"

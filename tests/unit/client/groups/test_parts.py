@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.groups.member_parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
+from tdserve.client.groups.reducing import Reducing
 from tdserve.structure.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes
@@ -92,3 +93,24 @@ def test_tensors_on_when_a_device_takes_them_then_the_values_come_apart(into: in
     found = taken.finish(source.spec)
     assert number_in(found) == 4
     assert found is out or found.device == torch.device("cpu")
+
+
+def test_parts_when_content_is_refused_then_error_names_the_group() -> None:
+    sparse = TensorDict({"a": torch.eye(2).to_sparse()}, [])
+    with pytest.raises(NotSupportedError, match=r"key 'a' of group 'g'"):
+        given(sparse)
+    with pytest.raises(NotSupportedError, match=r"key 'v' of group 'g'"):
+        given(TensorDict({}, []).set_non_tensor("v", object()))
+    with pytest.raises(NotSupportedError, match=r"of group 'g'"):
+        TakenPart(TensorDict({"a": torch.ones(1).expand(3)}, []), name="g", allow_pickle=False)
+    with pytest.raises(NotSupportedError, match=r"key 'a' of group 'g'"):
+        Reducing(sparse, "sum", name="g")
+
+
+def test_parts_when_a_structure_differs_then_error_names_the_group_and_the_key() -> None:
+    mine, other = TensorDict({"a": torch.ones(2)}, []), capture(TensorDict({"a": torch.ones(3)}, [])).spec
+    parts = given(mine), TakenPart(mine, name="g", allow_pickle=False), Reducing(mine, "sum", name="g")
+    for part in parts:
+        with pytest.raises(SpecMismatchError, match=r"^key 'a': expected .*\(group 'g'\), got ") as caught:
+            part.check(other)
+        assert caught.value.fields["key"] == "a"
