@@ -59,15 +59,16 @@ def open_leaves(
     mapped = _MAPPED[writable, is_private]
     check = _check_exact if adopted is None else check_size
     where = base if adopted is None else FilePath(adopted.path)
-    with convert_os_errors(where):
+    # Whoever maps them first may be in inference mode; tensors made there could only be written there.
+    with convert_os_errors(where), torch.inference_mode(False):
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if adopted is None else adopted.open()
         try:
             for top in tops:
                 _open(top, where, base_fd, found, (*mapped, check))
         finally:
             os.close(base_fd)
-    if adopted is not None:
-        _add_empty(found, spec, base)
+        if adopted is not None:
+            _add_empty(found, spec, base)
     return {path: found[path] for path, _ in spec.tensors}
 
 
@@ -88,7 +89,7 @@ def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> N
 
 
 def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
-    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
+    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="cpu")
 
 
 def _map_private(fd: int, nbytes: int, path: FilePath) -> Mapping:

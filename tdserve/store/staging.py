@@ -87,6 +87,7 @@ class Staging:
                     os.ftruncate(fd, found)  # return what was reserved before the disk was full
                     raise
                 mapping = map_shared(fd, max(wanted, found), writable=True, path=self.path)
-                self._buffer = torch.frombuffer(mapping, dtype=torch.uint8)
+                with torch.inference_mode(False):  # it is kept, and written in any mode
+                    self._buffer = torch.frombuffer(mapping, dtype=torch.uint8)
             finally:
                 os.close(fd)

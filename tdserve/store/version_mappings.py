@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tdserve.store import version_filling
-from tdserve.store.mapped import map_private, map_shared
+from tdserve.store.mapped import Mapping, map_private, map_shared
 from tdserve.store.version_format import LENGTH, make_layout
 from tdserve.structure.independent_views import make_independent_views, view_memory
 from tdserve.structure.torch_types import to_torch
@@ -73,7 +73,7 @@ class VersionMapping:
     def __init__(self, fd: int, *, writable: bool, path: FilePath) -> None:
         self.writable = writable
         self._mapping = map_shared(fd, os.fstat(fd).st_size, writable=writable, path=path)
-        self._buffer = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        self._buffer = _view_mapping(self._mapping)
         # a description of its own: a duplicate would share the lock of the caller's descriptor
         self.fd = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         self._views: tuple[bytes, int, dict[Path, torch.Tensor]] | None = None
@@ -84,7 +84,7 @@ class VersionMapping:
         mapping = cls.__new__(cls)
         mapping.writable = False
         mapping._mapping = map_private(fd, os.fstat(fd).st_size, path=path)
-        mapping._buffer = torch.frombuffer(mapping._mapping, dtype=torch.uint8)
+        mapping._buffer = _view_mapping(mapping._mapping)
         mapping.fd = -1
         mapping._views = None
         return mapping
@@ -106,7 +106,8 @@ class VersionMapping:
         """Returns the leaves as views, made once per structure: 2,000 of them take a millisecond."""
         start = self._start()
         if self._views is None or self._views[:2] != (spec.fingerprint, start):
-            self._views = (spec.fingerprint, start, make_leaf_views(self._buffer[start:], spec))
+            with torch.inference_mode(False):  # they are kept, and used in any mode
+                self._views = (spec.fingerprint, start, make_leaf_views(self._buffer[start:], spec))
         return self._views[2]
 
     def _start(self) -> int:
@@ -115,6 +116,11 @@ class VersionMapping:
     def close(self) -> None:
         """Closes the descriptor; the pages go with their last view."""
         os.close(self.fd)
+
+
+def _view_mapping(mapping: Mapping) -> torch.Tensor:
+    with torch.inference_mode(False):  # it is kept: tensors made in inference mode can only be written there
+        return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def make_leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tensor]:
@@ -153,7 +159,7 @@ def _find_runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
 
 
 def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
-    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype))
+    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="cpu")
 
 
 _lock = threading.Lock()

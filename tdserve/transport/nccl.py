@@ -361,7 +361,8 @@ def prepare_staging(device: str, *, num_ready: int) -> StagingPool:
 
 
 def _make_slot(device: torch.device) -> StagingSlot:
-    return StagingSlot(
-        torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True),
-        torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
-    )
+    with torch.inference_mode(False):  # they are used again, in any mode
+        return StagingSlot(
+            torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True),
+            torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device),
+        )

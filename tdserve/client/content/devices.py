@@ -71,7 +71,8 @@ class CudaDevice:
 
     def allocate_staging(self, nbytes: int) -> torch.Tensor:
         """Returns pinned memory."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with torch.inference_mode(False):  # it is used again, in any mode
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Returns memory of the copying stream, which reuses it only after its previous use."""
