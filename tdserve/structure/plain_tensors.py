@@ -44,8 +44,19 @@ def to_plain(item: torch.Tensor, path: Path = (), *, store: str = "") -> torch.T
     elif item.is_meta:
         raise make_refusal("a meta tensor", path, store, _BLANK)
     elif item.requires_grad:
-        item = item.detach()
+        item = item.detach() if not is_of_transform(item) else check_memory(item, path, store=store)
     return item if is_in_memory(item) else check_memory(item, path, store=store)
+
+
+def to_host(given: Any) -> Any:
+    """Returns numbers that may be given as a tensor in memory that NumPy can read; anything else as it is.
+
+    Raises:
+        NotSupportedError: It is a tensor whose elements cannot be read; NumPy would crash, or take other memory for it.
+    """
+    if isinstance(given, torch.Tensor):
+        return to_plain(given).cpu().resolve_conj().resolve_neg()
+    return given.detach().cpu() if hasattr(given, "detach") else given
 
 
 def is_dense(item: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.tables.conditional_update import NOT_LIVE
 from tdserve.rules.replay.ring import ROW_ID_MASK
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.torch_types import to_torch
 from tdserve.torchrl.table_rows import to_path, to_stored_key
 
@@ -53,8 +54,8 @@ class ConditionalUpdates:
         if not self._buffer.writer.tracks_generations:
             reason = "the buffer has a writer that was made without track_generations=True"
             raise NotSupportedError(feature="a conditional update (update_if_present)", reason=reason)
-        numbers = torch.as_tensor(index, dtype=torch.long).cpu().reshape(-1)
-        stamps = torch.as_tensor(generation, dtype=torch.long).cpu().reshape(-1)
+        numbers = to_host(torch.as_tensor(index)).long().reshape(-1)
+        stamps = to_host(torch.as_tensor(generation)).long().reshape(-1)
         if len(numbers) != len(stamps):
             reason = f"{len(stamps)} generations for {len(numbers)} rows"
             raise InvalidRequestError(argument="generation", reason=reason)

@@ -24,6 +24,7 @@ from tdserve.messages.content import GENERATION_KEY
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.sampler import Sampler as TableRule, Uniform
 from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.tree import Path
 from tdserve.torchrl.slice_draws import TableSliceSampler
 from tdserve.torchrl.table_draws import draw_rows, has_rule, hold_local_draw, may_draw, raise_empty
@@ -178,8 +179,8 @@ class TablePrioritizedSampler(PrioritizedSampler):
                 changed.
         """
         self._require_same(storage)
-        index = torch.as_tensor(index).detach().cpu().reshape(-1)
-        priority = torch.as_tensor(priority).detach().cpu().float().reshape(-1).expand(len(index))
+        index = to_host(torch.as_tensor(index)).reshape(-1)
+        priority = to_host(torch.as_tensor(priority)).float().reshape(-1).expand(len(index))
         table, changes = storage.require_table(), priority != UNCHANGED
         generation = torch.full_like(index, _NOT_DRAWN)
         if self._drawn is not None:

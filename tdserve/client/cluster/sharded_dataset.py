@@ -26,6 +26,7 @@ from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.tree import Path
 
 CreatePart = Callable[[Client, str, slice], Any]
@@ -275,7 +276,7 @@ def _unwrap(index: Any) -> Any:
 
 
 def _to_array(index: Any) -> NDArray[Any]:
-    return np.asarray(index.detach().cpu() if isinstance(index, torch.Tensor) else index)
+    return np.asarray(to_host(index))
 
 
 def _to_slice(numbers: NDArray[np.int64]) -> Any:

@@ -29,6 +29,7 @@ from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 from tdserve.structure.array_views import to_arrays
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
 
@@ -242,7 +243,7 @@ class ShardedRows(ShardedStore):
             return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part, deadline)
         if isinstance(index, (str, tuple)):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
-        given = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+        given = np.asarray(to_host(index))
         if given.dtype.kind not in "iu" and given.size:
             raise SelectionError(selection=f"of table {self.name!r}", reason=f"{index!r} names no rows")
         shape = given.shape

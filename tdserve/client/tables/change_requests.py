@@ -16,6 +16,7 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows, encode_few_bytes, encode_rows
 from tdserve.rules.replay.plans import check_priorities
+from tdserve.structure.plain_tensors import to_host
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_ROWS = 1 << 17
@@ -66,7 +67,7 @@ def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
         SelectionError: One is negative.
     """
     given = _get_numbers(rows)
-    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    array = np.asarray(to_host(given))
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise _make_kind_error(rows, array.dtype, table)
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))
@@ -225,7 +226,7 @@ def to_whole_generations(rows: Any, generation: Any) -> NDArray[np.int64]:
     """
     num_rows = len(to_row_numbers(rows))
     found = rows.get(GENERATION_KEY, None) if generation is None and is_batch(rows) else generation
-    array = np.asarray(found.detach().cpu() if hasattr(found, "detach") else found)
+    array = np.asarray(to_host(found))
     if found is None or array.dtype.kind not in "iu" or array.size != num_rows:
         reason = "none is given" if found is None else f"{array.size} of {array.dtype} for {num_rows} rows"
         raise InvalidRequestError(argument="generation", reason=reason)
@@ -248,7 +249,8 @@ def to_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
         InvalidRequestError: Their number differs from that of the rows, or one is negative or not finite. Nothing was
             sent.
     """
-    given = priority.detach().cpu().double() if hasattr(priority, "detach") else priority  # NumPy has no bfloat16
+    given = to_host(priority)
+    given = given.double() if hasattr(given, "double") else given  # NumPy has no bfloat16
     try:
         array = np.asarray(given, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as fault:

@@ -16,6 +16,7 @@ from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import to_priorities
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
+from tdserve.structure.plain_tensors import to_host
 from tdserve.v1 import control_pb2
 
 
@@ -151,19 +152,20 @@ def find_oldest_version(batch: Any) -> int:
 
 def _check_versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
     if isinstance(given, (torch.Tensor, np.ndarray)) and given.ndim:
-        array = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+        array = np.asarray(to_host(given))
         if array.dtype.kind not in "iu" or array.shape != (num_rows,):
             reason = f"{array.dtype} {list(array.shape)} is neither an integer nor integers [{num_rows}]"
             raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=reason)
         if array.size and int(array.min()) < 0:
             raise InvalidRequestError(argument=POLICY_VERSION_KEY, reason=f"{int(array.min())} is below 0")
         return array.astype("<i8")
+    given = to_host(given)
     number = given.item() if isinstance(given, (torch.Tensor, np.ndarray, np.integer)) else given
     return np.array([check_policy_version(number)], "<i8")
 
 
 def _encode_flags(ends: Any, num_rows: int) -> bytes:
-    flags = np.asarray(ends.detach().cpu() if hasattr(ends, "detach") else ends)
+    flags = np.asarray(to_host(ends))
     if flags.dtype != np.bool_ or (flags.ndim and flags.size != num_rows):
         raise InvalidRequestError(argument="ends", reason=f"{flags.dtype} {list(flags.shape)} is not bool [{num_rows}]")
     return flags.reshape(-1).tobytes()

@@ -30,6 +30,7 @@ from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import parse
 from tdserve.structure.entries import get_entry
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
 
@@ -172,7 +173,7 @@ class RowsByNumber(ByAddress):
         pieces = [index]
         if not isinstance(index, slice):
             try:
-                array = np.asarray(index.detach().cpu() if hasattr(index, "detach") else index)
+                array = np.asarray(to_host(index))
             except ValueError as fault:  # lists of different lengths
                 raise SelectionError(selection=f"of table {self.name!r}", reason=str(fault)) from None
             if array.dtype == np.bool_ and array.ndim != 1:

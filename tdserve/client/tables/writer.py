@@ -22,6 +22,7 @@ from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import RowDestination
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.messages.content import ADDED_KEYS
+from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.rows import RowReader
 from tdserve.structure.tree import Path
 
@@ -241,8 +242,9 @@ class ReplayWriter:
 
 
 def _check_priority(priority: Any) -> float:
+    given = to_host(priority)
     try:
-        number = float(priority)
+        number = float(given)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
         number = math.nan
     if not 0 <= number < math.inf:

@@ -53,7 +53,7 @@ def parse_item(item: Any) -> Item:
     if isinstance(item, range):
         return np.arange(item.start, item.stop, item.step, dtype=np.int64)
     if hasattr(item, "detach"):
-        return _parse_array(np.asarray(item.detach().cpu().numpy()))
+        return _parse_array(_read_tensor(item))
     if isinstance(item, (list, tuple)):
         found = np.asarray(item)
         return _parse_array(found.astype(np.int64) if found.dtype.kind in "iu" or found.size == 0 else found)
@@ -62,6 +62,25 @@ def parse_item(item: Any) -> Item:
     if hasattr(item, "__index__"):
         return _to_int64(operator.index(item))
     raise TypeError(f"a {kind.__name__} is not an index")
+
+
+def _read_tensor(item: Any) -> NDArray[Any]:
+    """Returns a tensor's elements.
+
+    Where a storage was freed, torch and NumPy read other memory, or crash. No module that control imports may import
+    torch, so this looks itself.
+    """
+    try:
+        held = item.detach().cpu()
+        if hasattr(held, "untyped_storage") and held.numel():
+            last = held.storage_offset() + sum(
+                (size - 1) * step for size, step in zip(held.shape, held.stride(), strict=True)
+            )
+            if held.untyped_storage().nbytes() < (last + 1) * held.element_size():
+                raise TypeError("a tensor whose memory was freed is not an index")
+        return np.asarray(held.numpy())
+    except (RuntimeError, NotImplementedError) as fault:  # of a transform of torch.func, or without content
+        raise TypeError(f"a tensor that cannot be read is not an index: {fault}") from None
 
 
 def _to_positions(array: NDArray[Any]) -> NDArray[Any]:
@@ -136,6 +155,8 @@ def describe(item: object) -> str:
         return ":".join(ends if ends[2] else ends[:2])
     if isinstance(item, Iterable) and not isinstance(item, (str, bytes, list, tuple, range)):
         return f"<{type(item).__name__}>"
+    if isinstance(item, (list, tuple)) and any(hasattr(each, "detach") for each in item):
+        return f"({', '.join(map(describe, item))})"  # torch crashes where it shows one in freed memory
     return "..." if item is ... else repr(item)
 
 
