@@ -12,6 +12,7 @@ from tdserve.base.errors import InvalidRequestError, VersionNotFoundError, Wrong
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
@@ -51,6 +52,7 @@ AnyHandle = StoreHandle | ReplayHandle | QueueHandle | KeyedHandle
 _Handle = TypeVar("_Handle", bound=AnyHandle)
 
 
+@leave_modes_in_calls
 class Client(TensorDictClient):
     """A connection to one server. Threads: safe. Pickled by address. In a forked child its own calls raise
     ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as clear_transforms
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nested._internal.nested_tensor import NestedTensor
@@ -22,11 +23,13 @@ __all__ = [
     "FakeTensorMode",
     "NestedTensor",
     "active_fake_mode",
+    "clear_transforms",
     "pytree",
     "unset_fake_temporarily",
 ]
 
 # Imported above, where no public name does the same:
+# - clear_transforms: a context manager outside of all transforms of torch.func that the thread is in.
 # - FakeTensor and the rest: structure without content is made under a FakeTensorMode.
 # - NestedTensor: its constructor takes 60 us less than torch.nested.nested_tensor_from_jagged.
 # - pytree: torch's public trees register no nodes with keys.
@@ -40,6 +43,12 @@ making a view, and ``.data`` takes as long as the view itself (measured). None i
 
 num_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Modes of the calling thread, in 30 ns, so that every read can ask."""
+
+num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""Modes of the calling thread that see its torch functions, such as ``torch.device(...)``, in 30 ns."""
+
+find_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+"""How deep in transforms of ``torch.func`` the calling thread is, in 30 ns; None outside of them."""
 
 is_of_transform: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one inside of ``torch.vmap`` or another transform of ``torch.func``: these are of no class of

@@ -184,7 +184,7 @@ def _take(under_way: deque[_Item], count: int) -> list[_Item]:
 
 def pack(messages: Sequence[Message], source: Source) -> bytes:
     """Returns the messages concatenated, for content that travels inside a control message."""
-    buffer = torch.empty(sum(message.nbytes for message in messages), dtype=torch.uint8)
+    buffer = torch.empty(sum(message.nbytes for message in messages), dtype=torch.uint8, device="cpu")
     at = 0
     for message in messages:
         source.fill(message, buffer[at : at + message.nbytes])

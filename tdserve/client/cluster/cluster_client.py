@@ -20,6 +20,7 @@ from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.sums import add_up_stats
 from tdserve.client.cluster.table_creation import create_sharded_table
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
+@leave_modes_in_calls
 class ClusterClient(ClusterMoves):
     """A connection to several servers, with the calls and handles of :class:`tdserve.Client`.
 

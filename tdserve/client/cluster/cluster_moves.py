@@ -10,6 +10,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_checkpoints import checkpoint_cluster, restore_cluster
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, explain_left, move_store
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
@@ -17,6 +18,7 @@ from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place
 from tdserve.rules.placement import find_whole, name_splits
 
 
+@leave_modes_in_calls
 class ClusterMoves:
     """The part of a cluster's client that moves stores from server to server, and to a checkpoint and back.
 

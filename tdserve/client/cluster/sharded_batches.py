@@ -19,12 +19,14 @@ from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.devices import to_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.taking import POLL_S, Lease, acknowledge, give_back_later, name_rows, wait_again
 
 JOIN_TIMEOUT_S = 5.0
 
 
+@leave_modes_in_calls
 class ShardedTaken:
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises; see
     ``tdserve.Taken``. The rows of each shard are acknowledged together."""
@@ -101,6 +103,7 @@ def _give_back_later(drawn: list[DrawnPart], names: list[Lease]) -> None:
         give_back_later(part.client, part.query, named)
 
 
+@leave_modes_in_calls
 class ShardedTakenBatches:
     """An iterator over batches on lease, each acknowledged when the next one is requested; see
     ``tdserve.TakenBatches``.
@@ -161,6 +164,7 @@ class ShardedTakenBatches:
             held.ack(deadline)
 
 
+@leave_modes_in_calls
 class ShardedBatches:
     """An iterator over samples that a thread draws ahead; a context manager. It ends as ``Batches`` does.
 

@@ -18,6 +18,7 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.datasets.dataset import add_index, check_index_free, iter_rows
@@ -55,6 +56,7 @@ def _compute_bounds(placement: PlacementRecord) -> NDArray[np.int64]:
     return np.arange(placement.num_shards + 1) * placement.capacity // placement.num_shards
 
 
+@leave_modes_in_calls
 class ShardedDataset(ShardedStore):
     """A tensordict whose rows several servers share; calls for rows and leaves as of :class:`tdserve.StoreHandle`.
 

@@ -13,6 +13,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
@@ -60,6 +61,7 @@ class _Wait(NamedTuple):
     timeout_s: float | None
 
 
+@leave_modes_in_calls
 class ShardedKeyedHandle(EntryMapping, ShardedStore):
     """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
 

@@ -10,12 +10,14 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBatches
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.rules.placement import PlacementRecord
 
 
+@leave_modes_in_calls
 class ShardedQueueHandle(ShardedTable):
     """A queue that several servers share; calls as of :class:`tdserve.QueueHandle`.
 

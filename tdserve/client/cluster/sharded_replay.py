@@ -18,6 +18,7 @@ from tdserve.client.cluster.shard_shares import ShardShares
 from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
 from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
 from tdserve.client.content.devices import to_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.call_traces import gather_spans
@@ -30,6 +31,7 @@ from tdserve.client.tables.taking import acknowledge, name_rows
 from tdserve.rules.placement import PlacementRecord
 
 
+@leave_modes_in_calls
 class ShardedReplayHandle(ShardedTable):
     """A replay store that several servers share; calls as of :class:`tdserve.ReplayHandle`.
 

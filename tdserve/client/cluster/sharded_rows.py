@@ -17,6 +17,7 @@ from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeErro
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
@@ -38,6 +39,7 @@ _ReadPart = Callable[[Any, Any], Any]
 """Reads rows of a part by an index of its own."""
 
 
+@leave_modes_in_calls
 class ShardedRows(ShardedStore):
     """The part of a shared table's handle that finds rows by number: shard ``number // part_capacity`` has the row.
 

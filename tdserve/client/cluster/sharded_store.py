@@ -26,6 +26,7 @@ from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import convert_part_errors, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.call_deadline import within
@@ -39,6 +40,7 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
 
 
+@leave_modes_in_calls
 class ShardedStore:
     """A store that several servers share, each a part, which is an ordinary store of its own there.
 

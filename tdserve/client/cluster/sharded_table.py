@@ -30,6 +30,7 @@ from tdserve.client.cluster.part_creation import check_answers
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.sharded_rows import ShardedRows
 from tdserve.client.cluster.sharded_writer import ShardedWriter
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import check_path
@@ -54,6 +55,7 @@ from tdserve.structure.tree import Spec
 _Result = TypeVar("_Result")
 
 
+@leave_modes_in_calls
 class ShardedTable(ShardedRows):
     """A table that several servers share. The number of a row names its shard: shard ``number // part_capacity``.
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, TDServeError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.tables.writer import ReplayWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@leave_modes_in_calls
 class ShardedWriter:
     """Appends each row to the shard of its key; see :class:`ReplayWriter`, whose names it has.
 

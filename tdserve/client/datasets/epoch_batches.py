@@ -14,6 +14,7 @@ from typing import Any
 from tdserve.base.errors import ClosedError, ForkedClientError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import Upload, begin
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.epochs import EpochOrder, compute_share
 from tdserve.rules.replay.sampler import make_epoch_order
@@ -69,6 +70,7 @@ def plan_epoch(
     return EpochPlan(order, share[: total_rows // world_size // num_rows * num_rows] if drop_last else share, num_rows)
 
 
+@leave_modes_in_calls
 class EpochBatches:
     """An iterator over the batches of one epoch; a context manager. Threads: one caller at a time.
 

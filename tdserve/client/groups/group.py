@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, InvalidRequestError, LocalProtocolError, TDServeError
 from tdserve.base.integers import check_integer, to_integer
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.groups.agreement import ROOTED, Agreed, agree, agree_pair, describe_structure
 from tdserve.client.groups.epoch import GroupEpoch, Member
 from tdserve.client.groups.epoch_entry import GroupAsk
@@ -25,6 +26,7 @@ from tdserve.v1 import group_pb2
 _Part = TypeVar("_Part", GivenPart, TakenPart, Reducing)
 
 
+@leave_modes_in_calls
 class Group:
     """A group, as one of its members sees it. Made by ``client.group``; a context manager.
 

@@ -317,8 +317,8 @@ class _Fitting:
                 tensor = read_array(value, path, store=self.store, dtype=leaf.dtype)
             elif isinstance(value, FileTensor):
                 tensor = value.read_all()
-            else:
-                tensor = torch.as_tensor(value)
+            else:  # a tensor stays on its device, whatever the default one
+                tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise self.make_mismatch(path, describe(leaf), type(value).__name__) from None
         tensor = to_plain(tensor, path, store=self.store)

@@ -10,6 +10,7 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SpecMismatchError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@leave_modes_in_calls
 class StoreHandle(AlterableHandle):
     """A tensordict store by name. Every access is a call to the server, and every read returns a copy.
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.coerce import Manner, is_unset_field
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.local_values import read_remote, to_local
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@leave_modes_in_calls
 class AlterableHandle(TensorDictCalls):
     """A handle that can change the keys of its store.
 

@@ -10,6 +10,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_coll
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError, UnsupportedAttributeError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.ragged_values import describe_value
 from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
@@ -33,6 +34,7 @@ from tdserve.structure.instances import find_fields
 from tdserve.structure.tree import Path, ValueLeaf, show
 
 
+@leave_modes_in_calls
 class TensorDictCalls(ViewCalls):
     """The methods of a tensordict, for rows on a server. Three rules cover them.
 

@@ -11,6 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.client.content.devices import resolve_device, to_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
@@ -46,6 +47,7 @@ from tdserve.structure.nodes import count_dims
 from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 
+@leave_modes_in_calls
 class StoreView(TensorDictCalls):
     """The result of ``select``, ``exclude``, ``view``, ``permute``, ``split``, ``flatten_keys`` ... of a store.
 

@@ -11,6 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import WrongStateError
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.datasets.dataset import add_index, check_index_free
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
@@ -19,6 +20,7 @@ from tdserve.client.handles.store_client import StoreClient
 from tdserve.structure.tree import Path, Spec
 
 
+@leave_modes_in_calls
 class ViewCalls:
     """``select``, ``view``, ``split`` and the like, with tensordict's own arguments, and batches of an epoch.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tdserve.base.errors import VersionConflictError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.rules.kv.entry_changes import MAX_KEYS
 
 READ_NBYTES = 16 * 1024 * 1024
@@ -18,6 +19,7 @@ _ABSENT: Any = object()
 """Stands for the value of an entry that is absent."""
 
 
+@leave_modes_in_calls
 class EntryIterator(Iterator[Any]):
     """An iterator over entries that exist, which it reads in batches. One thread at a time.
 
@@ -50,6 +52,7 @@ class EntryIterator(Iterator[Any]):
                     yield (key, value) if has_keys else value
 
 
+@leave_modes_in_calls
 class EntryMapping:
     """The part of a keyed store's handle that a dict has too. Threads: safe."""
 

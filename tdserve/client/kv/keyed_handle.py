@@ -18,6 +18,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import check_real
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
@@ -41,6 +42,7 @@ MAX_POP_TRIES = 1000
 """Tries of a pop whose entries others change in between; each such change is a success of theirs."""
 
 
+@leave_modes_in_calls
 class KeyedHandle(EntryMapping, ByAddress):
     """A keyed store on the server: string keys to tensordicts, tensors or values. It has the calls of a dict.
 

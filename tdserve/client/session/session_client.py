@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -23,6 +23,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.tls import TLS
 from tdserve.client.content.gpu import find_gpu
+from tdserve.client.content.outer_modes import leave_modes_first
 from tdserve.client.local.root_files import FileAccess
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
@@ -178,6 +179,7 @@ class SessionClient:
         this thread makes a step."""
         return self.catalog.make_deadline(timeout_s)
 
+    @leave_modes_first  # what fails in one would end the session
     def call(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
     ) -> _Result:
@@ -194,9 +196,7 @@ class SessionClient:
             TransportError, ServerBusyError: It still failed when the time was up.
             TDServeError: The server's answer.
         """
-        if self._traces is None:
-            return self._call_anywhere(attempt, deadline, request)
-        with self._traces.trace_call():
+        with nullcontext() if self._traces is None else self._traces.trace_call():
             return self._call_anywhere(attempt, deadline, request)
 
     def _call_anywhere(

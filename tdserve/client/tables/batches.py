@@ -30,6 +30,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.content.devices import begin, resolve_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -115,6 +116,7 @@ class _UnderWay(NamedTuple):
     deadline: Deadline
 
 
+@leave_modes_in_calls
 class Batches:
     """An iterator over samples, which ends when the table is closed and has too few rows left for a batch; a context
     manager. Closing it from any thread ends a waiting ``next``.

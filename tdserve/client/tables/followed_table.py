@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.outgoing import WriteTarget
@@ -23,6 +24,7 @@ from tdserve.structure.tree import Path, Spec
 T = TypeVar("T")
 
 
+@leave_modes_in_calls
 class FollowedTable(RowsByNumber):
     """What a handle has of its table, as of the last look; attributes as of ``TableHandle``. Threads: safe."""
 

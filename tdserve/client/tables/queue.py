@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taking import Lease, Taken, TakenBatches, acknowledge, take_rows
 
 
+@leave_modes_in_calls
 class QueueHandle(TableHandle):
     """A queue, or a stack: rows wait in order until they are taken; writers wait while it is full. Threads: safe.
 

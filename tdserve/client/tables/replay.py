@@ -11,6 +11,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.step_counts import StepCount
@@ -33,6 +34,7 @@ MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
 """Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""
 
 
+@leave_modes_in_calls
 class ReplayHandle(TableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
 

@@ -13,6 +13,7 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, SelectionError, TransferAbortedError
 from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built, select_padding
 from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
@@ -59,6 +60,7 @@ class _FoundRows(NamedTuple):
         return pad_built(whole, pad, self.stored)
 
 
+@leave_modes_in_calls
 class RowsByNumber(ByAddress):
     """The part of a table's handle that reads live rows by number; attributes as of ``TableHandle``."""
 

@@ -19,6 +19,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
@@ -55,6 +56,7 @@ from tdserve.structure.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
 
 
+@leave_modes_in_calls
 class TableHandle(FollowedTable):
     """A table of rows on the server, by name: after it was deleted, the handle means the next one for the same rows.
 

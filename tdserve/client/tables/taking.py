@@ -23,6 +23,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.content.devices import to_device
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import is_passing, may_repeat
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -169,6 +170,7 @@ def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
     )
 
 
+@leave_modes_in_calls
 class Taken:
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises.
 
@@ -246,6 +248,7 @@ def wait_again(error: TDServeError, deadline: Deadline, closed: Event) -> None:
         raise error
 
 
+@leave_modes_in_calls
 class TakenBatches:
     """An iterator over batches on lease. Each batch is acknowledged when the next one is requested.
 

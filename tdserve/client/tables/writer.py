@@ -13,6 +13,7 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError, TDServeError
 from tdserve.base.integers import check_integer
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.tables.given_rows import add_form_hint
@@ -32,6 +33,7 @@ ABANDON_FLUSH_S = 2.0
 """Time for sending rows that were appended before the caller's code raised: the exception must not wait for long."""
 
 
+@leave_modes_in_calls
 class ReplayWriter:
     """A writer that accepts single rows, sends them in batches, and keeps track of which are stored.
 

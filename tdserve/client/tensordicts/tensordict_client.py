@@ -10,6 +10,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_version
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Destination, drop_extra
 from tdserve.client.handles.handle import StoreHandle
@@ -31,6 +32,7 @@ from tdserve.structure.tree import Path
 from tdserve.structure.views import check_own_entries
 
 
+@leave_modes_in_calls
 class TensorDictClient(SessionClient):
     """A client with tensordict's ``init_remote`` and ``send``, and with its memmap family.
 

@@ -8,6 +8,7 @@ from threading import Lock
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
+from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -20,6 +21,7 @@ subscription is noticed after this time."""
 MIN_STEP_S = 0.001
 
 
+@leave_modes_in_calls
 class Subscription:
     """An iterator over versions, each above the one before; see ``Client.subscribe``. A context manager.
 

@@ -71,6 +71,8 @@ def _read_tensor(item: Any) -> NDArray[Any]:
     torch, so this looks itself.
     """
     try:
+        if hasattr(item, "untyped_storage") and item.numel() and not item.data_ptr():
+            raise TypeError("a tensor without memory is not an index")
         held = item.detach().cpu()
         if hasattr(held, "untyped_storage") and held.numel():
             last = held.storage_offset() + sum(

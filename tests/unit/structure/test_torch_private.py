@@ -16,6 +16,7 @@ with FakeTensorMode():
     FAKE_PARAMETER: Any = torch.nn.Parameter(torch.zeros(1))
 
 NAMES: list[tuple[Any, str]] = [
+    (torch, "_functorch"),
     (torch, "_guards"),
     (torch, "_subclasses"),
     (torch, "_C"),
@@ -25,6 +26,7 @@ NAMES: list[tuple[Any, str]] = [
     (torch._C, "_AutoDispatchBelowADInplaceOrView"),
     (torch._C, "_len_torch_dispatch_stack"),
     (torch._C, "_functorch"),
+    (torch._C, "_len_torch_function_stack"),
     (torch._C, "_disabled_torch_function_impl"),
     (torch.Tensor, "_make_wrapper_subclass"),
     (torch.ops.aten, "_to_copy"),

@@ -1,0 +1,71 @@
+"""Calls outside of the modes of torch that the caller is in.
+
+Under ``torch.device(...)`` or a default device, torch makes every tensor there that names no device. Inside of a
+transform of ``torch.func`` even plain tensors become tensors of the transform, which have no memory. A call of tdserve
+works on memory of its own, so it begins with leaving both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+import torch
+
+from tdserve.structure.torch_private import clear_transforms, find_transform_level, num_function_modes
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
+
+SPECIAL_CALLS = (
+    "__getitem__",
+    "__getitems__",
+    "__setitem__",
+    "__delitem__",
+    "__contains__",
+    "__len__",
+    "__next__",
+    "__enter__",
+    "__exit__",
+)
+"""Calls by which Python itself uses an object."""
+
+
+def is_in_modes() -> bool:
+    """Returns whether the calling thread is in such a mode, in less than 0.1 µs, so that every call can ask."""
+    return find_transform_level() is not None or num_function_modes() > 0
+
+
+@contextmanager
+def leave_modes() -> Iterator[None]:
+    """Leaves the modes for the time of a call.
+
+    A mode of the caller's own goes on. One that sets a device leaves a tensor alone that has got the CPU already.
+    """
+    with clear_transforms(), torch.device("cpu"):
+        yield
+
+
+def leave_modes_in_calls(owner: _Class) -> _Class:
+    """Makes the calls of a class leave the modes that their caller is in: what it defines without an underscore, and
+    ``SPECIAL_CALLS``. Properties and static methods stay as they are."""
+    for name, found in list(vars(owner).items()):
+        if isinstance(found, FunctionType) and (name in SPECIAL_CALLS or not name.startswith("_")):
+            setattr(owner, name, leave_modes_first(found))
+    return owner
+
+
+def leave_modes_first(method: _Method) -> _Method:
+    """Makes a method leave the modes that its caller is in."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_in_modes():
+            return method(self, *args, **kwargs)
+        with leave_modes():
+            return method(self, *args, **kwargs)
+
+    return cast("_Method", call)
