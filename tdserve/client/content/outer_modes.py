@@ -52,9 +52,11 @@ def leave_modes() -> Iterator[None]:
 def leave_modes_in_calls(owner: _Class) -> _Class:
     """Makes the calls of a class leave the modes that their caller is in: what it defines without an underscore, and
     ``SPECIAL_CALLS``. Properties and static methods stay as they are."""
+    made: dict[FunctionType, Callable[..., Any]] = {}  # a second name of a call stays one
     for name, found in list(vars(owner).items()):
         if isinstance(found, FunctionType) and (name in SPECIAL_CALLS or not name.startswith("_")):
-            setattr(owner, name, leave_modes_first(found))
+            made[found] = made.get(found) or leave_modes_first(found)
+            setattr(owner, name, made[found])
     return owner
 
 
