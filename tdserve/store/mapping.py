@@ -20,12 +20,18 @@ from tdserve.store.adopted import Adopted
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import Folder, plan
 from tdserve.store.mapped import Mapping, map_private, map_shared
+from tdserve.store.shown_memory import note_shown
 from tdserve.structure.torch_types import to_torch
 from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
 
 
 def open_leaves(
-    folder: str | os.PathLike[str], spec: Spec, *, writable: bool = True, is_private: bool = False
+    folder: str | os.PathLike[str],
+    spec: Spec,
+    *,
+    writable: bool = True,
+    is_private: bool = False,
+    is_shown: bool = False,
 ) -> dict[Path, torch.Tensor]:
     """Maps every tensor leaf of a store; each takes one of the 65,530 mappings that a process may have.
 
@@ -37,6 +43,7 @@ def open_leaves(
         spec: The same structure.
         writable: False maps for reading: then a store into a tensor ends the process with SIGSEGV.
         is_private: Writes of this process into the tensors stay private, and reach no file.
+        is_shown: Whether a user gets the tensors, and may write them into the store that they show.
 
     Returns:
         The leaves in canonical order, in their stored shape. Leaves without elements are fresh empty tensors.
@@ -56,7 +63,8 @@ def open_leaves(
         tops = [adopted.plan(spec)]
         if writable and adopted.read_only:
             raise ReadOnlyError(store=base.name, reason=explain_read_only(adopted.path))
-    mapped = _MAPPED[writable, is_private]
+    access, map_file = _MAPPED[writable, is_private]
+    mapped = access, _note_shown(map_file) if is_shown else map_file
     check = _check_exact if adopted is None else check_size
     where = base if adopted is None else FilePath(adopted.path)
     # Whoever maps them first may be in inference mode; tensors made there could only be written there.
@@ -90,6 +98,15 @@ def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> N
 
 def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
     return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="cpu")
+
+
+def _note_shown(map_file: _Map) -> _Map:
+    def map_shown(fd: int, nbytes: int, path: FilePath) -> Mapping:
+        mapping = map_file(fd, nbytes, path)
+        note_shown(mapping)
+        return mapping
+
+    return map_shown
 
 
 def _map_private(fd: int, nbytes: int, path: FilePath) -> Mapping:

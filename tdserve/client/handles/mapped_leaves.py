@@ -52,7 +52,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         if stored.values and not values:
             values = read_block(store, [path for path, _ in stored.values], None)
         found, decoded = decode_values(on_cpu(stored), values)
-        leaves = open_leaves(store.folder, stored, writable=writable, is_private=not writable)
+        leaves = open_leaves(store.folder, stored, writable=writable, is_private=not writable, is_shown=True)
         store.check_current()
         return build(found, leaves, decoded).lock_()
 

@@ -17,6 +17,7 @@ from tdserve.data.places import Places
 from tdserve.messages.content import write_layout
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
+from tdserve.store.shown_memory import shows_store
 from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
@@ -118,6 +119,8 @@ def _prepare_copies(store: MappedStore, selection: Selection, captured: Captured
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for path, tensor in captured.tensors.items():
         leaf = store.leaves[path]
+        if not isinstance(tensor, FileTensor) and shows_store(tensor, store.folder):
+            tensor = tensor.clone()
         if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
             tensor.read_piece(0, tensor.element_size() if tensor.numel() else 0)  # shows whether the file is still open
             place = to_indexable(leaf)[index] if index else to_indexable(leaf)
