@@ -72,7 +72,7 @@ def _read_tensor(item: Any) -> NDArray[Any]:
     """
     try:
         if hasattr(item, "untyped_storage") and item.numel() and not item.data_ptr():
-            raise TypeError("a tensor without memory is not an index")
+            raise TypeError("a tensor that has no memory, or whose memory was freed, is not an index")
         held = item.detach().cpu()
         if hasattr(held, "untyped_storage") and held.numel():
             last = held.storage_offset() + sum(
