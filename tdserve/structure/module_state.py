@@ -26,11 +26,11 @@ _PLAIN_SAVE = save_own_state(nn.Module)
 
 def find_stateful(root: nn.Module) -> dict[Path, nn.Module]:
     """Returns the modules in a module, and itself, that save extra state and load it, by their paths."""
-    return _find(root, lambda kind: _saves_extra(kind) and kind.set_extra_state is not nn.Module.set_extra_state)
+    return _find(root, _keeps_extra)
 
 
 def add_extra_state(module: nn.Module, *, store: str) -> TensorDict | None:
-    """Returns the tensordict of a module with its extra state; None if it has none.
+    """Returns the tensordict of a module with its extra state; None if it has none that can be loaded again.
 
     Args:
         module: The module; its tensors are not copied.
@@ -40,12 +40,12 @@ def add_extra_state(module: nn.Module, *, store: str) -> TensorDict | None:
         NotSupportedError: Its ``state_dict()`` has something else that no parameter or buffer has, as that of a
             quantized module does; the error names the key.
     """
-    saving = _find(module, lambda kind: _saves_extra(kind) or save_own_state(kind) is not _PLAIN_SAVE)
+    saving = _find(module, lambda kind: _keeps_extra(kind) or save_own_state(kind) is not _PLAIN_SAVE)
     if not saving:
         return None
     for path, each in saving.items():
         _check_own_state(path, each, store)
-    states = {path: each.get_extra_state() for path, each in saving.items() if _saves_extra(type(each))}
+    states = {path: each.get_extra_state() for path, each in saving.items() if _keeps_extra(type(each))}
     if not states:
         return None
     td: TensorDict = TensorDict.from_module(module).data.clone(recurse=False)
@@ -76,8 +76,10 @@ def join_extra_state(prefix: Path, content: Mapping[Path, Any]) -> Any:
     return state
 
 
-def _saves_extra(kind: type[nn.Module]) -> bool:
-    return kind.get_extra_state is not nn.Module.get_extra_state
+def _keeps_extra(kind: type[nn.Module]) -> bool:
+    """Returns whether modules of a class save extra state and load it: torch itself loads no other."""
+    plain = nn.Module
+    return kind.get_extra_state is not plain.get_extra_state and kind.set_extra_state is not plain.set_extra_state
 
 
 def _find(root: nn.Module, is_wanted: Callable[[type[nn.Module]], bool]) -> dict[Path, nn.Module]:
@@ -123,7 +125,7 @@ def _check_own_state(path: Path, module: nn.Module, store: str) -> None:
         raise NotSupportedError(
             feature=f"a {type(module).__qualname__} with {'.'.join((*path, key))!r} in weights {store!r}",
             reason="its state_dict() has what is no parameter, buffer or extra state; publish the module as it is "
-            "before it is quantized or packed",
+            "before it is quantized or packed, or without that state, as TensorDict.from_module(module)",
         )
 
 

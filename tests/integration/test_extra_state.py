@@ -150,12 +150,25 @@ def test_publish_when_a_module_has_state_that_cannot_be_sent_then_refused_by_its
     assert name not in client.stores()
 
 
-def test_latest_when_the_version_lacks_the_extra_state_then_error_names_it(client: tdserve.Client, name: str) -> None:
-    target = model("mine")
-    client.publish(name, TensorDict.from_module(model(torch.ones(2))))
-    with pytest.raises(SpecMismatchError, match=r"1\._extra_state.*publish the module itself"):
-        client.latest(name, into=target)
+def test_latest_when_the_version_lacks_the_extra_state_then_it_stays_as_it_is(
+    client: tdserve.Client, name: str
+) -> None:
+    source, target = model(torch.ones(2)), model("mine")
+    client.publish(name, TensorDict.from_module(source))
+    client.latest(name, into=target)
+    assert torch.equal(target.get_parameter("0.weight"), source.get_parameter("0.weight"))
     assert state_of(target) == "mine"
+
+
+def test_publish_when_a_module_only_saves_extra_state_then_goes_without_it(client: tdserve.Client, name: str) -> None:
+    class Saving(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"saved": 1}
+
+    source, target = Saving(2, 2), Saving(2, 2)
+    client.publish(name, source)
+    client.latest(name, into=target)
+    assert torch.equal(target.weight, source.weight)
 
 
 def test_latest_when_the_module_has_no_extra_state_then_error_names_it(client: tdserve.Client, name: str) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error, make_stateless_error
+from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import Captured, capture_module
 from tdserve.structure.module_state import find_stateful, join_extra_state, split_extra_state
@@ -22,10 +22,10 @@ class ModuleDestination(Destination):
     """Parameters and buffers of a module, filled in place: they stay the same objects, and only their content changes.
 
     Floating-point numbers are converted to the dtype of the parameter, as ``load_state_dict`` does. Modules that have
-    extra state are given theirs last.
+    extra state are given theirs last, if the version has it.
 
     Args:
-        module: Has every parameter, buffer and extra state of the version, and no others.
+        module: Has every parameter, buffer and extra state of the version, and no other parameters and buffers.
         store: Name, for errors.
     """
 
@@ -33,6 +33,7 @@ class ModuleDestination(Destination):
         super().__init__(module, store=store)
         self._is_converted = False
         self._stateful = find_stateful(module)
+        self._given: dict[Path, nn.Module] = {}
 
     def _capture(self, like: Spec | None = None) -> Captured:
         try:
@@ -66,9 +67,7 @@ class ModuleDestination(Destination):
                 self._is_converted = True
             elif theirs != own:
                 raise make_misfit_error(self.out, path, came, mine, store=self._store)
-        missing = self._stateful.keys() - set(states.values())
-        if missing:
-            raise make_stateless_error(min(missing), store=self._store)
+        self._given = {prefix: self._stateful[prefix] for prefix in states.values()}
 
     def find_places(self, layout: Layout) -> Leaves | None:
         """Returns the parameters and buffers in the layout's order; None if they cannot be received into."""
@@ -82,7 +81,7 @@ class ModuleDestination(Destination):
         with torch.no_grad():
             for path, tensor in self._captured.tensors.items():
                 tensor.copy_(content.leaves[path])
-        for prefix, module in self._stateful.items():
+        for prefix, module in self._given.items():
             module.set_extra_state(join_extra_state(prefix, {**content.leaves, **content.values}))
 
 

@@ -8,7 +8,6 @@ from itertools import chain
 from torch import nn
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.structure.module_state import EXTRA_STATE
 from tdserve.structure.tree import Entry, Path, describe
 
 _COMPILED = "_orig_mod"
@@ -80,22 +79,6 @@ def make_unpublished_error(module: nn.Module, *, store: str) -> NotSupportedErro
     return NotSupportedError(
         feature=f"publishing {name!r} of a module on the meta device as weights {store!r}",
         reason="it has no content; call module.to_empty(device=...) and fill it first",
-    )
-
-
-def make_stateless_error(prefix: Path, *, store: str) -> SpecMismatchError:
-    """Returns the error for a version without the extra state that a module loads.
-
-    Args:
-        prefix: Path of the module.
-        store: Name of the weights.
-    """
-    return SpecMismatchError(
-        store=store,
-        key=".".join((*prefix, EXTRA_STATE)),
-        expected="nothing, since the published version has no such name",
-        actual="extra state, which the module sets; publish the module itself, not a tensordict of its parameters, or "
-        f"load what there is by {_suggest_load(store)}",
     )
 
 
