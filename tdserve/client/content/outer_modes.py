@@ -34,11 +34,6 @@ SPECIAL_CALLS = (
 """Calls by which Python itself uses an object."""
 
 
-def is_in_modes() -> bool:
-    """Returns whether the calling thread is in such a mode, in less than 0.1 µs, so that every call can ask."""
-    return find_transform_level() is not None or num_function_modes() > 0
-
-
 @contextmanager
 def leave_modes() -> Iterator[None]:
     """Leaves the modes for the time of a call.
@@ -65,7 +60,7 @@ def leave_modes_first(method: _Method) -> _Method:
 
     @wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not is_in_modes():
+        if find_transform_level() is None and not num_function_modes():  # 0.06 us: each call asks
             return method(self, *args, **kwargs)
         with leave_modes():
             return method(self, *args, **kwargs)
