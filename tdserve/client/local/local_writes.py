@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from tdserve.base.errors import LocalProtocolError
@@ -22,7 +21,7 @@ from tdserve.store.versions import VersionFile, list_leaf_places
 from tdserve.structure.capture import Captured
 from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
 from tdserve.structure.torch_types import to_indexable
-from tdserve.transport.sources_sinks import view_bytes
+from tdserve.transport.sources_sinks import copy_bytes, view_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20
@@ -128,7 +127,7 @@ def _prepare_copies(store: MappedStore, selection: Selection, captured: Captured
         elif index:
             yield partial(to_indexable(leaf).__setitem__, index, to_indexable(tensor.cpu()))
         elif tensor.is_contiguous() and tensor.device.type == "cpu":
-            yield partial(np.copyto, view_bytes(leaf).numpy(), view_bytes(tensor).numpy())
+            yield partial(copy_bytes, view_bytes(leaf), view_bytes(tensor))
         else:
             yield partial(leaf.copy_, tensor)
 

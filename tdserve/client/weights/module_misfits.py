@@ -51,45 +51,31 @@ def make_misfit_error(
     return SpecMismatchError(store=store, key=".".join(path), expected=expected, actual=actual)
 
 
-def make_meta_error(module: nn.Module, *, store: str) -> NotSupportedError | None:
+def make_meta_error(module: nn.Module, *, store: str, is_published: bool = False) -> NotSupportedError | None:
     """Returns the error for a module that has parameters or buffers without memory; None if none is on the meta device.
 
     Args:
         store: Name of the weights.
+        is_published: Whether the module is to be published, instead of filled.
     """
-    name = _find_meta(module)
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    name = next((name for name, tensor in tensors if tensor.is_meta), None)
     if name is None:
         return None
+    what = f"{name!r} of a module on the meta device"
+    if is_published:
+        return NotSupportedError(
+            feature=f"publishing {what} as weights {store!r}",
+            reason="it has no content; call module.to_empty(device=...) and fill it first",
+        )
     return NotSupportedError(
-        feature=f"reading weights {store!r} into {name!r} of a module on the meta device",
+        feature=f"reading weights {store!r} into {what}",
         reason="it has no memory to fill; call module.to_empty(device=...) first",
-    )
-
-
-def make_unpublished_error(module: nn.Module, *, store: str) -> NotSupportedError | None:
-    """Returns the error for a module that cannot be published because it has parameters or buffers without memory; None
-    if none is on the meta device.
-
-    Args:
-        store: Name of the weights.
-    """
-    name = _find_meta(module)
-    if name is None:
-        return None
-    return NotSupportedError(
-        feature=f"publishing {name!r} of a module on the meta device as weights {store!r}",
-        reason="it has no content; call module.to_empty(device=...) and fill it first",
     )
 
 
 def _suggest_load(store: str) -> str:
     return f"module.load_state_dict(client.latest({store!r}).data.flatten_keys('.').to_dict(), strict=False)"
-
-
-def _find_meta(module: nn.Module) -> str | None:
-    """Returns the name of a parameter or buffer on the meta device."""
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    return next((name for name, tensor in tensors if tensor.is_meta), None)
 
 
 def _has_compiled(names: Mapping[Path, Entry]) -> bool:

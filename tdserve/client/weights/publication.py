@@ -19,7 +19,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
-from tdserve.client.weights.module_misfits import make_unpublished_error
+from tdserve.client.weights.module_misfits import make_meta_error
 from tdserve.rules.weights import check_metadata
 from tdserve.structure import codec
 from tdserve.structure.capture import Captured, capture, capture_module
@@ -160,7 +160,7 @@ class _PublishAttempt:
                 captured = take(self._td, store=self._name, allow_pickle=self._client.allow_pickle)
             except NotSupportedError as error:
                 is_module = isinstance(self._td, nn.Module) and not isinstance(self._td, TensorDictBase)
-                raise (is_module and make_unpublished_error(self._td, store=self._name)) or error from None
+                raise (is_module and make_meta_error(self._td, store=self._name, is_published=True)) or error from None
             self._captured = _convert_dtype(captured, self._dtype)
             self._published.keep(self._name, self._td, self._dtype, self._captured.spec, announced=self._announced)
         return self._captured
