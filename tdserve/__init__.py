@@ -36,7 +36,8 @@ _HOMES = {
     "tdserve.client.tables.queue": ("QueueHandle",),
     "tdserve.client.tables.replay": ("ReplayHandle",),
     "tdserve.client.weights.subscription": ("Subscription",),
-    "tdserve.client.tables.taking": ("Taken", "TakenBatches"),
+    "tdserve.client.tables.taking": ("Taken",),
+    "tdserve.client.tables.taken_batches": ("TakenBatches",),
     "tdserve.client.weights.pulls": ("Weights",),
     "tdserve.client.tables.writer": ("ReplayWriter",),
     "tdserve.base.errors.request_errors": (

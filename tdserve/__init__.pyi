@@ -107,9 +107,11 @@ from tdserve.client.tables.queue import (
 from tdserve.client.tables.replay import (
     ReplayHandle as ReplayHandle,
 )
+from tdserve.client.tables.taken_batches import (
+    TakenBatches as TakenBatches,
+)
 from tdserve.client.tables.taking import (
     Taken as Taken,
-    TakenBatches as TakenBatches,
 )
 from tdserve.client.tables.writer import (
     ReplayWriter as ReplayWriter,

@@ -20,7 +20,7 @@ from tdserve.aio.async_objects import (
     make_coroutine,
     make_opening,
 )
-from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
 from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle
 from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
 from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
@@ -33,7 +33,8 @@ from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tables.taking import Taken, TakenBatches
+from tdserve.client.tables.taken_batches import TakenBatches
+from tdserve.client.tables.taking import Taken
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.weights.subscription import Subscription
 
@@ -163,10 +164,6 @@ class AsyncKeyedHandle(AsyncSequence, of=KeyedHandle, attributes=("name", "setti
 
 class AsyncShardedTaken(AsyncTaken, of=ShardedTaken):
     """Rows on lease from several servers."""
-
-
-class AsyncShardedTakenBatches(AsyncTakenBatches, of=ShardedTakenBatches):
-    """An iterator over batches on lease from several servers."""
 
 
 class AsyncShardedBatches(AsyncBatches, of=ShardedBatches):

@@ -8,12 +8,14 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
-from tdserve.client.cluster.sharded_batches import ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_batches import ShardedTaken
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.content.devices import choose_arrays
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.rules.placement import PlacementRecord
 
 
@@ -56,7 +58,7 @@ class ShardedQueueHandle(ShardedTable):
             deadline,
             takes_fewer=True,
         )
-        taken = ShardedTaken(self, self._draws, drawn, timeout_s=timeout_s)
+        taken = ShardedTaken(self, self._draws, drawn)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
@@ -70,11 +72,12 @@ class ShardedQueueHandle(ShardedTable):
 
     def batches(
         self, num_rows: int, *, device: Any = None, timeout_s: float | None = None, **options: Any
-    ) -> ShardedTakenBatches:
+    ) -> TakenBatches:
         """Returns an iterator that takes rows until all shards are closed and drained; see ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
-        return ShardedTakenBatches(
-            lambda seconds: self.take(num_rows, timeout_s=seconds, **options),
+        options["numpy"] = choose_arrays(options.get("numpy"), device)
+        return TakenBatches(
+            lambda within_s: self.take(num_rows, timeout_s=within_s, **options),
             self.name,
             device=device,
             timeout_s=self._get_timeout_s(timeout_s),

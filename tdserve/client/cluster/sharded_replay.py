@@ -15,9 +15,9 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
-from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken, ShardedTakenBatches
+from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
 from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
-from tdserve.client.content.devices import to_device
+from tdserve.client.content.devices import choose_arrays, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
@@ -27,6 +27,7 @@ from tdserve.client.tables.change_requests import spread_generations, to_priorit
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_share
+from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import acknowledge, name_rows
 from tdserve.rules.placement import PlacementRecord
 
@@ -148,7 +149,7 @@ class ShardedReplayHandle(ShardedTable):
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest)
         queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
         drawn = self._draws.draw(queries, num_rows, self.make_deadline(timeout_s), takes_fewer=True)
-        taken = ShardedTaken(self, self._draws, drawn, timeout_s=timeout_s)
+        taken = ShardedTaken(self, self._draws, drawn)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -213,7 +214,7 @@ class ShardedReplayHandle(ShardedTable):
         consumer: str = "",
         timeout_s: float | None = None,
         **options: Any,
-    ) -> ShardedBatches | ShardedTakenBatches:
+    ) -> ShardedBatches | TakenBatches:
         """Returns an endless iterator over samples, which draws some of them while the caller works; see
         ``ReplayHandle.batches``."""
         num_rows = check_num_rows(num_rows, options.get("device"))
@@ -222,8 +223,9 @@ class ShardedReplayHandle(ShardedTable):
         share = parse_share(rank, world_size, step, None, run)
         if consumer and share is None:
             device = options.pop("device", None)
-            return ShardedTakenBatches(
-                lambda seconds: self.take(num_rows, consumer=consumer, timeout_s=seconds, **options),
+            options["numpy"] = choose_arrays(options.get("numpy"), device)
+            return TakenBatches(
+                lambda within_s: self.take(num_rows, consumer=consumer, timeout_s=within_s, **options),
                 self.name,
                 device=device,
                 timeout_s=wait_s,

@@ -259,6 +259,19 @@ def begin(td: Any, device: torch.device | str | int | None) -> Upload:
     return Upload(lambda: moved)
 
 
+def choose_arrays(numpy: bool | None, device: Any) -> bool | None:
+    """Returns whether a call hands over NumPy arrays; None leaves it to the client's setting.
+
+    Raises:
+        InvalidRequestError: Arrays on a device are asked for.
+    """
+    if device is None:
+        return numpy
+    if numpy:
+        raise InvalidRequestError(argument="numpy", reason=f"NumPy has no arrays on device={device!r}")
+    return False
+
+
 def to_device(td: Any, device: torch.device | str | int | None) -> Any:
     """Moves a tensordict to a device, for use on the caller's current stream: ``begin`` and ``take`` at once."""
     return begin(td, device).take()

@@ -14,7 +14,6 @@ from tdserve.base.config import TransportName, check_transport
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
     ConnectError,
-    InvalidRequestError,
     ServerBusyError,
     StoreMovedError,
     TDServeError,
@@ -22,6 +21,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.base.tls import TLS
+from tdserve.client.content.devices import choose_arrays
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.content.outer_modes import leave_modes_first
 from tdserve.client.local.root_files import FileAccess
@@ -328,9 +328,8 @@ class SessionClient:
         Raises:
             InvalidRequestError: Arrays on a device are asked for.
         """
-        if numpy and device is not None:
-            raise InvalidRequestError(argument="numpy", reason=f"NumPy has no arrays on device={device!r}")
-        return self.numpy and device is None if numpy is None else numpy
+        chosen = choose_arrays(numpy, device)
+        return self.numpy if chosen is None else chosen
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
         """Returns what a call has read, in the form that its caller wants; arguments as of ``wants_arrays``."""

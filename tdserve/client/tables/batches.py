@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import partial
 from itertools import count
-from queue import Empty, Full, Queue
-from threading import BoundedSemaphore, Event, Thread, current_thread
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
@@ -35,6 +33,7 @@ from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BA
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.step_counts import StepCount
+from tdserve.client.tables.batches_ahead import JOIN_TIMEOUT_S, POLL_S, BatchesAhead
 from tdserve.client.tables.row_annotations import ask_versions_in_time, find_oldest_version
 from tdserve.client.tables.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
 from tdserve.client.tables.share import Share
@@ -43,19 +42,10 @@ REQUESTS_UNDER_WAY = 2
 """While the rows of one request are received, those of the next are gathered; each asks for half of what may be
 prefetched."""
 
-JOIN_TIMEOUT_S = 5.0
-"""Longest wait for the end of a thread whose requests were cancelled; it takes milliseconds if the server answers."""
-
-POLL_S = 0.2
-"""Longest time until a waiting thread notices that the iterator was closed."""
-
 
 @dataclass(eq=False)
 class _Order:
-    """The thread's part of an iterator.
-
-    It does not refer to the iterator, so that dropping the iterator ends the thread.
-    """
+    """What the thread does. It does not refer to the iterator, as BatchesAhead does not."""
 
     client: SessionClient
     query: Query
@@ -64,8 +54,7 @@ class _Order:
     num_under_way: int
     device: Any
     timeout_s: float
-    ready: Queue[Any]
-    closed: Event
+    ahead: BatchesAhead
     renew: RenewQuery
     room: BoundedSemaphore  # one permit per batch that may be under way or waiting
     under_way: dict[int, Session] = field(default_factory=dict)
@@ -102,7 +91,7 @@ class _Order:
 
     def end(self) -> None:
         """Ends the thread, also if it waits for rows: its requests are cancelled."""
-        self.closed.set()
+        self.ahead.closed.set()
         for request, session in list(self.under_way.items()):
             session.cancel(request)
 
@@ -142,9 +131,7 @@ class Batches:
         self._step_count = step_count
         self._drop_after_s = _check_drop_s(drop_after_s)
         self._timeout_s = timeout_s
-        self._closed = Event()
-        self._is_over = False
-        self._ready: Queue[Any] = Queue(maxsize=prefetch)
+        self._ahead = BatchesAhead(query.name, max_batches=prefetch)
         # Of two requests the second may be granted when the first was not, and its rows would come first.
         num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
         self._order = order = _Order(
@@ -155,38 +142,25 @@ class Batches:
             num_under_way=num_under_way,
             device=resolve_device(device),  # here: the number of "cuda" depends on the thread
             timeout_s=timeout_s,
-            ready=self._ready,
-            closed=self._closed,
+            ahead=self._ahead,
             renew=renew,
             room=BoundedSemaphore(prefetch),
         )
         self._name = query.name
-        self._thread = Thread(target=_run, args=(order,), name=f"tdserve-batches-{query.name}", daemon=True)
         self._finalizer = weakref.finalize(self, order.end)
-        _end_with_interpreter()
-        self._thread.start()
+        self._ahead.start(partial(_fetch_until_closed, order), order.end)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         began_s = time.monotonic()
-        while not self._is_over:
-            if self._closed.is_set():
-                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+        while True:
             try:
-                item = self._ready.get(timeout=POLL_S)
-            except Empty:
-                if not self._thread.is_alive():  # an error has ended it, which an earlier call has raised
-                    raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
-                continue
-            if isinstance(item, EndOfStreamError):
-                self._is_over = True
-                continue
-            if isinstance(item, BaseException):
-                raise item
+                came_s, oldest, share, upload = self._ahead.take()
+            except EndOfStreamError:
+                raise StopIteration from None
             self._order.room.release()
-            came_s, oldest, share, upload = item
             if not self._take_step(share):
                 continue
             is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
@@ -195,7 +169,6 @@ class Batches:
             if time.monotonic() - began_s > self._timeout_s:
                 what = f"a batch of {self._name!r} that did not wait too long for its taker"
                 raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
-        raise StopIteration
 
     def _take_step(self, share: Share | None) -> bool:
         """Counts the step of a batch; returns False if the caller has had it elsewhere meanwhile."""
@@ -221,7 +194,7 @@ class Batches:
     def close(self) -> None:
         """Ends the iterator and its thread. Idempotent; any thread may call it."""
         self._order.end()
-        self._thread.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
+        self._ahead.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
 
 
 def _check_drop_s(drop_after_s: float | None) -> float:
@@ -232,34 +205,9 @@ def _check_drop_s(drop_after_s: float | None) -> float:
     return float(drop_after_s)
 
 
-_RUNNING: dict[Thread, _Order] = {}
-"""Threads that still run: one that receives while the interpreter exits would abort the process (measured)."""
-
-
-@lru_cache(maxsize=1)
-def _end_with_interpreter() -> None:
-    atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    running = dict(_RUNNING)
-    for order in running.values():
-        order.end()
-    for thread in running:
-        thread.join(JOIN_TIMEOUT_S)
-
-
-def _run(order: _Order) -> None:
-    _RUNNING[current_thread()] = order
-    try:
-        _fetch_until_closed(order)
-    finally:
-        del _RUNNING[current_thread()]
-
-
 def _fetch_until_closed(order: _Order) -> None:
     progress = _Progress()
-    while not order.closed.is_set():
+    while not order.ahead.closed.is_set():
         try:
             try:
                 _fetch(order, progress)
@@ -273,19 +221,19 @@ def _fetch_until_closed(order: _Order) -> None:
                     raise
                 order.client = order.client.find_moved(error, Deadline.after(order.timeout_s))
         except DeadlineExceededError as error:
-            _put(order, error)
+            order.ahead.put(error)
             progress.record_progress()
         except (TransportError, StoreMovedError, ServerBusyError) as error:
             if getattr(error, "server", None) is not None:  # this client knows no other server
-                _put(order, error)
+                order.ahead.put(error)
                 return
             if time.monotonic() - progress.last_s >= order.timeout_s:
-                _put(order, error)
+                order.ahead.put(error)
                 progress.record_progress()
-            order.closed.wait(progress.backoff_s)
+            order.ahead.closed.wait(progress.backoff_s)
             progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
-            _put(order, error)
+            order.ahead.put(error)
             return
 
 
@@ -309,16 +257,16 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     is_ready = session.mover.is_ready or not session.mover.receives_messages
     num_under_way = order.num_under_way if is_ready else 1
     try:
-        while not order.closed.is_set():
+        while not order.ahead.closed.is_set():
             while len(under_way) < num_under_way and order.reserve(wait=not under_way):
                 under_way.append(_ask(order, session, next(queries)))
-            if order.closed.is_set():  # checked after asking: end() either saw those requests, or is seen here
+            if order.ahead.closed.is_set():  # checked after asking: end() either saw those requests, or is seen here
                 return
             if not under_way:
                 continue
             request, asked, query, deadline = under_way.popleft()
             try:
-                is_over = order.closed.is_set
+                is_over = order.ahead.closed.is_set
                 rows = receive_sample(client, session, request, asked, query=query, deadline=deadline, is_over=is_over)
                 whole = replace_torn(client, query, rows, deadline, num_rows=order.num_rows)
                 batches = whole.split(order.num_rows)
@@ -332,11 +280,11 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             order.num_received += 1
             for batch in batches:
                 oldest = 0 if not order.drops_old else find_oldest_version(batch)
-                _put(order, (time.monotonic(), oldest, query.share, begin(batch, order.device)))
+                order.ahead.put((time.monotonic(), oldest, query.share, begin(batch, order.device)))
             progress.record_progress()
             num_under_way = order.num_under_way
     except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again
-        _put(order, error)
+        order.ahead.put(error)
         progress.record_progress()
     finally:
         _give_up(order, session, under_way)
@@ -385,12 +333,3 @@ def _give_up(order: _Order, session: Session, under_way: deque[_UnderWay]) -> No
         finally:
             order.release()
             _forget(order, session, request)
-
-
-def _put(order: _Order, item: Any) -> None:
-    while not order.closed.is_set():
-        try:
-            order.ready.put(item, timeout=POLL_S)
-            return
-        except Full:
-            continue

@@ -8,7 +8,8 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taking import Lease, Taken, TakenBatches, acknowledge, take_rows
+from tdserve.client.tables.taken_batches import TakenBatches
+from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_rows
 
 
 @leave_modes_in_calls
@@ -59,7 +60,7 @@ class QueueHandle(TableHandle):
 
         def draw() -> Taken:
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
-            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
+            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline))
 
         taken = self.follow_and_retry(draw, deadline)
         return taken if ack else taken.rows
@@ -101,4 +102,9 @@ class QueueHandle(TableHandle):
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
         query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy)
-        return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)
+        options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}
+
+        def take(within_s: float) -> Any:
+            return self.take(num_rows, timeout_s=within_s, **options)
+
+        return TakenBatches(take, self.name, device=device, timeout_s=seconds)

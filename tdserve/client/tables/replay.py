@@ -27,7 +27,8 @@ from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, che
 from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_share
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taking import Lease, Taken, TakenBatches, acknowledge, take_and_acknowledge, take_rows
+from tdserve.client.tables.taken_batches import TakenBatches
+from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_and_acknowledge, take_rows
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
 
 MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
@@ -205,7 +206,7 @@ class ReplayHandle(TableHandle):
 
         def draw() -> Taken:
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy, deadline=deadline)
-            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline), None)
+            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline))
 
         taken = self.follow_and_retry(draw, deadline)
         return taken if ack else taken.rows
@@ -323,10 +324,8 @@ class ReplayHandle(TableHandle):
             raise InvalidRequestError(
                 argument="min_rows", reason="it is for rows that a consumer takes, without a rank"
             )
-        if share is not None and (drop is not None or prefetch > MAX_PREFETCHED_STEPS):
-            argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
-            reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
-            raise InvalidRequestError(argument=argument, reason=reason)
+        if share is not None:
+            _check_rank(prefetch, drop)
         step_count = None if share is None else self._get_step_count(share)
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
@@ -335,7 +334,12 @@ class ReplayHandle(TableHandle):
             conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
         )
         if is_lease:
-            return TakenBatches(self._client, query, num_rows, device=device, timeout_s=seconds, renew=self._renew)
+            options = {**conditions._asdict(), "min_rows": min_rows, "pad": pad, "numpy": query.is_numpy}
+
+            def take(within_s: float) -> Any:
+                return self.take(num_rows, timeout_s=within_s, **options)
+
+            return TakenBatches(take, self.name, device=device, timeout_s=seconds)
         return Batches(
             self._client,
             query,
@@ -347,3 +351,11 @@ class ReplayHandle(TableHandle):
             renew=self._renew,
             step_count=step_count,
         )
+
+
+def _check_rank(prefetch: int, drop: float | None) -> None:
+    """Checks the arguments of a rank's iterator."""
+    if drop is not None or prefetch > MAX_PREFETCHED_STEPS:
+        argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
+        reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
+        raise InvalidRequestError(argument=argument, reason=reason)

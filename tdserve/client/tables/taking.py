@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from threading import Event
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    ClosedError,
-    DeadlineExceededError,
-    EndOfStreamError,
     InvalidRequestError,
-    StructureChangedError,
     TDServeError,
     TransferAbortedError,
     TransportError,
     WrongStateError,
 )
-from tdserve.client.content.devices import to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import is_passing, may_repeat
+from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
-from tdserve.client.tables.sampling import Query, RenewQuery, Sampled, ask, receive_sample
+from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
-
-POLL_S = 0.5
-"""How soon a waiting iterator notices that it was closed."""
-
-RETRY_PAUSE_S = 0.1
-"""Pause of an iterator after an attempt that did not reach the server."""
 
 GIVE_BACK_TIMEOUT_S = 5.0
 """Longest time for giving rows back after their work has failed; after it, they are free when the session ends."""
@@ -178,13 +165,12 @@ class Taken:
     given back too.
     """
 
-    def __init__(self, client: SessionClient, query: Query, lease: Lease, timeout_s: float | None) -> None:
+    def __init__(self, client: SessionClient, query: Query, lease: Lease) -> None:
         self._lease = lease
         self._unseen = weakref.finalize(self, give_back_later, client, query, lease)
         self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
-        self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
         what = f"{len(self._lease.rows)} rows of {self._query.name!r} on lease"
@@ -218,120 +204,18 @@ class Taken:
         else:
             self.give_back()
 
-    def ack(self) -> None:
-        """Acknowledges the rows. Raises WrongStateError if this client does not hold them any more."""
-        acknowledge(self._client, self._query, self._hold(), self._client.deadline(self._timeout_s))
+    def ack(self, *, timeout_s: float | None = None) -> None:
+        """Acknowledges the rows. Raises WrongStateError if this client does not hold them any more.
+
+        Args:
+            timeout_s: None is the client's default.
+        """
+        acknowledge(self._client, self._query, self._hold(), self._client.deadline(timeout_s))
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
         give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.deadline(None)))
 
-
-def wait_again(error: TDServeError, deadline: Deadline, closed: Event) -> None:
-    """Has an iterator go on that waits in steps of ``POLL_S``, after one that brought nothing.
-
-    Args:
-        error: Why.
-        deadline: Of the whole wait.
-        closed: Set when the iterator is closed.
-
-    Raises:
-        DeadlineExceededError: The time is over.
-        TDServeError: The error, if no retry helps.
-    """
-    if may_repeat(error, deadline):
-        if not isinstance(error, DeadlineExceededError):  # at rest, or away, perhaps only while the server restarts
-            closed.wait(RETRY_PAUSE_S)
-    elif isinstance(error, DeadlineExceededError):
-        raise DeadlineExceededError(what=error.what, timeout_s=deadline.timeout_s) from None
-    else:
-        raise error
-
-
-@leave_modes_in_calls
-class TakenBatches:
-    """An iterator over batches on lease. Each batch is acknowledged when the next one is requested.
-
-    It ends when the table is closed and drained. Closing it gives back what was not acknowledged. So does an exception
-    in the loop, at the latest when the iterator is dropped. Threads: one may iterate, any may close it.
-
-    Args:
-        num_rows: Rows of a batch; the last ones of a closed table may have fewer.
-        device: Where batches are moved.
-        timeout_s: Seconds that one batch may take.
-        renew: Returns a query for a table that has changed.
-    """
-
-    def __init__(
-        self, client: SessionClient, query: Query, num_rows: int, *, device: Any, timeout_s: float, renew: RenewQuery
-    ) -> None:
-        self._client = client
-        self._query = query
-        self._renew = renew
-        self._num_rows = num_rows
-        self._device = device
-        self._timeout_s = timeout_s
-        self._held: Lease | None = None
-        self._closed = Event()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        deadline = Deadline.after(self._timeout_s)
-        self._acknowledge(deadline)
-        while True:
-            if self._closed.is_set():
-                raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            try:
-                held = take_rows(self._client, self._query, self._num_rows, deadline.shorten(POLL_S))
-            except EndOfStreamError:
-                raise StopIteration from None
-            except StructureChangedError:
-                renewed = self._renew(self._query, deadline)
-                if renewed is None:
-                    raise
-                self._query = renewed
-                continue
-            except TDServeError as error:
-                wait_again(error, deadline, self._closed)
-                continue
-            self._held = held
-            if self._closed.is_set():  # by another thread, which found nothing to give back
-                self.close()
-                raise ClosedError(what=f"the iterator over batches of {self._query.name!r}")
-            return self._query.hand_over(to_device(held.rows, self._device))
-
-    def __enter__(self) -> TakenBatches:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._acknowledge(self._client.deadline(None))
-        self.close()
-
-    def __del__(self) -> None:
-        held = getattr(self, "_held", None)
-        if held is not None:
-            give_back_later(self._client, self._query, held)
-
-    def close(self) -> None:
-        """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
-        self._closed.set()
-        held, self._held = self._held, None
-        if held is not None:
-            give_back(self._client, self._query, held, compute_give_back_s(self._client.deadline(None)))
-
-    def _acknowledge(self, deadline: Deadline) -> None:
-        held, self._held = self._held, None  # also for close(): rows are not given back while they are acknowledged
-        if held is None:
-            return
-        try:
-            acknowledge(self._client, self._query, held, deadline)
-        except WrongStateError:  # they are not on lease any more, which does not concern the next batch
-            raise
-        except BaseException:
-            self._held = held
-            raise
+    def give_back_later(self) -> None:
+        """Gives the rows back from another thread; for finalizers."""
+        give_back_later(self._client, self._query, self._hold())

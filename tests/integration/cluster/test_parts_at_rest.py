@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.client.cluster import shard_draws, sharded_batches, sharded_rows
+from tdserve.client.cluster import shard_draws, sharded_rows
 from tdserve.client.cluster.shard_masses import ask_mass
+from tdserve.client.tables import taken_batches
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import Rest, at_rest, wait_through_rest
 
@@ -101,7 +102,7 @@ def test_take_when_a_shard_rests_until_its_time_is_over_then_a_retryable_error(
 def test_batches_when_a_shard_rests_longer_than_a_step_then_they_wait(
     client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded_batches, "POLL_S", 0.1)
+    monkeypatch.setattr(taken_batches, "POLL_S", 0.1)
     queue = make_queue(client, name)
     with queue.batches(TOTAL) as batches:
         found = wait_through_rest(*find_part(servers, queue, 1), lambda: next(batches))

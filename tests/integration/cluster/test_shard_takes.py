@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import tdserve
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
+from tests.integration.rests import at_rest
 
 pytestmark = pytest.mark.integration
 
@@ -62,3 +64,51 @@ def test_take_when_a_closed_table_has_named_consumers_then_each_gets_the_rest_an
         with pytest.raises(EndOfStreamError):
             table.take(1, consumer=consumer, timeout_s=20.0)
     assert len(table) == 0
+
+
+def test_batches_when_a_shard_cannot_acknowledge_in_time_then_the_next_call_does(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
+) -> None:
+    queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+    fill_unequally(queue)
+    queue.close()
+    batches = queue.batches(sum(SIZES), timeout_s=1.0)
+    assert sorted(next(batches)["number"].tolist()) == list(range(sum(SIZES)))
+    with at_rest(servers[queue.placement.servers[1]], f"{name}#1"), pytest.raises(tdserve.TDServeError) as refused:
+        next(batches)
+    assert refused.value.retryable
+    assert list(batches) == []  # the rows of shard 1 are acknowledged, those of the others were
+    with pytest.raises(EndOfStreamError):
+        queue.take(1, timeout_s=0.0)
+
+
+def test_batches_when_closed_by_another_thread_while_rows_come_then_they_are_given_back(
+    client: tdserve.ClusterClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+    fill_unequally(queue)
+    take = queue.take
+
+    def take_and_close(*given: object, **options: object) -> object:
+        taken = take(*given, **options)
+        batches.close()
+        return taken
+
+    monkeypatch.setattr(queue, "take", take_and_close)
+    batches = queue.batches(sum(SIZES))
+    with pytest.raises(ClosedError):
+        next(batches)
+    monkeypatch.undo()
+    assert sorted(queue.take(sum(SIZES), ack=False)["number"].tolist()) == list(range(sum(SIZES)))
+
+
+def test_batches_when_on_a_device_then_tensors_for_a_client_of_arrays_too(address: str, name: str) -> None:
+    with tdserve.connect(address, numpy=True) as client:
+        queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+        fill_unequally(queue)
+        with queue.batches(4, device="cpu") as batches:
+            assert next(batches).device == torch.device("cpu")
+        with queue.batches(4) as batches:
+            assert isinstance(next(batches)["number"], np.ndarray)
+        with pytest.raises(tdserve.InvalidRequestError, match="numpy"):
+            queue.batches(4, device="cpu", numpy=True)

@@ -1,0 +1,101 @@
+"""Batches that a thread makes ahead of their use."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tdserve.base.errors import ClosedError, EndOfStreamError
+
+JOIN_TIMEOUT_S = 5.0
+"""Longest wait for the end of a thread whose requests were cancelled; it takes milliseconds if the server answers."""
+
+POLL_S = 0.2
+"""Longest time until a waiting thread notices that the iterator was closed."""
+
+
+class BatchesAhead:
+    """What an iterator and its thread share. It does not refer to the iterator, so that dropping that ends the thread.
+    Threads: one puts, one takes, any may close.
+
+    Args:
+        name: Of the table, for errors.
+        max_batches: That wait, at most.
+
+    Attributes:
+        closed: Set once nothing more is to be made.
+    """
+
+    def __init__(self, name: str, *, max_batches: int) -> None:
+        self.closed = Event()
+        self._name = name
+        self._items: Queue[Any] = Queue(maxsize=max_batches)
+        self._end: EndOfStreamError | None = None
+        self._thread: Thread | None = None
+
+    def start(self, make: Callable[[], None], end: Callable[[], None]) -> None:
+        """Starts the thread.
+
+        Args:
+            make: What it runs.
+            end: Closes, so that ``make`` returns soon; also called when the interpreter exits.
+        """
+        self._thread = Thread(target=make, name=f"tdserve-batches-{self._name}", daemon=True)
+        _ENDS[self._thread] = end
+        self._thread.start()
+
+    def put(self, item: Any) -> None:
+        """Adds a batch, or an error that ``take`` raises, once there is room; does nothing when closed."""
+        while not self.closed.is_set():
+            try:
+                self._items.put(item, timeout=POLL_S)
+                return
+            except Full:
+                continue
+
+    def take(self) -> Any:
+        """Returns the next batch; waits for it.
+
+        Raises:
+            EndOfStreamError: The table has no more; from then on in each call.
+            ClosedError: The iterator was closed, or an error that was raised before has ended the thread.
+            TDServeError: What was put in the place of a batch.
+        """
+        while self._end is None:
+            if self.closed.is_set():
+                raise ClosedError(what=f"the iterator over batches of {self._name!r}")
+            try:
+                item = self._items.get(timeout=POLL_S)
+            except Empty:
+                if self._thread is None or not self._thread.is_alive():
+                    raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
+                continue
+            if isinstance(item, EndOfStreamError):
+                self._end = item
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                return item
+        raise self._end
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+
+_ENDS: WeakKeyDictionary[Thread, Callable[[], None]] = WeakKeyDictionary()
+"""Ends threads. One that receives content while the interpreter exits would abort the process (measured)."""
+
+
+@atexit.register
+def _end_all() -> None:
+    running = dict(_ENDS)
+    for end in running.values():
+        end()
+    for thread in running:
+        thread.join(JOIN_TIMEOUT_S)
