@@ -26,6 +26,7 @@ _HOMES = {
     "tdserve.client.cluster.sharded_queue": ("ShardedQueueHandle",),
     "tdserve.client.cluster.sharded_replay": ("ShardedReplayHandle",),
     "tdserve.client.connecting": ("connect",),
+    "tdserve.client.session.call_deadline": ("within",),
     "tdserve.client.session.description": ("StoreDescription", "VersionInfo"),
     "tdserve.client.moves.manifest": ("Checkpoint",),
     "tdserve.client.moves.server_checkpoints": ("list_checkpoints",),

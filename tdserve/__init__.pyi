@@ -91,6 +91,9 @@ from tdserve.client.kv.keyed_handle import (
 )
 from tdserve.client.moves.manifest import Checkpoint as Checkpoint
 from tdserve.client.moves.server_checkpoints import list_checkpoints as list_checkpoints
+from tdserve.client.session.call_deadline import (
+    within as within,
+)
 from tdserve.client.session.description import (
     StoreDescription as StoreDescription,
     VersionInfo as VersionInfo,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,33 @@ def test_methods_with_a_timeout_when_listed_then_each_has_a_case(crashing: Crash
     with crashing.server.client() as client:
         tried = {name.split(" ")[0] for name in make_calls(client, open_handles(client), 0.0, tmp_path)}
     assert set(list_methods()) - tried - set(NOT_TRIED) == set()
+
+
+def test_calls_without_a_timeout_when_within_a_block_that_has_one_then_end_by_it(crashing: Crashing) -> None:
+    with crashing.server.client() as client:
+        handles = open_handles(client)
+        calls: dict[str, Callable[[], object]] = {
+            "stores": client.stores,
+            "stats": client.stats,
+            "keys": lambda: client.keys("store"),
+            "create_replay": lambda: client.create_replay("within", SMALL, 10),
+            "create_queue": lambda: client.create_queue("within", SMALL, 10),
+            "create_kv": lambda: client.create_kv("within"),
+            "delete": lambda: client.delete("absent"),
+            "info": handles.replay.info,
+            "len": lambda: len(handles.queue),
+            "kv info": handles.entries.info,
+            "extend": lambda: handles.replay.extend(ROWS),
+        }
+        with stopped(crashing.server):
+            for name, call in calls.items():
+                began_s = time.monotonic()
+                with tdserve.within(0.1), tdserve.within(60.0), pytest.raises(tdserve.DeadlineExceededError):
+                    call()
+                assert time.monotonic() - began_s < LIMIT_S, name
+        assert client.stores()  # after the block, the client's default
+        with pytest.raises(tdserve.InvalidRequestError, match="-1 is not 0 s or more"), tdserve.within(-1.0):
+            pass
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""The deadline of a call that has many steps, such as one to several servers: steps that are given no time of their own
-end by it, in whatever thread they are made."""
+"""The deadline that calls of a thread have in common: calls of a block of the user's, or the steps of one call, such as
+those to several servers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,26 @@ _of_thread = local()
 
 
 @contextmanager
-def within(deadline: Deadline) -> Iterator[None]:
-    """Runs a block that is a step of a call with this deadline: calls of this thread that have no timeout of their own
-    have it, instead of their client's default."""
+def within(limit: float | Deadline) -> Iterator[None]:
+    """Gives the calls of a block one time together: those of this thread that have no ``timeout_s`` of their own end by
+    it, where they would have their client's default each.
+
+    >>> with tdserve.within(5.0):
+    ...     names = client.stores()
+    ...     table = client.create_replay("replay", row, 1000, exists_ok=True)
+
+    A block within another one ends no later than that. The block itself is not interrupted: what is no call of tdserve
+    takes its time. With ``tdserve.aio``, ``asyncio.timeout`` does this.
+
+    Args:
+        limit: Seconds from now. 0 asks once.
+
+    Raises:
+        InvalidRequestError: ``limit`` is negative, or no number.
+        DeadlineExceededError: From a call of the block whose time is over.
+    """
     outer = get_call_deadline()
-    _of_thread.deadline = deadline
+    _of_thread.deadline = limit if isinstance(limit, Deadline) else (outer or Deadline.never).shorten(limit)
     try:
         yield
     finally:
