@@ -36,6 +36,8 @@ class ShardMass(NamedTuple):
         num_rows: Live rows.
         inserts: Rows ever committed.
         missing: Which leaves are missing in how many rows; "" if none is, or it has rows enough.
+        num_draws: How often its rows can be drawn, all together, if it is final, does not have enough of them, and they
+            leave once they were drawn often enough; else 0.
     """
 
     mass: float
@@ -46,6 +48,7 @@ class ShardMass(NamedTuple):
     num_rows: int
     inserts: int
     missing: str = ""
+    num_draws: int = 0
 
     @property
     def scale(self) -> ShardScale:
@@ -88,17 +91,22 @@ class KnownMasses:
 def check_not_final(
     table: str, masses: Mapping[int, ShardMass], num_shards: int, *, num_needed: int, unit: int = 1
 ) -> None:
-    """Raises EndOfStreamError if no shard, also none that is away, may have other rows later than it has now.
+    """Raises EndOfStreamError if the table is final; see ``is_table_final``.
 
     Args:
         table: Name of the table, for the error.
         num_needed: Rows of the whole sample, of all ranks together, for the error.
         unit: Rows of which each shard gives whole multiples.
     """
-    if len(masses) == num_shards and all(found.is_final for found in masses.values()):
+    if is_table_final(masses, num_shards):
         lefts = [found.num_drawable for found in masses.values()]
         is_short = sum(left // unit * unit for left in lefts) < num_needed  # otherwise the limiter keeps them
         raise EndOfStreamError(name=table, num_left=sum(lefts), num_needed=num_needed if is_short else 0)
+
+
+def is_table_final(masses: Mapping[int, ShardMass], num_shards: int) -> bool:
+    """Returns whether no shard, also none that is away, may have other rows later than it has now."""
+    return len(masses) == num_shards and all(found.is_final for found in masses.values())
 
 
 def _waits_for_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:
@@ -191,7 +199,7 @@ def divide_sample(
         counts = divide(num_units, room, rng, is_distinct=is_distinct, reserves=reserves)
         return {shard: count * unit for shard, count in counts.items()}
     each = 1 if num_units <= num_live else settings.max_times_sampled  # which is what some may have left
-    most = {shard: each * found.num_rows for shard, found in masses.items()}
+    most = {shard: found.num_draws or each * found.num_rows for shard, found in masses.items()}
     return _divide_limited(num_units, shares, {**most, **(limits or {})}, rng)
 
 

@@ -842,7 +842,7 @@ class AdoptRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., read_only: bool = ..., exists_ok: bool = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "oldest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "sequences", "is_final", "num_drawable", "missing", "num_epochs", "moved", "checkpoint")
+    __slots__ = ("inline", "indices", "version", "accepted", "nothing_newer", "must_wait", "num_rows", "num_skipped", "newest_policy_version", "oldest_policy_version", "claim", "counts", "keys", "created_store", "catalog", "mass", "least_mass", "priorities", "sequences", "is_final", "num_drawable", "missing", "num_draws", "num_epochs", "moved", "checkpoint")
     INLINE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -865,6 +865,7 @@ class Done(_message.Message):
     IS_FINAL_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAWABLE_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAWS_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -890,10 +891,11 @@ class Done(_message.Message):
     is_final: bool
     num_drawable: int
     missing: str
+    num_draws: int
     num_epochs: int
     moved: MoveAnswer
     checkpoint: CheckpointAnswer
-    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., oldest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., sequences: _Optional[bytes] = ..., is_final: bool = ..., num_drawable: _Optional[int] = ..., missing: _Optional[str] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
+    def __init__(self, inline: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., version: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., nothing_newer: bool = ..., must_wait: bool = ..., num_rows: _Optional[int] = ..., num_skipped: _Optional[int] = ..., newest_policy_version: _Optional[int] = ..., oldest_policy_version: _Optional[int] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., counts: _Optional[_Union[TableCounts, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., created_store: _Optional[_Union[CreateStoreResponse, _Mapping]] = ..., catalog: _Optional[_Union[CatalogAnswer, _Mapping]] = ..., mass: _Optional[float] = ..., least_mass: _Optional[float] = ..., priorities: _Optional[bytes] = ..., sequences: _Optional[bytes] = ..., is_final: bool = ..., num_drawable: _Optional[int] = ..., missing: _Optional[str] = ..., num_draws: _Optional[int] = ..., num_epochs: _Optional[int] = ..., moved: _Optional[_Union[MoveAnswer, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointAnswer, _Mapping]] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
     __slots__ = ("store", "uid", "move", "expected", "list_files", "read", "seal", "unseal", "release", "receive", "write", "complete", "show", "sync", "give_up", "list_complete", "place", "timeout_s", "continues")

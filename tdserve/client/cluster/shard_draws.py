@@ -27,7 +27,14 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.shard_division import KnownMasses, ShardMass, check_not_final, divide_sample, explain_shortage
+from tdserve.rules.shard_division import (
+    KnownMasses,
+    ShardMass,
+    check_not_final,
+    divide_sample,
+    explain_shortage,
+    is_table_final,
+)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
 """Pauses of a call that waits for rows of any shard."""
@@ -61,7 +68,8 @@ class ShardDraws:
             make_query: Makes the query for a part.
             takes_fewer: Whether fewer rows are drawn if all shards are closed, and have no more.
 
-        As many rows as are there suffice, if the query has ``min_rows`` and they are so many.
+        As many rows as are there suffice, if the query has ``min_rows`` and they are so many. Of closed shards that
+        several readers use up, the last sample may have fewer rows.
 
         Raises:
             DeadlineExceededError: There were not enough rows in time.
@@ -118,6 +126,8 @@ class ShardDraws:
                     if counts is None and drawn:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
+                if counts is None and drawn and self._uses_up and self._lacks_for_good(query, masses, num_missing):
+                    return drawn  # others were faster, and nobody would get these rows any more
                 if counts is None and not drawn:
                     table, num_needed = self._table, 0 if query.is_lease else num_missing  # of a lease, any rows
                     check_not_final(table.name, masses, table.num_shards, num_needed=num_needed)
@@ -142,6 +152,11 @@ class ShardDraws:
         except BaseException:
             self.give_back(drawn, deadline)
             raise
+
+    def _lacks_for_good(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> bool:
+        """Returns whether the shards do not have so many rows, and none can come."""
+        is_final = is_table_final(masses, self._table.num_shards)
+        return is_final and self._divide(query, masses, num_missing, {}) is None
 
     def _must_give_back(self, query: Query, drawn: list[DrawnPart], held_s: float, deadline: Deadline) -> bool:
         """Returns whether a call that holds some of its rows gives them back.

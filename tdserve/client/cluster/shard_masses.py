@@ -47,6 +47,7 @@ def _ask(client: SessionClient, query: Query, num_rows: int, deadline: Deadline)
             num_rows=counts.rows,
             inserts=counts.inserts,
             missing=done.missing,
+            num_draws=done.num_draws,
         )
 
     return client.call(attempt, deadline)

@@ -216,13 +216,17 @@ class ConditionalSelectors:
             for _ in self._learn_consumer(conditions.consumer):
                 pass
             selector = self.make(conditions)
-            rows = self._find_candidates(conditions)
-            selector.add(rows[self._fits(conditions, rows)])
+            selector.add(self.find_members(conditions))
             self._keep(conditions, selector)
         elif conditions in self._oldest:
             self._shed_all(conditions)
         self._selectors.move_to_end(conditions)
         return selector
+
+    def find_members(self, conditions: SampleConditions) -> Rows:
+        """Returns the rows that a sample may draw, which costs a pass over the table."""
+        rows = self._find_candidates(conditions)
+        return rows[self._fits(conditions, rows)]
 
     def has(self, conditions: SampleConditions, num_rows: int = 0) -> bool:
         """Returns whether :meth:`get` has the selector ready, and it can draw a sample of so many rows at once."""

@@ -490,6 +490,11 @@ class Table(Departures):
         is_any_barred = bool(self.selectors.get(conditions).explain_none())
         return not (is_any_leased or is_any_barred or self.selectors.may_complete(conditions))
 
+    def count_draws(self, conditions: SampleConditions) -> int:
+        """Returns how often rows can be drawn, all together, until they leave the table by ``max_times_sampled``."""
+        rows = self.selectors.find_members(conditions)
+        return int((self.settings.max_times_sampled - self.columns.times_sampled[rows]).sum())
+
     def explain_sample(self, num_rows: int, conditions: SampleConditions = PLAIN, *, names: Sequence[str] = ()) -> str:
         """Returns what a sample waits for now, for the error when it has waited too long.
 

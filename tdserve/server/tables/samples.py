@@ -350,17 +350,19 @@ class Samples:
 
 
 def _answer_mass(call: _SampleCall) -> control_pb2.Done:
-    selectors = call.store.get_table().selectors
-    selector, missing = selectors.get(call.conditions), ""
+    table, missing, num_draws = call.store.get_table(), "", 0
+    selector, is_final = table.selectors.get(call.conditions), table.is_final(call.conditions)
     if selector.num_drawable < call.num_rows:
-        missing = selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
+        missing = table.selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
+        num_draws = table.count_draws(call.conditions) if is_final and table.settings.max_times_sampled else 0
     return control_pb2.Done(
         mass=selector.compute_mass(call.whole_rows),
         least_mass=selector.least_mass,
         num_epochs=selector.num_epochs,
         num_drawable=selector.num_drawable,
         missing=missing,
-        is_final=call.store.get_table().is_final(call.conditions),
+        num_draws=num_draws,
+        is_final=is_final,
         counts=make_counts(call.store),
     )
 

@@ -109,3 +109,38 @@ def test_rows_when_all_named_consumers_have_had_them_then_leave_every_shard_and_
         for consumer in consumers:
             with table.take(9, consumer=consumer):
                 pass
+
+
+@pytest.mark.parametrize("sampler", [tdserve.Uniform(), tdserve.Prioritized()], ids=str)
+def test_batches_when_the_rows_of_a_closed_table_have_too_few_draws_left_then_they_end(
+    user: tdserve.ClusterClient, name: str, sampler: Any
+) -> None:
+    for number in range(3):  # which rows are left is chance
+        table = user.create_replay(
+            f"{name}-{number}", ROW, 64, sampler=sampler, max_times_sampled=2, shards="all", shard_by="x"
+        )
+        table.extend(rows(9))
+        table.close()
+        drawn = Counter(chain.from_iterable(batch["x"].tolist() for batch in table.batches(4, timeout_s=20.0)))
+        assert drawn.total() == 16
+        drawn.update(chain.from_iterable(batch["x"].tolist() for batch in table.batches(1, timeout_s=20.0)))
+        assert drawn == dict.fromkeys(range(9), 2)
+
+
+def test_sample_when_several_readers_use_up_a_closed_table_then_each_row_comes_and_all_of_them_end(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    table = user.create_replay(name, ROW, 300, max_times_sampled=2, shards="all", shard_by="x")
+    table.extend(rows())
+    table.close()
+
+    def drain(_: int) -> list[int]:
+        return [x for batch in table.batches(7, prefetch=1, timeout_s=20.0) for x in batch["x"].tolist()]
+
+    with ThreadPoolExecutor(4) as threads:
+        drawn = Counter(chain.from_iterable(threads.map(drain, range(4))))
+    drawn.update(x for batch in table.batches(1, timeout_s=20.0) for x in batch["x"].tolist())
+    # A row that two readers draw may have left for one of them before the other has copied it.
+    assert set(drawn) == set(range(NUM_ROWS))
+    assert max(drawn.values()) <= 2
+    assert len(table) == 0

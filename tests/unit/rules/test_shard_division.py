@@ -127,6 +127,16 @@ def test_divide_sample_when_rows_leave_after_a_draw_then_no_shard_gives_more_tha
         assert divide_sample(settings, masses, 9, rng, limits={1: 2}) is None
 
 
+def test_divide_sample_when_rows_of_final_shards_have_few_draws_left_then_no_more_than_these(
+    rng: np.random.Generator,
+) -> None:
+    settings = Settings(Prioritized(), max_times_sampled=3)
+    left = {0: mass(2.0, num_rows=2), 1: mass(1.0, num_rows=1)}
+    masses = {shard: left[shard]._replace(is_final=True, num_draws=num_draws) for shard, num_draws in ((0, 4), (1, 1))}
+    assert divide_sample(settings, masses, 5, rng) == {0: 4, 1: 1}
+    assert divide_sample(settings, masses, 6, rng) is None
+
+
 def test_divide_sample_when_rows_may_be_drawn_twice_then_a_sample_may_be_larger_than_the_table(
     rng: np.random.Generator,
 ) -> None:
