@@ -27,6 +27,7 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
+from tdserve.rules.replay.selector import check_distinct
 from tdserve.rules.shard_division import (
     KnownMasses,
     ShardMass,
@@ -74,6 +75,7 @@ class ShardDraws:
         Raises:
             DeadlineExceededError: There were not enough rows in time.
             EndOfStreamError: All shards are closed, and too few rows are left.
+            InvalidRequestError: It asks for more different rows than the table can hold.
             TransportError: No shard answers.
         """
         with within(deadline):
@@ -85,6 +87,8 @@ class ShardDraws:
         if self._table.settings.sampler.uses_trajectories:
             make_query = _name_whole(make_query, num_rows)
         query = self._table.ask_any_part(make_query, deadline)
+        if query.is_lease or self._table.settings.sampler.is_distinct:
+            check_distinct(query.min_rows or num_rows, self._table.capacity)
         unit = self._find_unit(query)
         if num_rows % unit:
             reason = f"{num_rows} rows are no whole number of groups of {unit}"

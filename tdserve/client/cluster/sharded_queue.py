@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken
@@ -45,13 +44,8 @@ class ShardedQueueHandle(ShardedTable):
     ) -> Any:
         """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
-        fewest = check_min_rows(min_rows, num_rows)
-        if (fewest or num_rows) > self.capacity:
-            reason = f"{fewest or num_rows} rows are more than the {self.capacity} that the queue can hold"
-            raise InvalidRequestError(argument="num_rows", reason=reason)
         deadline = self.make_deadline(timeout_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=fewest)
-
+        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
         drawn = self._draws.draw(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),
             num_rows,

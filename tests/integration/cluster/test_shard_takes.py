@@ -112,3 +112,14 @@ def test_batches_when_on_a_device_then_tensors_for_a_client_of_arrays_too(addres
             assert isinstance(next(batches)["number"], np.ndarray)
         with pytest.raises(tdserve.InvalidRequestError, match="numpy"):
             queue.batches(4, device="cpu", numpy=True)
+
+
+def test_draws_when_of_more_different_rows_than_fit_then_refused_at_once(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    queue = client.create_queue(f"{name}-queue", rows(1)[0], 30, shards="all")
+    table = client.create_replay(f"{name}-table", rows(1)[0], 30, shards="all", sampler=tdserve.WithoutReplacement())
+    draws = (queue.take, table.sample, lambda num_rows: table.take(num_rows, consumer="trainer"))
+    for draw in draws:
+        with pytest.raises(tdserve.InvalidRequestError, match="31 different rows never fit into a capacity of 30"):
+            draw(31)
