@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import PersistentTensorDict
 
-from tdserve.base.errors import CorruptDataError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.structure.tensordict_private import (
     SubTensorDict,
     get_array,
@@ -72,7 +72,8 @@ class FileTensor(torch.Tensor):
 
     def block(self, index: Index) -> torch.Tensor:
         """Reads a block of it into memory; the index is one of ``split_blocks``. Raises as ``read_piece``."""
-        found = torch.from_numpy(np.ascontiguousarray(self._array[index]).reshape(-1).view(np.uint8))
+        with _convert_faults():
+            found = torch.from_numpy(np.ascontiguousarray(self._array[index]).reshape(-1).view(np.uint8))
         check_size(self._array)
         shape: tuple[int, ...] = tuple(self.shape[len(index) :])
         if index and isinstance(index[-1], slice):
@@ -84,13 +85,14 @@ class FileTensor(torch.Tensor):
 
         Raises:
             CorruptDataError: The file has become shorter since it was opened.
-            Exception: Whatever the file's library raises if the file cannot be read (any more).
+            InvalidRequestError: The file cannot be read (any more).
         """
         itemsize = self.element_size()
         piece: NDArray[Any] = np.empty((stop - start) // itemsize, self._array.dtype)
         at = 0
         for index in split_blocks(tuple(self.shape), start // itemsize, stop // itemsize):
-            block = np.asarray(self._array[index])
+            with _convert_faults():
+                block = np.asarray(self._array[index])
             piece[at : at + block.size] = block.reshape(-1)
             at += block.size
         check_size(self._array)
@@ -181,7 +183,7 @@ def read_into_memory(td: Any) -> Any:
     """Reads everything of a tensordict that is in such a file, for callers that cannot read it piece by piece."""
     if not is_in_file(td):
         return td
-    with _silence_warnings():
+    with _silence_warnings(), _convert_faults():
         found = td.to_tensordict()
     source = td
     while type(source) is SubTensorDict:
@@ -209,7 +211,7 @@ def iter_file_items(td: Any) -> Iterator[tuple[str, Any]]:
             dtype = get_array_dtype(source, key)
             yield key, FileTensor(array if rows is None else _Rows(array, rows), dtype)
         else:
-            with _silence_warnings():
+            with _silence_warnings(), _convert_faults():
                 entry = get_held_entry(td, key)
             yield key, entry
 
@@ -238,6 +240,20 @@ def _run_of(td: SubTensorDict) -> range | None:
         return None
     rows = range(shown_source(td).batch_size[0])[index[0]]
     return rows if rows.step > 0 else None
+
+
+@contextmanager
+def _convert_faults() -> Iterator[None]:
+    """Raises InvalidRequestError for whatever the file's library raises."""
+    try:
+        yield
+    except Exception as fault:
+        raise make_content_error(fault) from fault
+
+
+def make_content_error(fault: Exception) -> InvalidRequestError:
+    """Returns the error of a write whose content raises one; nothing of it is or will be seen."""
+    return InvalidRequestError(argument="tensordict", reason=f"its content cannot be read any more: {fault!r}"[:300])
 
 
 @contextmanager

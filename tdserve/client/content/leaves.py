@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.capture import Captured
@@ -149,22 +148,10 @@ class ReadEnd:
         return torch.from_numpy(leaf[part.start : part.stop])
 
     def fill(self, message: Message, staging: torch.Tensor) -> None:
-        """Raises InvalidRequestError where a leaf cannot be read."""
+        """Raises InvalidRequestError or CorruptDataError where a leaf cannot be read."""
         target = staging.numpy()
         for slot, start, stop, offset in message.parts:
             leaf = self._leaves[slot]
-            target[offset : offset + stop - start] = _read(leaf, start, stop) if callable(leaf) else leaf[start:stop]
+            target[offset : offset + stop - start] = leaf(start, stop) if callable(leaf) else leaf[start:stop]
         for start, stop in message.gaps:
             target[start:stop] = 0
-
-
-def _read(read: Read, start: int, stop: int) -> NDArray[np.uint8]:
-    try:
-        return read(start, stop)
-    except Exception as fault:  # a library that reads the file may raise anything
-        raise make_content_error(fault) from fault
-
-
-def make_content_error(fault: Exception) -> InvalidRequestError:
-    """Returns the error of a write whose content raises one; nothing of it is or will be seen."""
-    return InvalidRequestError(argument="tensordict", reason=f"its content cannot be read any more: {fault!r}"[:300])

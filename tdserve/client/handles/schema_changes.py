@@ -19,6 +19,7 @@ from tdserve.structure import codec
 from tdserve.structure.altering import Renaming
 from tdserve.structure.array_dicts import read_entry
 from tdserve.structure.capture import Captured, capture
+from tdserve.structure.file_tensors import is_in_file, iter_file_items
 from tdserve.structure.instances import find_content, find_tensorclass
 from tdserve.structure.nodes import find_entry
 from tdserve.structure.tree import Node, Path, Spec, describe, show
@@ -229,7 +230,7 @@ def _list_items(values: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(stack, LazyStackedTensorDict) and len({frozenset(row.keys()) for row in stack.tensordicts}) > 1:
         return None
     try:
-        return list(values.items())
+        return list(iter_file_items(values) if is_in_file(values) else values.items())
     except RuntimeError:  # tensors that differ in size have no common one
         return None
 

@@ -93,7 +93,7 @@ def _put_read(store: MappedStore, places: Places, first: int, captured: Captured
 def put_selection(store: MappedStore, selection: Selection, captured: Captured, *, is_hidden: bool = False) -> None:
     """Overwrites a selection.
 
-    All that can raise does so before the first byte is copied, except for files that are read block by block.
+    All that can raise does so before the first byte is copied: a file that is read block by block is read twice.
 
     Args:
         is_hidden: Whether nobody sees the store yet.
@@ -121,7 +121,8 @@ def _prepare_copies(store: MappedStore, selection: Selection, captured: Captured
         if not isinstance(tensor, FileTensor) and shows_store(tensor, store.folder):
             tensor = tensor.clone()
         if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
-            tensor.read_piece(0, tensor.element_size() if tensor.numel() else 0)  # shows whether the file is still open
+            for block in split_spans(tuple(tensor.shape), tensor.element_size()):
+                tensor.block(block)  # shows whether it can be read
             place = to_indexable(leaf)[index] if index else to_indexable(leaf)
             yield partial(_copy_blocks, place, tensor)
         elif index:

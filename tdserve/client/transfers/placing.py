@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tdserve.base.errors import TDServeError
-from tdserve.client.content.leaves import make_content_error, make_leaves
+from tdserve.client.content.leaves import make_leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
 from tdserve.client.session.content_channel import ContentChannel
@@ -14,6 +14,7 @@ from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import OnPermit
 from tdserve.messages.content import write_layout
 from tdserve.structure.capture import Captured
+from tdserve.structure.file_tensors import make_content_error
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
+    CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
     ServerBusyError,
@@ -188,13 +189,13 @@ class _Sent:
         The request must not be retried before that answer.
 
         Raises:
-            InvalidRequestError, DeadlineExceededError: The channel was closed and will be replaced.
+            InvalidRequestError, CorruptDataError, DeadlineExceededError: The channel was closed and will be replaced.
         """
         try:
             self._works = self._outgoing.send(self.content_channel, make_tag(request), pool, timeout_s)
         except TransportError as error:
             self.give_up(error)
-        except (InvalidRequestError, DeadlineExceededError) as error:
+        except (InvalidRequestError, CorruptDataError, DeadlineExceededError) as error:
             pending.withdraw()
             self.give_up(error)  # the server waits for the rest, which will not come
             raise
@@ -203,7 +204,7 @@ class _Sent:
         """Starts to send the content. An answer reports a failure, as for ``send``, and then leads to a retry."""
         try:
             works = self._outgoing.post(self.content_channel, make_tag(request), pool)
-        except (TransportError, InvalidRequestError, DeadlineExceededError) as error:
+        except (TransportError, InvalidRequestError, CorruptDataError, DeadlineExceededError) as error:
             self.give_up(error)
             return
         with self._lock:
