@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tdserve.base.errors import WrongStateError
 from tdserve.v1 import control_pb2
 
 KIND_NUMBERS: dict[str, control_pb2.StoreKind] = {
@@ -23,6 +24,30 @@ _USER_WORDS = {"placement": "a store that several servers share"}
 def describe_kind(kind: str) -> str:
     """Returns what errors call a store of a kind."""
     return _USER_WORDS.get(kind, f"a {kind} store")
+
+
+_OPENERS = {
+    "tensordict": "client[{!r}] opens it",
+    "replay": "client.replay({!r}) opens it",
+    QUEUE: "client.queue({!r}) opens it",
+    "weights": "client.latest({!r}) pulls them",
+    "keyed": "client.kv({!r}) opens it",
+    "placement": "client[{!r}] opens it, of a client of all of them",
+}
+
+
+def make_kind_error(name: str, kind: str, *, wanted: str, is_queue: bool = False) -> WrongStateError:
+    """Returns the error of a call for a store whose name means one of another kind, and how that one is opened.
+
+    Args:
+        kind: The kind that it has now.
+        wanted: The kind, or kinds, that the call needs.
+        is_queue: Whether it is a queue.
+    """
+    what = "a queue" if is_queue else describe_kind(kind)
+    opener = _OPENERS.get(QUEUE if is_queue else kind, "")
+    advice = f" ({opener.format(name)})" if opener else ""
+    return WrongStateError(state=f"store {name!r} is {what}{advice}", event=f"a call that needs a {wanted} store")
 
 
 def count_kind(shown_kind: str, num_stores: int) -> control_pb2.KindCount:

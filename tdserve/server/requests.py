@@ -376,9 +376,11 @@ class Requests:
             await inline_tasks.ensure_task()
             with session.mark_waiting():
                 store = await self._stores.wait(asked.store, deadline)
-        if asked.message_nbytes and not self._reads.is_as_expected(store, asked):
+        is_meant = store.is_of_kind(asked.kind)
+        if asked.message_nbytes and not (is_meant and self._reads.is_as_expected(store, asked)):
             session.send_void(request, asked.message_nbytes)
             return control_pb2.Done(must_wait=True)
+        store.check_kind(asked.kind)
         if store.table is not None:
             return await self._row_reads.read(session, request, asked)
         return await self._reads.read(session, request, store, asked, deadline)

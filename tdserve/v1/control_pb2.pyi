@@ -316,7 +316,7 @@ class Content(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., values: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., inline: _Optional[bytes] = ..., spool_offset: _Optional[int] = ..., spool_nbytes: _Optional[int] = ..., values_nbytes: _Optional[int] = ..., is_bundled: bool = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s", "message_nbytes", "identity", "is_for_writing")
+    __slots__ = ("store", "selection", "keys", "fingerprint", "newer_than", "timeout_s", "message_nbytes", "identity", "is_for_writing", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class ReadRequest(_message.Message):
     MESSAGE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     IS_FOR_WRITING_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -335,10 +336,11 @@ class ReadRequest(_message.Message):
     message_nbytes: _containers.RepeatedScalarFieldContainer[int]
     identity: str
     is_for_writing: bool
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., identity: _Optional[str] = ..., is_for_writing: bool = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., identity: _Optional[str] = ..., is_for_writing: bool = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations", "identity", "has_stamps")
+    __slots__ = ("store", "selection", "keys", "content", "timeout_s", "new_store", "generations", "identity", "has_stamps", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +350,7 @@ class WriteRequest(_message.Message):
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     HAS_STAMPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     selection: _content_pb2.Selection
     keys: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
@@ -357,10 +360,11 @@ class WriteRequest(_message.Message):
     generations: bytes
     identity: str
     has_stamps: bool
-    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., new_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., generations: _Optional[bytes] = ..., identity: _Optional[str] = ..., has_stamps: bool = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., new_store: _Optional[_Union[CreateStoreRequest, _Mapping]] = ..., generations: _Optional[bytes] = ..., identity: _Optional[str] = ..., has_stamps: bool = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class AlterRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "added", "content", "replaces", "removed", "renamed", "is_locked")
+    __slots__ = ("store", "timeout_s", "added", "content", "replaces", "removed", "renamed", "is_locked", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +373,7 @@ class AlterRequest(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     IS_LOCKED_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
     added: _spec_pb2.Spec
@@ -377,7 +382,8 @@ class AlterRequest(_message.Message):
     removed: _containers.RepeatedCompositeFieldContainer[_content_pb2.Path]
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     is_locked: bool
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., added: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., replaces: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., is_locked: bool = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., added: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., replaces: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., is_locked: bool = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class Renamed(_message.Message):
     __slots__ = ("old_key", "new_key", "is_safe")

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 class StoreHandle(AlterableHandle):
     """A tensordict store by name. Every access is a call to the server, and every read returns a copy.
 
-    After the store was deleted it means the next one of its name, if that has the same structure.
+    After the store was deleted it means the next tensordict store of its name; while a store of another kind has the
+    name, calls raise WrongStateError.
 
     So ``store["obs"][7] = x`` changes nothing on the server: use ``store.set_at_("obs", x, 7)`` or ``store[7] = td``. A
     read shows the store at one moment; a write becomes visible as a whole or not at all. Threads: safe. Processes:

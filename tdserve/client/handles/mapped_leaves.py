@@ -34,7 +34,11 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
         session.mover.check_maps(f"mapping store {name!r}", writable=writable)
         asked = control_pb2.ReadRequest(
-            store=name, fingerprint=spec.fingerprint, timeout_s=deadline.remaining_s, is_for_writing=writable
+            store=name,
+            fingerprint=spec.fingerprint,
+            timeout_s=deadline.remaining_s,
+            is_for_writing=writable,
+            kind=control_pb2.STORE_KIND_TENSORDICT,
         )
         pending = session.send(request, read=asked)
         accepted = pending.wait(compute_answer_timeout_s(deadline), f"a read of {name!r}").done.accepted

@@ -18,6 +18,7 @@ from tdserve.structure import unbatched
 from tdserve.structure.captured import Captured
 from tdserve.structure.nodes import count_dims
 from tdserve.structure.tree import Path, Spec, quote
+from tdserve.v1 import control_pb2
 
 
 def overwrite(
@@ -32,6 +33,7 @@ def overwrite(
     is_exact: bool = True,
     expected: ExpectedRows = NO_EXPECTATION,
     shared: Callable[[Path], Any] | None = None,
+    kind: control_pb2.StoreKind = control_pb2.STORE_KIND_TENSORDICT,
     deadline: Deadline,
 ) -> None:
     """Replaces what an index selects, whole or not at all.
@@ -45,6 +47,7 @@ def overwrite(
         expected: As of ``write_selection``.
         shared: Reads what all rows share at a key. It is called when only some rows are written; None: nothing is
             shared.
+        kind: As of ``write_selection``.
         at: Key of a leaf or nested part; ``()``: all leaves that ``value`` has.
 
     Raises:
@@ -84,6 +87,7 @@ def overwrite(
         keys=keys or ((at,) if at else ()),
         stored=stored,
         expected=expected,
+        kind=kind,
         deadline=deadline,
     )
 

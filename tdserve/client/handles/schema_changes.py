@@ -36,6 +36,7 @@ def alter(
     removed: Iterable[Path] = (),
     renamed: Iterable[Renaming] = (),
     is_locked: bool | None = None,
+    kind: control_pb2.StoreKind = control_pb2.STORE_KIND_TENSORDICT,
     deadline: Deadline,
 ) -> int:
     """Changes which keys a store has, as a whole or not at all; returns the content version of the change.
@@ -48,8 +49,10 @@ def alter(
         replaces: Keys of the new entries that replace existing ones.
         removed, renamed: Keys.
         is_locked: Locks or unlocks the store; nothing else is changed in the same call.
+        kind: Of the store that is meant.
 
     Raises:
+        WrongStateError: The name means a store of another kind. Nothing was changed.
         KeyNotFoundError: An entry to remove or rename does not exist. Nothing was changed.
         StructureChangedError: An entry to add exists already. Nothing was changed.
         LockedError: The store is locked. Nothing was changed.
@@ -64,6 +67,7 @@ def alter(
             control_pb2.Renamed(old_key=_encode_path(each.old), new_key=_encode_path(each.new), is_safe=each.is_safe)
             for each in renamed
         ],
+        kind=kind,
     )
     if is_locked is not None:
         asked.is_locked = is_locked

@@ -35,6 +35,7 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.entries import get_entry, name_dims
 from tdserve.structure.nodes import find_entry
 from tdserve.structure.tree import Node, Path, Spec, show
+from tdserve.v1 import control_pb2
 
 _Result = TypeVar("_Result")
 
@@ -62,6 +63,7 @@ class StoreClient(ByAddress):
         self.uid = description.uid
         self.spec = description.spec
         self.shares_non_tensor = description.share_non_tensor
+        self._structure = (description.uid, description.structure)
         self._is_outdated = False
 
     @property
@@ -80,11 +82,17 @@ class StoreClient(ByAddress):
 
         Raises:
             StoreNotFoundError: The store was deleted.
+            WrongStateError: A store of another kind has its name. What is known here stays as it was.
         """
-        is_other = self._client.catalog.get_fingerprint(self.name, deadline) != self.spec.fingerprint
-        if is_other:
+        found = self._client.catalog.describe_briefly(self.name, deadline)
+        is_other = found.fingerprint != self.spec.fingerprint
+        if is_other or found.kind != control_pb2.STORE_KIND_TENSORDICT:
             description = self._client.catalog.describe_existing(self.name, deadline)
+            description.check_kind("tensordict")
             self.spec, self.uid = description.spec, description.uid
+            self._structure = (description.uid, description.structure)
+        else:
+            self._structure = (found.uid, found.structure)
         self._is_outdated = False
         return is_other
 
@@ -121,15 +129,23 @@ class StoreClient(ByAddress):
         return access()
 
     def retry_write(self, access: Callable[[], _Result], deadline: Deadline) -> _Result:
-        """Repeats a write as ``retry`` does, until it succeeds; stops when time is up."""
+        """Repeats a write as ``retry`` does, until it succeeds, or is refused though nothing has changed since the
+        attempt; stops when time is up.
+
+        Raises:
+            WrongStateError: A store of another kind has the name. Nothing was written.
+        """
         uid = self.uid
         while True:
+            known = self.spec, self._structure
             try:
                 return self.retry(access, deadline, is_write=True)
             except StructureChangedError:
                 if self.uid != uid or deadline.expired:
                     raise
                 self.refresh(deadline)
+                if self.spec is known[0] and self._structure == known[1]:
+                    raise
 
     # ------------------------------------------------------------ changes of keys
 

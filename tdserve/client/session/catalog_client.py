@@ -223,8 +223,17 @@ class CatalogClient:
         Raises:
             StoreNotFoundError: There is no such store.
         """
+        return bytes(self.describe_briefly(name, deadline).fingerprint)
+
+    def describe_briefly(self, name: str, deadline: Deadline) -> control_pb2.StoreDescription:
+        """Returns the description of a store without its structure, as one step of a call with this deadline.
+
+        Raises:
+            StoreNotFoundError: There is no such store.
+        """
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), without_spec=True)
-        return bytes(self.call_within("DescribeStore", request, deadline).fingerprint)
+        found: control_pb2.StoreDescription = self.call_within("DescribeStore", request, deadline)
+        return found
 
     def stats(self) -> dict[str, Any]:
         """Returns the server's own figures as plain values."""

@@ -80,6 +80,7 @@ class WantedSelection:
             identity=self.known.identity if self.known is not None else "",
             newer_than=None if self.newer_than is None or self.newer_than < 0 else self.newer_than,
             timeout_s=deadline.remaining_s,
+            kind=control_pb2.STORE_KIND_TENSORDICT,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.base.errors import StoreExistsError
 from tdserve.client.session import structure_text
 from tdserve.client.session.structure_leaves import describe_spec
-from tdserve.messages.store_kinds import KIND_NAMES
+from tdserve.messages.store_kinds import KIND_NAMES, make_kind_error
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -155,6 +155,12 @@ class StoreDescription:
 
     def __str__(self) -> str:
         return self.tree()
+
+    def check_kind(self, wanted: str) -> None:
+        """Raises WrongStateError if this is a store of another kind: that of a handle whose store was deleted, and
+        whose name means this one now."""
+        if self.kind != wanted:
+            raise make_kind_error(self.name, self.kind, wanted=wanted, is_queue=self.is_queue)
 
     def tree(self) -> str:
         """Returns the structure as a tree with a line for each entry; of a replay that of one row."""

@@ -106,8 +106,12 @@ class FollowedTable(RowsByNumber):
         did.
 
         Otherwise only the settings are those of now, by which samples may have other columns; that counts too.
+
+        Raises:
+            WrongStateError: A store of another kind has its name.
         """
         found = self._client.catalog.describe_existing(self.name, deadline)
+        found.check_kind("replay")
         has_leaves = found.uid == self._uid and found.structure != self._structure
         is_recreated = found.spec == self.spec and found.capacity != self.capacity
         if has_leaves:

@@ -7,6 +7,7 @@ from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.schema_changes import alter, check_fields
 from tdserve.client.session.session_client import SessionClient
 from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, check_matches, quote, show
+from tdserve.v1 import control_pb2
 
 
 def find_lacking(known: Spec, row: Spec) -> list[Path]:
@@ -24,7 +25,7 @@ def add_leaves(client: SessionClient, name: str, known: Spec, row: Spec, deadlin
     lacking = find_lacking(known, row)
     check_fields(known, lacking)
     added = row.select(lacking).with_device(known.root.device)
-    alter(client, name, zeros=added, deadline=deadline)
+    alter(client, name, zeros=added, kind=control_pb2.STORE_KIND_REPLAY, deadline=deadline)
 
 
 def check_leaves(expected: Spec, given: Spec, *, store: str) -> None:

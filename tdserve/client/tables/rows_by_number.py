@@ -224,6 +224,7 @@ class RowsByNumber(ByAddress):
                     keys=[content_pb2.Path(parts=path) for path in wanted.keys],
                     fingerprint=wanted.stored.fingerprint,
                     timeout_s=deadline.remaining_s,
+                    kind=control_pb2.STORE_KIND_REPLAY,
                 )
                 on_announced = session.mover.make_early_receiver(request, lambda: wanted)
                 pending = session.send(request, on_announced=on_announced, read=asked)

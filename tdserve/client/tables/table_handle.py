@@ -321,6 +321,7 @@ class TableHandle(FollowedTable):
                 at=path,
                 is_exact=False,
                 expected=expected,
+                kind=control_pb2.STORE_KIND_REPLAY,
                 deadline=deadline,
             )
 
@@ -358,9 +359,17 @@ class TableHandle(FollowedTable):
 
         def overwrite_rows(rows: Rows, values: Any, expected: ExpectedRows) -> None:
             def write() -> None:
-                client, name, stored = self._client, self.name, self._stored
                 overwrite(
-                    client, name, stored, rows, values, at=(), is_exact=False, expected=expected, deadline=deadline
+                    self._client,
+                    self.name,
+                    self._stored,
+                    rows,
+                    values,
+                    at=(),
+                    is_exact=False,
+                    expected=expected,
+                    kind=control_pb2.STORE_KIND_REPLAY,
+                    deadline=deadline,
                 )
 
             self.follow_and_retry(write, deadline)

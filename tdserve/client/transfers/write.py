@@ -386,15 +386,20 @@ def write_selection(
     identity: str = "",
     new_store: control_pb2.CreateStoreRequest | None = None,
     expected: ExpectedRows = NO_EXPECTATION,
+    kind: control_pb2.StoreKind = control_pb2.STORE_KIND_TENSORDICT,
     deadline: Deadline,
 ) -> int:
-    """Replaces a selection of a tensordict store, as a whole or not at all; returns the content version of the write.
+    """Replaces a selection of a store, as a whole or not at all; returns the content version of the write.
 
     Args:
         stored: The store's whole structure, as this client last read it.
         identity: The store and structure that are meant; by default any store of this name and fingerprint.
         expected: The rows of a table that are meant: nothing is written if one is another by now.
         new_store: Creates the store, which is invisible before this write is committed.
+        kind: Of the store that is meant.
+
+    Raises:
+        WrongStateError: The name means a store of another kind. Nothing was written.
     """
 
     is_new = new_store is not None
@@ -415,6 +420,7 @@ def write_selection(
                 new_store=new_store,
                 generations=expected.generations,
                 has_stamps=expected.has_stamps,
+                kind=kind,
             )
         }
 

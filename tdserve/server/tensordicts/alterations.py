@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    InvalidRequestError,
     NotSupportedError,
     SpecMismatchError,
     TDServeError,
@@ -76,8 +77,12 @@ class Alterations:
             TDServeError: Nothing was changed.
         """
         store = self._stores.get(asked.store)
+        store.check_kind(asked.kind)
         wanted = _decode(asked)
         if store.table is not None:
+            if asked.HasField("content"):
+                reason = f"leaves come to table {store.name!r} without content: they are zero in its rows"
+                raise InvalidRequestError(argument="content", reason=reason)
             return await self._added_leaves.add(session, request, store, wanted, Deadline.after(asked.timeout_s))
         if KINDS[store.record.kind].has_rules:
             raise store.make_kind_error("tensordict")

@@ -166,6 +166,7 @@ class Writes:
             PeerLostError: The client or its worker was lost before all content had arrived; nothing was written.
         """
         store = self._stores.loading.find_hidden(asked.store, session.number) or self._stores.get(asked.store)
+        store.check_kind(asked.kind)
         if asked.identity and asked.identity != store.identity:
             expected, actual = "the store that was there", "another one, or with other keys; it was not written"
             raise StructureChangedError(store=store.name, key="", expected=expected, actual=actual)

@@ -109,6 +109,7 @@ DECLINED: dict[str, Callable[[StoredTensorDict], bytes]] = {
     "of a structure to be told": lambda store: message(asked(store, fingerprint=b"")),
     "of a store that was never granted": lambda store: message(asked(store, store="other")),
     "newer than": lambda store: message(asked(store, newer_than=0)),
+    "of another kind of store": lambda store: message(asked(store, kind=control_pb2.STORE_KIND_REPLAY)),
     "too large": lambda store: message(asked(store, 0, "large")),
     "with values": lambda store: message(asked(store, (), "small", "n")),
     "of a key that is not there": lambda store: message(asked(store, (), "no")),

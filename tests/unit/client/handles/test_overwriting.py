@@ -11,6 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.structure.tree import Path
+from tdserve.v1 import control_pb2
 from tests.sameness import difference
 
 ROWS = TensorDict({"a": torch.arange(4.0), "n": {"b": torch.zeros(4, 2), "text": "before"}}, [4])
@@ -27,7 +28,8 @@ def replay(client: tdserve.Client, name: str) -> tdserve.ReplayHandle:
 def write(client: tdserve.Client, replay: tdserve.ReplayHandle, index: Any, value: Any, at: Path) -> None:
     """Overwrites a part of some rows."""
     stored = replay.spec.prepend((replay.capacity,))
-    overwrite(client, replay.name, stored, index, value, at=at, deadline=Deadline.after(20.0))
+    kind, deadline = control_pb2.STORE_KIND_REPLAY, Deadline.after(20.0)
+    overwrite(client, replay.name, stored, index, value, at=at, kind=kind, deadline=deadline)
 
 
 @pytest.mark.slow

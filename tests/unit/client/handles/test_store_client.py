@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.base.errors import KeyNotFoundError, LockedError, StoreNotFoundError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import KeyNotFoundError, LockedError, StoreNotFoundError, StructureChangedError
 from tdserve.client.handles.store_client import StoreClient
 from tests.sameness import difference
 from tests.unit.client.three_rows import local
@@ -203,3 +204,33 @@ def test_store_client_when_pickled_then_reads_and_writes_over_a_client_of_its_pr
     assert found["a"].tolist() == [[7.0, 7.0]]
     assert other.client.recipe == store.client.recipe
     assert other.client is not store.client
+
+
+def test_retry_of_a_write_when_it_is_refused_though_nothing_changes_then_the_error_at_once(store: StoreClient) -> None:
+    attempts = []
+
+    def write() -> None:
+        attempts.append(store.spec)
+        raise StructureChangedError(store=store.name, key="", expected="another structure", actual="this one")
+
+    deadline = Deadline.after(20.0)
+    with pytest.raises(StructureChangedError):
+        store.retry_write(write, deadline)
+    assert len(attempts) < 5
+    assert not deadline.expired
+
+
+def test_retry_of_a_write_when_keys_have_come_and_gone_meanwhile_then_repeated(
+    client: tdserve.Client, store: StoreClient
+) -> None:
+    attempts = []
+
+    def write() -> int:
+        attempts.append(store.spec)
+        if len(attempts) < 6:
+            client[store.name]["z"] = torch.ones(3)
+            client[store.name].del_("z")
+            raise StructureChangedError(store=store.name, key="", expected="the structure of now", actual="another")
+        return len(attempts)
+
+    assert store.retry_write(write, Deadline.after(20.0)) == 6

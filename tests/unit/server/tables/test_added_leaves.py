@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
     StoreExistsError,
     StructureChangedError,
+    WrongStateError,
 )
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
@@ -347,3 +348,17 @@ async def leaves_are_there(world: World) -> None:
     """Returns when an alteration that was retried is over."""
     while Restructured.load(world.db):  # noqa: ASYNC110 (a record tells nobody that it has gone)
         await asyncio.sleep(0)
+
+
+def test_alter_when_it_has_content_or_means_another_kind_of_store_then_refused(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    late_rows = rows(0, CAPACITY, z=late(*range(CAPACITY))).select(("n", "z"))
+    with_content = adding(content=content_of(late_rows, b""))
+    with pytest.raises(InvalidRequestError, match="without content"):
+        alter(world, run, with_content)
+    with pytest.raises(WrongStateError, match="needs a tensordict store"):
+        alter(world, run, adding(kind=control_pb2.STORE_KIND_TENSORDICT))
+    assert world.stores.get("r").spec == store.spec
+    alter(world, run, adding(kind=control_pb2.STORE_KIND_REPLAY))
+    assert world.stores.get("r").spec != store.spec
