@@ -32,19 +32,22 @@ _OPENERS = {
     QUEUE: "client.queue({!r}) opens it",
     "weights": "client.latest({!r}) pulls them",
     "keyed": "client.kv({!r}) opens it",
-    "placement": "client[{!r}] opens it, of a client of all of them",
+    "placement": "client[{!r}] opens it, with a client of all its servers",
 }
 
 
-def make_kind_error(name: str, kind: str, *, wanted: str, is_queue: bool = False) -> WrongStateError:
+def make_kind_error(
+    name: str, kind: str, *, wanted: str, is_queue: bool = False, is_unshared: bool = False
+) -> WrongStateError:
     """Returns the error of a call for a store whose name means one of another kind, and how that one is opened.
 
     Args:
         kind: The kind that it has now.
         wanted: The kind, or kinds, that the call needs.
         is_queue: Whether it is a queue.
+        is_unshared: Whether the call needs a store that several servers share, and this one has a single server.
     """
-    what = "a queue" if is_queue else describe_kind(kind)
+    what = ("a queue" if is_queue else describe_kind(kind)) + (" of a single server" if is_unshared else "")
     opener = _OPENERS.get(QUEUE if is_queue else kind, "")
     advice = f" ({opener.format(name)})" if opener else ""
     return WrongStateError(state=f"store {name!r} is {what}{advice}", event=f"a call that needs a {wanted} store")

@@ -32,6 +32,7 @@ from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
+from tdserve.messages.store_kinds import make_kind_error
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.tree import Path
@@ -111,19 +112,39 @@ class ShardedStore:
             if place is not None and place.server != self.placement.servers[shard]:
                 return self._open_at(shard, place.server, client)
             found = self._wait_for_part(shard, client)
+        with convert_part_errors(self.name):
+            found.check_kind(self._first.kind)
         handle = client.open_handle(found)
         self._lost_parts.note_found(shard)
         self._handles[shard], self._uids[shard] = (client, handle), found.uid
         return handle
 
     def _check_exists(self) -> None:
-        """Raises StoreNotFoundError if the store was deleted, as far as the server with its record answers."""
+        """Raises StoreNotFoundError if the store was deleted, and WrongStateError if its name means a store of a single
+        server now, as far as the server with its record answers."""
         directory = self._cluster.directory
         with suppress(TransportError):
-            if self.name not in self._cluster.members.get(directory.find(self.name).server):
+            found = self._find_by_name()
+            if found is None:
                 directory.forget(self.name)  # the record may be lost, too, and there are copies
-                if directory.find(self.name).placement is None:
-                    raise StoreNotFoundError(name=self.name)
+                if directory.find(self.name).placement is not None:
+                    return
+                found = self._find_by_name()  # another server may have a store of this name
+            if found is None:
+                raise StoreNotFoundError(name=self.name)
+            if found.kind != "placement":
+                directory.forget(self.name)
+                wanted = f"shared {self._first.kind}"
+                raise make_kind_error(self.name, found.kind, wanted=wanted, is_queue=found.is_queue, is_unshared=True)
+
+    def _find_by_name(self) -> StoreDescription | None:
+        """Describes what has the store's name: the record of it, or another store; None if nothing has."""
+        directory = self._cluster.directory
+        client = self._cluster.members.get(directory.find(self.name).server)
+        try:
+            return client.catalog.find(self.name)
+        except StoreMovedError as moved:  # a store of a single server
+            return self._cluster.members.get(directory.find_moved(moved).server).catalog.find(self.name)
 
     def _wait_for_part(self, shard: int, client: Client) -> StoreDescription:
         """Describes a part that is not there: it is being created, or lost."""
@@ -415,6 +436,8 @@ class ShardedStore:
             if number and deadline.expired:
                 break
         if failure is None:
+            with suppress(DeadlineExceededError), within(deadline):
+                self._check_exists()
             raise StoreNotFoundError(name=self.name)
         raise failure
 
