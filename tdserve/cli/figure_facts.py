@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.cli.server_figures import ServerFigures
 from tdserve.cli.sessions import flatten_session
 from tdserve.client.session.message_facts import to_facts
-from tdserve.messages.store_figures import find_num_rows
+from tdserve.messages.store_figures import find_num_rows, find_version
 from tdserve.messages.store_kinds import name_counted_kind, name_kind
 
 
@@ -42,4 +42,6 @@ def _describe_store(store: Any) -> dict[str, Any]:
     left_out = ("spec", "kind", "fingerprint", "versions")
     if find_num_rows(store) is None:
         described |= dict.fromkeys(("num_rows", "inserts", "samples"))  # null: not 0
+    if find_version(store) is None:
+        described["version"] = None
     return {**{name: value for name, value in described.items() if name not in left_out}, "kind": kind, **facts}

@@ -18,7 +18,7 @@ from tdserve.cli.sessions import (
     flatten_session,
     make_session_cells,
 )
-from tdserve.messages.store_figures import find_num_rows
+from tdserve.messages.store_figures import find_num_rows, find_version
 from tdserve.messages.store_kinds import name_kind
 
 SERVER_COLUMNS = ("server", "address", "version", "open", "stores", "sessions", "held", "free", "in/s", "out/s")
@@ -136,7 +136,7 @@ def _list_stores(server: _Server) -> list[tuple[str, ...]]:
     before = {} if server.before is None else {each.description.uid: each for each in server.before.stores}
     rows = []
     for each in server.now.stores:
-        described, num_rows = each.description, find_num_rows(each)
+        described, num_rows, version = each.description, find_num_rows(each), find_version(each)
         rates = ["", ""]
         earlier = before.get(described.uid)
         if earlier is not None and earlier.is_open and described.capacity:
@@ -153,7 +153,7 @@ def _list_stores(server: _Server) -> list[tuple[str, ...]]:
                 "" if num_rows is None else format_count(num_rows),
                 format_nbytes(described.nbytes),
                 *rates,
-                "" if described.capacity else str(described.version),
+                "" if described.capacity or version is None else str(version),
                 format_count(sum(wait.num_waiting for wait in each.waits)),
                 format_count(each.num_readers) if each.num_readers else "",
             )

@@ -155,8 +155,8 @@ def _list_store(store: control_pb2.StoreFigures, label: str, kind: str) -> Itera
 
 
 def _list_weights(store: control_pb2.StoreFigures, label: str) -> Iterator[tuple[str, Labels, float]]:
-    yield "tdserve_store_newest_version", (label,), store.description.version
-    if store.is_open:
+    if store.is_open:  # else its versions are not known
+        yield "tdserve_store_newest_version", (label,), store.description.version
         yield "tdserve_store_newest_version_age_seconds", (label,), store.newest_age_s
         yield "tdserve_store_kept_versions", (label,), store.num_versions
         yield "tdserve_store_readers", (label,), store.num_readers

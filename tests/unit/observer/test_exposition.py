@@ -163,3 +163,14 @@ def test_checkpoints_when_none_is_known_then_their_age_is_that_of_the_server_if_
     assert get(expose(full), "tdserve_checkpoint_age_seconds") == full.uptime_s
     full.checkpoint_interval_s = 0.0
     assert "tdserve_checkpoint" not in expose(full)
+
+
+def test_weights_when_they_were_not_opened_then_there_is_no_version() -> None:
+    figures = make_figures()
+    store = add_weights(figures, "policy")
+    assert get(expose(figures), "tdserve_store_newest_version", store="policy") == 9
+    store.is_open = False
+    store.description.version = 0
+    text = expose(figures)
+    assert 'tdserve_store_bytes{kind="weights",store="policy"}' in text
+    assert not any(name.startswith("tdserve_store_newest_version") for name, _ in read(text))
