@@ -129,7 +129,8 @@ class GroupRule:
             WrongStateError: This member asks already. Nothing was changed.
         """
         if ask.member in self._asks:
-            raise WrongStateError(state=f"this member asks for group {self.name!r} already", event="asking again")
+            state = f"this client waits for group {self.name!r} already (each member has a client of its own)"
+            raise WrongStateError(state=state, event="asking for it again")
         if not 0 <= ask.world_size <= MAX_WORLD_SIZE:
             reason = f"{ask.world_size} is not from 1 to {MAX_WORLD_SIZE}"
             raise InvalidRequestError(argument="world_size", reason=reason)
