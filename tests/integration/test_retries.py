@@ -28,6 +28,9 @@ T = TypeVar("T")
 MANY = 300
 """More requests than a server once remembered for a client."""
 
+MANY_STRUCTURES = 64
+"""Structures that a server keeps although no store has them."""
+
 FEW = 8
 """Extends after which a writer claims its rows. Then it makes as many again, of which the server is not notified."""
 
@@ -196,3 +199,18 @@ def test_create_when_its_answer_is_lost_then_it_does_not_refuse_its_own_store(
     assert numbers_in(deaf.other.replay(name)) == [3]
     with pytest.raises(tdserve.StoreExistsError):
         deaf.client.create_replay(name, like=rows(0)[0], capacity=10)
+
+
+@pytest.mark.slow
+def test_publish_when_its_answer_was_lost_and_its_structure_is_forgotten_then_the_next_one_sends_it_along(
+    crashing: Crashing, deaf: Deaf
+) -> None:
+    deaf.cutting.cut_when(lambda: "published" in deaf.other)
+    publishing = deaf.begin(deaf.client.publish, "published", rows(1, 2, 3, 4, 5))
+    deaf.cutting.mend()
+    assert publishing.result(60.0) == 1
+    deaf.other.delete("published")
+    for number in range(2 * MANY_STRUCTURES):  # from so many on, the server forgets what no store has
+        deaf.other.init_remote(TensorDict({f"key-{number}": torch.zeros(1)}), "structured")
+        deaf.other.delete("structured")
+    assert deaf.client.publish("published", rows(1, 2, 3, 4, 5)) == 1

@@ -126,6 +126,7 @@ class _PublishAttempt:
         self._announced: Spec | None = None
         self._captured: Captured | None = None
         self._unknown: tuple[Session, Spec] | None = None
+        self._num_attempts = 0
 
     def make_outgoing(self, session: Session) -> Outgoing:
         """Prepares the content; only announces it where it was not captured yet, and its structure is likely known.
@@ -143,6 +144,7 @@ class _PublishAttempt:
 
     def make_body(self, session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         """Makes the request."""
+        self._num_attempts += 1
         spec = outgoing.spec
         request = control_pb2.PublishRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
         request.MergeFrom(self._settings)
@@ -166,8 +168,11 @@ class _PublishAttempt:
         return self._captured
 
     def remember_spec(self) -> None:
-        """Marks the structure as sent. Call it after the server's answer: a request may have been refused unread."""
-        if self._unknown is None:
+        """Marks the structure as sent. Call it after the server's answer: a request may have been refused unread.
+
+        Not after a retry: of one that was carried out over a lost session, the server reads but the number.
+        """
+        if self._unknown is None or self._num_attempts > 1:
             return
         session, spec = self._unknown
         known = {**session.known_specs, spec.fingerprint: spec}  # another thread may be reading the old dict
