@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tdserve.base.errors import Field, StoreMovedError, TDServeError, TransportError
+from tdserve.base.errors import (
+    CorruptDataError,
+    DamagedRowError,
+    Field,
+    SelectionError,
+    StoreMovedError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.rules.placement import find_whole
 
 
 @contextmanager
-def convert_part_errors(name: str) -> Iterator[None]:
-    """Makes errors that a block raises about a part of a store name the store, which is what the user knows.
+def convert_part_errors(name: str, get_first_row: Callable[[int], int] = lambda _: 0) -> Iterator[None]:
+    """Makes errors that a block raises about a part of a store name the store, and its rows by their numbers in the
+    whole store: that is what the user knows.
 
     Args:
         name: Name of the store.
+        get_first_row: Returns the number of a part's first row in the whole store, by shard.
     """
     try:
         yield
     except (StoreMovedError, TransportError):  # of the part alone, and who follows it goes by its name
         raise
     except TDServeError as error:
-        fields = {field: _name_whole(value, name) for field, value in error.fields.items()}
+        shard = _find_shard(error, name)
+        rows = {} if shard is None else _number_rows(error, get_first_row(shard))
+        fields = {field: _name_whole(value, name) for field, value in {**error.fields, **rows}.items()}
         if fields == error.fields:
             raise
         raise error.with_fields(**fields) from error
@@ -42,6 +54,30 @@ def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
     noted = failure.with_fields(**{field: both if before else done})
     noted.__cause__ = failure
     return noted
+
+
+def _find_shard(error: TDServeError, name: str) -> int | None:
+    """Returns the shard of the part that an error names; None if it names none, as once it was converted."""
+    texts = (value for value in error.fields.values() if isinstance(value, str))
+    found = (re.search(rf"(?<!\w){re.escape(name)}#(\d+)", text) for text in texts)
+    return next((int(each[1]) for each in found if each), None)
+
+
+def _number_rows(error: TDServeError, first_row: int) -> dict[str, Field]:
+    """Returns the fields of an error that have row numbers of a part, with those of the whole store."""
+
+    def shift(found: re.Match[str]) -> str:
+        return str(int(found[0]) + first_row)
+
+    if isinstance(error, SelectionError):
+        return {"selection": re.sub(r"^\d+$", shift, str(error.fields["selection"]))}
+    if isinstance(error, DamagedRowError):
+        row = error.fields["row"]
+        return {"row": row + first_row if isinstance(row, int) else row}
+    if isinstance(error, CorruptDataError):  # its path may be that of a store, with the numbers of lost rows
+        store, rows, numbers = str(error.fields["path"]).partition(", rows ")
+        return {"path": store + rows + re.sub(r"\d+", shift, numbers)}
+    return {}
 
 
 def _name_whole(value: Field, name: str) -> Field:

@@ -250,9 +250,13 @@ class ShardedDataset(ShardedStore):
             reason = f"{str(index)[:80]} is neither row numbers nor a mask of {len(self)} rows"
             raise SelectionError(selection=f"of dataset {self.name!r}", reason=reason)
         numbers = np.asarray(given, np.int64).reshape(-1)
-        numbers = np.where(numbers < 0, numbers + len(self), numbers)
-        check_range(numbers, len(self), f"of dataset {self.name!r}")
+        numbers = np.where((numbers < 0) & (numbers >= -len(self)), numbers + len(self), numbers)
+        check_range(numbers, len(self), f"dataset {self.name!r}")
         return numbers, given.shape
+
+    def get_first_row(self, shard: int) -> int:
+        """Returns the number of a part's first row."""
+        return int(self.bounds[shard])
 
     def _split(self, numbers: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Returns the positions of the rows of each part among some row numbers."""

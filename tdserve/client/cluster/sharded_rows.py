@@ -103,7 +103,7 @@ class ShardedRows(ShardedStore):
 
     def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline) -> _Result:
         """Calls the part of ``get_any_part``; its errors name the table."""
-        with convert_part_errors(self.name), within(deadline):
+        with convert_part_errors(self.name, self.get_first_row), within(deadline):
             return call(self.get_any_part(deadline))
 
     def check_key(self, path: Path, deadline: Deadline) -> None:
@@ -112,6 +112,10 @@ class ShardedRows(ShardedStore):
 
     # ------------------------------------------------------------ rows by number
 
+    def get_first_row(self, shard: int) -> int:
+        """Returns the number of a part's first row."""
+        return shard * self.part_capacity
+
     def split_numbers(self, index: Any) -> dict[int, torch.Tensor]:
         """Returns the positions of the rows of each shard among row numbers, or those of a batch.
 
@@ -119,7 +123,7 @@ class ShardedRows(ShardedStore):
             SelectionError: A number is out of range.
         """
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        check_range(numbers.numpy(), self.capacity, f"of table {self.name!r}")
+        check_range(numbers.numpy(), self.capacity, f"table {self.name!r}")
         shards = numbers // self.part_capacity
         return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
 
@@ -148,7 +152,7 @@ class ShardedRows(ShardedStore):
         where = self.split_numbers(index)
 
         def act(shard: int, part: Any) -> _Result:
-            rows: Any = numbers[where[shard]] - shard * self.part_capacity
+            rows: Any = numbers[where[shard]] - self.get_first_row(shard)
             if generations is not None:
                 rows = {"index": rows, "generation": torch.as_tensor(generations).reshape(-1)[where[shard]]}
             return change(part, rows, where[shard])
@@ -255,16 +259,16 @@ class ShardedRows(ShardedStore):
 
         def read(shard: int, part: Any) -> Any:
             asked = numbers[where[shard]]
-            local = asked - shard * self.part_capacity
+            local = asked - self.get_first_row(shard)
             try:
                 return read_part(part, local)
             except SelectionError:
                 gone = asked[torch.as_tensor(part.find_generations(local)) < 0].tolist()
                 if not gone:  # written since
-                    raise
+                    return read_part(part, local)
                 others = f", nor are {len(gone) - 1} others" if gone[1:] else ""
-                reason = f"row {gone[0]} of shard {shard} is not live{others}"
-                raise SelectionError(selection=f"of table {self.name!r}", reason=reason) from None
+                reason = f"this row of table {self.name!r} (shard {shard}) is not live now{others}"
+                raise SelectionError(selection=str(gone[0]), reason=reason) from None
 
         if not where:
             return shape, self.ask_any_part(lambda part: read_part(part, slice(0, 0)), deadline)
@@ -320,10 +324,11 @@ def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) 
     return choose_rows(every, torch.from_numpy(places[places < len(every)]))
 
 
-def check_range(numbers: NDArray[np.int64], num_rows: int, selection: str) -> None:
-    """Raises SelectionError, for a selection described so, if a row number is out of range."""
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < num_rows:
-        raise SelectionError(selection=selection, reason=f"row numbers go from 0 to {num_rows - 1}")
+def check_range(numbers: NDArray[np.int64], num_rows: int, store: str) -> None:
+    """Raises SelectionError, for a store described so, if a row number is out of range."""
+    bad = numbers[(numbers < 0) | (numbers >= num_rows)]
+    if len(bad):
+        raise SelectionError(selection=str(int(bad[0])), reason=f"{store} has rows 0 to {num_rows - 1}")
 
 
 def join_rows(parts: Sequence[Any]) -> Any:

@@ -91,6 +91,10 @@ class ShardedStore:
         step."""
         return self._cluster.make_deadline(timeout_s)
 
+    def get_first_row(self, shard: int) -> int:
+        """Returns the number of a part's first row in the whole store; 0 where rows have no numbers."""
+        return 0
+
     def get_part(self, shard: int) -> Any:
         """Returns the handle of a part, as a step of this thread's call.
 
@@ -359,7 +363,7 @@ class ShardedStore:
             call: Gets the handle; what it is not given a timeout for ends by the deadline.
             deadline: As of ``ask_each``.
         """
-        with convert_part_errors(self.name), within(deadline or self.make_deadline(None)):
+        with convert_part_errors(self.name, self.get_first_row), within(deadline or self.make_deadline(None)):
             part = self.get_part(shard)
             try:
                 return call(part)
@@ -442,7 +446,7 @@ class ShardedStore:
         raise failure
 
     def _call_client(self, server: int, call: Callable[[Client, str], _Result], part: str) -> _Result:
-        with convert_part_errors(self.name):
+        with convert_part_errors(self.name, self.get_first_row):
             return call(self._cluster.members.get(server), part)
 
     def _describe_any(self, deadline: Deadline) -> StoreDescription:

@@ -12,6 +12,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import (
+    CorruptDataError,
+    DamagedRowError,
     DeadlineExceededError,
     InvalidRequestError,
     KeyNotFoundError,
@@ -24,6 +26,7 @@ from tdserve.base.errors import (
     VersionConflictError,
     WrongStateError,
 )
+from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.losing import fill_each, rows as numbered_rows
 from tests.integration.cluster.names import next_name
@@ -58,6 +61,86 @@ def test_table_when_a_call_is_refused_then_the_error_names_the_table(user: tdser
     assert "shard 1" in get_text_of(lambda: table[199], SelectionError, name)
     get_text_of(lambda: table.sample(3, group_by="y"), KeyNotFoundError, name)
     get_text_of(lambda: table.set_at_("y", torch.zeros(1), [0]), KeyNotFoundError, name)
+
+
+@pytest.mark.slow
+def test_table_when_a_row_does_not_fit_then_the_error_has_its_number_in_the_table(
+    user: tdserve.ClusterClient, name: str
+) -> None:
+    table = user.create_replay(name, rows(1)[0], 30, shards="all", sampler=tdserve.Prioritized())
+    for shard in range(3):
+        table.extend(rows(8), writer=next(n for n in range(1, 1000) if table.choose_shard(n) == shard))
+    read, generations = table.get_with_generations([16, 17])
+    gone = {"index": torch.tensor([16, 17]), "generation": generations}
+    table.delete([17])
+    calls: list[Callable[[], Any]] = [
+        lambda: table[17],
+        lambda: table[[3, 17, 25]],
+        lambda: table.get_at("x", [17]),
+        lambda: table.get_with_generations([17]),
+        lambda: table.set_at_("x", torch.tensor(0), [2, 17]),
+        lambda: table.set_at_("x", read["x"], TensorDict(gone, [2])),
+        lambda: table.delete([17]),
+        lambda: table.update_priority([17], 1.0),
+        lambda: table.get_priorities([17]),
+    ]
+    for call in calls:
+        with pytest.raises(SelectionError) as caught:
+            call()
+        assert caught.value.selection == "17"
+        assert str(caught.value).startswith(f"index 17 does not fit: this row of table {name!r} ")
+    for call in (lambda: table[30], lambda: table.set_at_("x", 0, [4, 30]), lambda: table.delete([30])):
+        assert "index 30 does not fit" in get_text_of(call, SelectionError, name)
+
+
+def test_errors_when_a_part_names_rows_of_its_own_then_numbered_as_in_the_store() -> None:
+    def convert(error: TDServeError) -> TDServeError:
+        with pytest.raises(type(error)) as caught, convert_part_errors("t", lambda shard: 100 * shard):
+            raise error
+        return caught.value
+
+    dead = convert(SelectionError(selection="7", reason="this row of table 't#2' is not live now"))
+    assert dead.fields == {"selection": "207", "reason": "this row of table 't' is not live now"}
+    assert convert(dead).fields == dead.fields
+    damaged = convert(DamagedRowError(store="t#1", row=5, expected="1", actual="2"))
+    assert (damaged.store, damaged.row) == ("t", 105)
+    assert convert(damaged).fields == damaged.fields
+    lost = convert(CorruptDataError(path="store 't#1', rows 3, 14, ...", expected="rows", actual="none"))
+    assert lost.path == "shard 1 of store 't', rows 103, 114, ..."
+    assert convert(lost).fields == lost.fields
+    others = (
+        SelectionError(selection="7", reason="this row of table 'at#2' is not live now"),
+        DamagedRowError(store="t", row=5, expected="1", actual="2"),
+    )
+    for other in others:
+        assert convert(other) is other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_damaged_row_when_it_is_of_a_shared_store_then_the_error_has_its_number_in_the_store(
+    user: tdserve.ClusterClient, servers: list[tdserve.Server], name: str, is_dataset: bool
+) -> None:
+    store: Any
+    if is_dataset:
+        store, damaged = user.memmap(rows(30), name, shards="all", checksum=True, durability="disk"), 14
+        store[15] = rows(16)[15]  # the answer waits for a sync
+    else:
+        store = user.create_replay(name, rows(1)[0], 30, shards="all", checksum=True, durability="disk")
+        writer = next(n for n in range(1, 1000) if store.choose_shard(n) == 1)
+        damaged = int(store.extend(rows(10), writer=writer)[4])
+    server = servers[store.placement.servers[1]]
+    assert store[damaged]["x"] >= 0
+    with open(Path(server.config.root, "stores", f"{name}#1", "rows", "x.memmap"), "r+b") as file:
+        file.seek(8 * 4)
+        file.write(b"\xff")
+    with pytest.raises(DamagedRowError) as caught:
+        store[damaged]
+    assert (caught.value.store, caught.value.row) == (name, damaged)
+    if not is_dataset:
+        with pytest.raises(DamagedRowError) as caught:
+            store.sample(1000)
+        assert (caught.value.store, caught.value.row) == (name, damaged)
 
 
 @pytest.mark.slow
