@@ -184,8 +184,8 @@ class ShardedRows(ShardedStore):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """Reads live rows by number; see ``TableHandle.__getitem__``. A slice or mask stands for the live rows one
-        after the other, those of the first shard first."""
+        """Reads live rows by number, also by negative ones; see ``TableHandle.__getitem__``. A slice or mask stands for
+        the live rows one after the other, those of the first shard first."""
         found = self._read_live(index, self.make_deadline(None))
         return to_arrays(found) if self._cluster.numpy else found
 
@@ -253,9 +253,9 @@ class ShardedRows(ShardedStore):
         if given.dtype.kind not in "iu" and given.size:
             raise SelectionError(selection=f"of table {self.name!r}", reason=f"{index!r} names no rows")
         shape = given.shape
-        index = np.where(given < 0, given + self.capacity, given)
+        index = self._count_from_end(given.reshape(-1), deadline)
         where = self.split_numbers(index)
-        numbers = torch.from_numpy(index.reshape(-1).astype(np.int64))
+        numbers = torch.from_numpy(index)
 
         def read(shard: int, part: Any) -> Any:
             asked = numbers[where[shard]]
@@ -275,6 +275,39 @@ class ShardedRows(ShardedStore):
         found = self.ask_each(where, read, deadline=deadline)
         positions = torch.cat([where[shard] for shard in found])
         return shape, choose_rows(_join_alike(list(found.values())), torch.argsort(positions))
+
+    def _count_from_end(self, given: NDArray[Any], deadline: Deadline) -> NDArray[np.int64]:
+        """Returns row numbers in place of negative ones, of which -1 is the live row with the highest number.
+
+        Raises:
+            ConnectError: A server does not answer that may have this row: another row would be meant without it.
+            SelectionError: A negative number counts beyond row 0.
+        """
+        numbers, is_negative = given.astype(np.int64), given < 0  # a large unsigned number is not negative
+        if not is_negative.any():
+            return numbers
+        num_numbers = self._find_last_live(deadline) + 1
+        lowest = int(numbers.min())
+        if lowest + num_numbers < 0:
+            last = f"row {num_numbers - 1}" if num_numbers else "none"
+            reason = f"negative numbers count from the last live row of table {self.name!r}, which is {last}"
+            raise SelectionError(selection=str(lowest), reason=reason)
+        return np.where(is_negative, numbers + num_numbers, numbers)
+
+    def _find_last_live(self, deadline: Deadline) -> int:
+        """Returns the highest number of a live row; -1 if there is none. Asks the servers of the last shards alone."""
+
+        def find(part: Any) -> int:
+            found = part.read_numbered(slice(-1, None))[1]
+            if not len(found) and len(part):  # it was lost, or has left meanwhile
+                found = torch.nonzero(torch.as_tensor(part.find_generations(np.arange(part.capacity))) >= 0).flatten()
+            return int(found[-1]) if len(found) else -1
+
+        for shard in reversed(range(self.num_shards)):
+            last = self.ask_part(shard, find, deadline)
+            if last >= 0:
+                return self.get_first_row(shard) + last
+        return -1
 
     def _read_selected(self, index: Any, read_part: _ReadPart, deadline: Deadline) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""

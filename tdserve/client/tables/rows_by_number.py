@@ -72,9 +72,10 @@ class RowsByNumber(ByAddress):
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number, which does not count as sampling.
 
-        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``. A slice
-        or a mask stands for the numbers from 0 to the last live row, of which it selects those that are live: after
-        rows have left the table, ``table[:5]`` may have fewer than five.
+        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``;
+        negative ones count from the live row with the highest number, which is -1. A slice or a mask stands for the
+        numbers from 0 to the last live row, of which it selects those that are live: after rows have left the table,
+        ``table[:5]`` may have fewer than five.
 
         Raises:
             SelectionError: A row is not live, or out of range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,7 +72,38 @@ def test_set_at_when_the_value_is_for_all_rows_then_each_gets_all_of_it(
     assert list(table[rows_of_all]["text"]) == ["x", "y", "z"]
     with pytest.raises(tdserve.TDServeError):
         table.set_at_("obs", torch.zeros(4), rows_of_all)
-    assert table[-1 - (table.capacity - int(rows_of_all[2]) - 1)]["number"] == 7  # counted from the end
+    assert table[-2]["number"] == 7  # the last shard has two rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, "all"])
+def test_negative_numbers_when_rows_are_read_then_counted_from_the_last_live_one_as_on_one_server(
+    user: tdserve.ClusterClient, name: str, shards: Any
+) -> None:
+    table: Any = user.create_replay(name, rows(1)[0], 300, shards=shards)
+    for index in (-1, [-1], [0, -1]):
+        with pytest.raises(SelectionError):
+            table[index]
+    first = int(table.extend(rows(4, 10), writer=next(n for n in range(1, 1000) if _is_in_shard(table, n, 1)))[0])
+    assert [int(table[-1]["number"]), int(table[-4]["number"])] == [13, 10]
+    assert table[torch.tensor([[-1, first], [first + 1, -2]])]["number"].tolist() == [[13, 10], [11, 12]]
+    assert table.get_at("number", [-3, -1]).tolist() == [11, 13]
+    assert table[-2:]["number"].tolist() == [12, 13]
+    table.delete([first + 3, first + 1])
+    assert table[-1]["number"] == 12
+    with pytest.raises(SelectionError, match=f"{first + 1}.* not live"):
+        table[-2]
+    for beyond in (-(first + 4), [-1, -301]):
+        with pytest.raises(SelectionError):
+            table[beyond]
+    writes: list[Callable[[], Any]] = [lambda: table.set_at_("number", 1, [-1]), lambda: table.delete([-1])]
+    for write in writes:
+        with pytest.raises(SelectionError, match="-1"):
+            write()
+
+
+def _is_in_shard(table: Any, writer: int, shard: int) -> bool:
+    return not hasattr(table, "choose_shard") or bool(table.choose_shard(writer) == shard)
 
 
 @pytest.mark.slow
