@@ -117,7 +117,7 @@ class SharedTable(ByAddress):
 
         Args:
             data: The rows.
-            priority: One per row; None: the highest so far.
+            priority: One per row; None: the highest so far, and at least 1.0.
 
         Raises:
             SpecMismatchError, InvalidRequestError: They do not fit. Nothing was written.

@@ -110,7 +110,8 @@ class ReplayHandle(TableHandle):
             Tensordict of batch size ``[num_rows, *row]`` with additional keys: ``"index"``, the row numbers, and
             ``"generation"``, which shows later whether a row was overwritten, both int64 ``[num_rows]``; for a
             prioritized table ``"priority"``, ``"probability"`` and ``"priority_weight"``, float32; ``"times_sampled"``,
-            int64, if the table counts it; ``"policy_version"``, int64, for a table with a policy (-1: of a policy that
+            int64, if the table counts it: how often the row has been drawn since it was written, with all times in
+            this sample; ``"policy_version"``, int64, for a table with a policy (-1: of a policy that
             was deleted since). :class:`~tdserve.Slices` adds further keys, which it documents. If the rows differ in
             structure, these columns belong to the whole: ``td["index"]`` returns them, ``td.keys()`` does not list
             them.

@@ -16,7 +16,7 @@ class TableCounts(NamedTuple):
 
     Attributes:
         rows: Live ones.
-        inserts: Rows ever committed, or since the counts were last reset.
+        inserts: Rows ever stored, or since the counts were last reset.
     """
 
     rows: int

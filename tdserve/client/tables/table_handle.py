@@ -105,7 +105,8 @@ class TableHandle(FollowedTable):
     def info(self) -> dict[str, Any]:
         """Returns figures of the table.
 
-        They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more.
+        They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more. ``inserts`` counts
+        the rows that were stored: of an extend of more rows than a ring has, not those whose number is -1.
         """
         return self._client.catalog.describe(self.name).as_dict()
 
@@ -132,7 +133,7 @@ class TableHandle(FollowedTable):
             flatten: True also takes rows in several dimensions, such as ``[workers, time, *row]``. They are stored in
                 row-major order. Where the table links rows to trajectories by their order, one ends at the end of each
                 line along the last of these dimensions.
-            priority: At least 0; one per row, or one for all; None: the highest so far.
+            priority: At least 0; one per row, or one for all; None: the highest so far, and at least 1.0.
             ends: Bool, one per row, or one for all: which rows are the last of their trajectory.
             writer: Rows with different numbers are never in one trajectory; 0 is this client's own.
             policy_version: Version of the table's policy that made the rows; one per row, or one for all; None: the
@@ -148,8 +149,8 @@ class TableHandle(FollowedTable):
 
         Raises:
             SpecMismatchError: The batch does not fit the rows. Nothing was written.
-            InvalidRequestError: A priority is negative or not finite, or a version is above the newest. Nothing was
-                written.
+            InvalidRequestError: A priority is negative or not finite, or a version is above the newest; or there are
+                more rows than the ``max_size`` of the table's :class:`~tdserve.Queue`. Nothing was written.
             TooLargeError: The batch has more rows than the table, whose writers wait, or which does not remove the
                 oldest rows. Nothing was written.
             CapacityError: The disk, or the space for values, is full. Nothing was written, but a full table may have
