@@ -18,6 +18,8 @@ class TDServeError(Exception):
         retryable: Whether repeating the same call may succeed.
         fields: The offending values, by name; also readable as attributes.
         request_id: Of the request that a server has answered so: its log has the same id. "" for any other error.
+        shards_done: Shards that have done what a call on a shared store asked of them, although others have failed;
+            () for any other error, also where it is unknown, as after DeadlineExceededError. The text says what it was.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -31,6 +33,7 @@ class TDServeError(Exception):
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         self.fields: dict[str, Field] = {**self.defaults, **fields}
         self.request_id = ""
+        self.shards_done: tuple[int, ...] = ()
         super().__init__(self._text)
 
     @property
@@ -49,11 +52,11 @@ class TDServeError(Exception):
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.fields, self.request_id))
+        return (_rebuild, (type(self), self.fields, self.request_id, self.shards_done))
 
     def with_fields(self: _Error, **changed: Field) -> _Error:  # noqa: PYI019 (typing.Self is 3.11)
         """Returns the same error with other values in some fields."""
-        return _rebuild(type(self), {**self.fields, **changed}, self.request_id)
+        return _rebuild(type(self), {**self.fields, **changed}, self.request_id, self.shards_done)
 
     def note_request(self, request_id: str) -> None:
         """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""
@@ -62,7 +65,8 @@ class TDServeError(Exception):
             self.args = (f"{self._text} (request {request_id} in the server's log)",)
 
 
-def _rebuild(cls: type[_Error], fields: dict[str, Field], request_id: str) -> _Error:
+def _rebuild(cls: type[_Error], fields: dict[str, Field], request_id: str, shards_done: tuple[int, ...] = ()) -> _Error:
     error = cls(**fields)
     error.note_request(request_id)
+    error.shards_done = shards_done
     return error

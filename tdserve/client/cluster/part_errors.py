@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tdserve.base.errors import (
@@ -40,18 +40,24 @@ def convert_part_errors(name: str, get_first_row: Callable[[int], int] = lambda 
         raise error.with_fields(**fields) from error
 
 
-def note_elsewhere(failure: TDServeError, done: str) -> TDServeError:
-    """Returns the failure of one of several steps with what became of others, if it has room for that; else as it is.
+def note_elsewhere(failure: TDServeError, done: str, shards: Iterable[int] = ()) -> TDServeError:
+    """Returns the failure of one of several steps with what became of others: in its text if that has room for it, and
+    in ``shards_done``.
 
     Args:
         done: What became of them; "" if there is nothing to add.
+        shards: Where it happened.
     """
+    if not done:
+        return failure
     field = next((field for field in ("elsewhere", "reason", "state", "what") if field in failure.fields), None)
-    if not done or field is None:
+    if field is None:
+        failure.shards_done = tuple(shards)
         return failure
     before = failure.fields[field]
     both = f"{before} ({done})" if field == "what" else f"{before}; {done}"
     noted = failure.with_fields(**{field: both if before else done})
+    noted.shards_done = tuple(shards)
     noted.__cause__ = failure
     return noted
 

@@ -352,9 +352,9 @@ class ShardedStore:
         done = explain_done(sorted(found)) if found else ""
         for failure in failures.values():
             if len(failures) == 1 or not isinstance(failure, TransportError):
-                raise note_elsewhere(failure, done)
+                raise note_elsewhere(failure, done, sorted(found))
         reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
-        raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done)
+        raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
         """Calls a part; its errors name the store. Other errors as of ``get_part``.

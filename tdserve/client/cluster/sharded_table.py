@@ -150,7 +150,7 @@ class ShardedTable(ShardedRows):
             except TDServeError as error:
                 num_done, shards_done = sum(len(where) for where in places), wanted[: len(places)]
                 done = f"{num_done} of {num_rows} rows, those of shards {shards_done}, are written" if places else ""
-                raise note_elsewhere(error, done)  # noqa: B904 (it is this one, or says more)
+                raise note_elsewhere(error, done, shards_done)  # noqa: B904 (it is this one, or says more)
             places.append(where)
 
         def join(numbers: Sequence[Any]) -> Any:

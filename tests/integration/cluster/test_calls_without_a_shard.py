@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,7 @@ def test_queue_when_a_shard_is_away_then_an_ack_has_done_the_rows_of_the_others_
             "20 of these 30 rows were acknowledged, those of shards [0, 2]; repeat it with the other 10 alone, whose "
             "index is 100 to 199"
         ) in str(failed.value)
+        assert pickle.loads(pickle.dumps(failed.value)).shards_done == (0, 2)
 
 
 @pytest.mark.slow
@@ -161,8 +163,9 @@ def test_extend_when_a_shard_of_its_rows_is_away_then_the_error_has_what_was_wri
         num_away = table.info()["shards"][2]["num_rows"]
         with without(crashing, table.placement.servers[2]):
             written = rf"{30 - num_away} of 30 rows, those of shards \[0, 1\], are written"
-            with pytest.raises(ConnectError, match=written):
+            with pytest.raises(ConnectError, match=written) as failed:
                 table.extend(rows(30))
+            assert failed.value.shards_done == (0, 1)
             if on_loss == "raise":  # it is known by now, before anything is written
                 with pytest.raises(ConnectError, match=r"which has shard \d of .*it did not when it was last asked$"):
                     table.extend(rows(30))

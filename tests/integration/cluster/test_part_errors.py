@@ -89,6 +89,16 @@ def test_table_when_a_row_does_not_fit_then_the_error_has_its_number_in_the_tabl
             call()
         assert caught.value.selection == "17"
         assert str(caught.value).startswith(f"index 17 does not fit: this row of table {name!r} ")
+    parted: list[tuple[Callable[[], Any], tuple[int, ...]]] = [
+        (lambda: table.set_at_("x", torch.tensor(0), [3, 17, 25]), (0, 2)),
+        (lambda: table.delete([17, 25]), (2,)),
+        (lambda: table.delete([17, 16]), ()),
+        (lambda: table[[3, 17, 25]], ()),
+    ]
+    for call, shards_done in parted:
+        with pytest.raises(SelectionError) as caught:
+            call()
+        assert caught.value.shards_done == shards_done
     for call in (lambda: table[30], lambda: table.set_at_("x", 0, [4, 30]), lambda: table.delete([30])):
         assert "index 30 does not fit" in get_text_of(call, SelectionError, name)
 
