@@ -446,7 +446,7 @@ class ShardedStore:
         raise failure
 
     def _call_client(self, server: int, call: Callable[[Client, str], _Result], part: str) -> _Result:
-        with convert_part_errors(self.name, self.get_first_row):
+        with convert_part_errors(self.name):  # of keys and figures: before the handle is whole, too
             return call(self._cluster.members.get(server), part)
 
     def _describe_any(self, deadline: Deadline) -> StoreDescription:
