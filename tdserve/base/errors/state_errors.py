@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tdserve.base.errors.tdserve_error import TDServeError
 
 
@@ -62,14 +60,11 @@ class StoreNotCreatedError(DeadlineExceededError):
 
 class UnansweredPopError(DeadlineExceededError):
     """Entries of a keyed store were read, but their deletion was not answered: it is unknown whether they are deleted.
-
-    Attributes:
-        values: What ``pop`` would have returned. It is in this process only: a pickled error does not have it.
+    ``values`` is what ``pop`` would have returned.
     """
 
     retryable = False
     template = "{what} was not answered within {timeout_s} s: it may have happened. Its result: the error's 'values'"
-    values: Any = None
 
 
 class CorruptDataError(TDServeError):

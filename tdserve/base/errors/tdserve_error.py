@@ -20,12 +20,15 @@ class TDServeError(Exception):
         request_id: Of the request that a server has answered so: its log has the same id. "" for any other error.
         shards_done: Shards that have done what a call on a shared store asked of them, although others have failed;
             () for any other error, also where it is unknown, as after DeadlineExceededError. The text says what it was.
+        values: What a ``pop`` had read before it failed, which may be deleted; None for any other error. It is in this
+            process only: a pickled error does not have it.
     """
 
     code: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
     template: ClassVar[str] = "{reason}"
     defaults: ClassVar[dict[str, Field]] = {"reason": ""}
+    values: Any = None
 
     def __init__(self, **fields: Field) -> None:
         unknown = fields.keys() - self.defaults.keys()
@@ -56,7 +59,9 @@ class TDServeError(Exception):
 
     def with_fields(self: _Error, **changed: Field) -> _Error:  # noqa: PYI019 (typing.Self is 3.11)
         """Returns the same error with other values in some fields."""
-        return _rebuild(type(self), {**self.fields, **changed}, self.request_id, self.shards_done)
+        made = _rebuild(type(self), {**self.fields, **changed}, self.request_id, self.shards_done)
+        made.values = self.values
+        return made
 
     def note_request(self, request_id: str) -> None:
         """Notes by which id the server's log has the request. The text of an error that is a bug repeats it."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, TDServeError, UnansweredPopError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
@@ -190,11 +190,23 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
     def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server. Nothing is
-        deleted before all are there."""
+        deleted before all are there.
+
+        An error has what other servers had popped by then as ``values``: pairs of keys and what ``KeyedHandle.pop``
+        returned, or would have returned, for them.
+        """
         wait = self._begin_wait(options.pop("timeout_s", 0))
 
+        popped: list[tuple[Any, Any]] = []
+
         def pop(part: Any, some: Any, _: Any = None) -> Any:
-            return part.pop(some, default, timeout_s=wait.timeout_s, **options)
+            try:
+                found = part.pop(some, default, timeout_s=wait.timeout_s, **options)
+            except UnansweredPopError as error:
+                popped.append((some, error.values))
+                raise
+            popped.append((some, found))
+            return found
 
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: pop(part, keys), wait.deadline)
@@ -202,8 +214,11 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         if default is NO_DEFAULT:
             with within(wait.deadline):
                 self._wait_present(names, wait.timeout_s)
-        popped = self._ask_owners(names, pop, wait.deadline, done="popped")
-        return self._join(names, popped)
+        try:
+            return self._join(names, self._ask_owners(names, pop, wait.deadline, done="popped"))
+        except TDServeError as error:
+            error.values = popped or None
+            raise
 
     def _wait_present(self, keys: Sequence[str], timeout_s: float | None) -> None:
         """Waits until all entries are there; errors as of ``get``."""

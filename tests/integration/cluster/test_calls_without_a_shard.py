@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from tdserve.base.errors import ConnectError, SelectionError
+import tdserve
+from tdserve.base.errors import ConnectError, SelectionError, TDServeError
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import next_name
@@ -170,3 +171,21 @@ def test_extend_when_a_shard_of_its_rows_is_away_then_the_error_has_what_was_wri
                 with pytest.raises(ConnectError, match=r"which has shard \d of .*it did not when it was last asked$"):
                     table.extend(rows(30))
         wait_for(lambda: len(table) == 60 - num_away, "all of its rows")
+
+
+@pytest.mark.slow
+def test_pop_when_a_shard_is_away_then_the_error_has_what_others_popped(crashing: list[Crashing]) -> None:
+    with connecting(crashing, timeout_s=30.0) as client:
+        entries: Any = client.create_kv(next_name(), shards="all")
+        keys = [f"key-{number}" for number in range(30)]
+        entries.put(keys, list(range(30)))
+        with (
+            without(crashing, entries.placement.servers[1]),
+            tdserve.within(5.0),
+            pytest.raises(TDServeError) as failed,
+        ):
+            entries.pop(keys, None)
+        popped = {key: value for some, values in failed.value.values for key, value in zip(some, values, strict=True)}
+        assert 0 < len(popped) < 30
+        left = entries.pop([key for key in keys if key not in popped], None)
+        assert sorted([*popped.values(), *left]) == list(range(30))
