@@ -9,14 +9,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.later_records import is_of
 from tdserve.server.recovery.draw_records import find_draw_records, forget_draw_records
+from tdserve.server.recovery.moments import Moments, read_moments
 from tdserve.server.specs import Specs, make_keys
 from tdserve.store.catalog_db import CatalogDB, PinnedCatalog, Transaction
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.record_file import FILE_NAME, MAX_DRAW_BYTES, KeptRecord, KeptSpec
 from tdserve.store.root import Root
 from tdserve.store.sync_pass import Pass
@@ -37,13 +38,27 @@ def keep_records(work: Pass) -> None:
     with suppress(TDServeError), CatalogDB(work.catalog, is_read_only=True) as db:
         pinned = db.pin()
         try:
+            moments = read_moments(pinned)
             for uid, folder in folders:
                 with suppress(TDServeError):
-                    found = _find(pinned, uid, folder.name)
-                    if found is not None:
-                        found.save(folder)
+                    _keep(pinned, moments, uid, folder)
         finally:
             pinned.close()
+
+
+def _keep(pinned: PinnedCatalog, moments: Moments, uid: str, folder: Path) -> None:
+    """Writes what the catalog has of a store into its folder, unless that is there, or something later is."""
+    found, before = _find(pinned, uid, folder.name), None
+    if found is None:
+        return
+    found = replace(found, moment=moments.last)
+    with suppress(CorruptDataError):
+        before = KeptRecord.load(folder)
+    if before is not None:
+        is_same = replace(before, moment=found.moment) == found
+        if is_same == moments.has(before.moment):
+            return  # as it is, or later than the catalog: a check brings that back
+    found.save(folder)
 
 
 def _list_folders(work: Pass) -> Iterator[tuple[str, Path]]:
@@ -71,28 +86,6 @@ def _find(pinned: PinnedCatalog, uid: str, name: str) -> KeptRecord | None:
     return KeptRecord(content, state, tuple(KeptSpec(*each, specs[keys[each]]) for each in sorted(keys)), draws)
 
 
-def find_later(folder: Path, record: StoreRecord) -> StoreRecord | None:
-    """Returns what a folder has on record of its own store, if the catalog's record is of another one, perhaps of an
-    earlier incarnation, or of an earlier structure; None if it is not.
-
-    Args:
-        folder: Of the store of this name.
-        record: The catalog's.
-    """
-    try:
-        kept = KeptRecord.load(folder)
-        own = None if kept is None else StoreRecord.from_bytes(kept.record)
-        if own is None or not _is_of(folder, own):
-            return None
-    except TDServeError:
-        return None
-    is_without_files = record.packed or record.loading
-    if own.uid == record.uid:
-        return own if is_without_files or own.structure > record.structure else None
-    # Of a store that was deleted a killed server may have left the folder.
-    return own if not is_without_files or own.name != record.name or own.created_s > record.created_s else None
-
-
 def bring_back(root: Root, name: str) -> Sequence[str] | None:
     """Makes a folder the store again that it was at its last pass, whatever the catalog has of its name; returns what
     is lost of it, or None if it could not.
@@ -103,7 +96,7 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
     folder = root.store_folder(name)
     kept = KeptRecord.load(folder)
     record = None if kept is None else StoreRecord.from_bytes(kept.record)
-    if kept is None or record is None or record.name != name or not _is_of(folder, record):
+    if kept is None or record is None or record.name != name or not is_of(folder, record):
         return None
     kind, state = KINDS[record.kind], json.loads(kept.state or b"{}")
     with CatalogDB(root.catalog_folder) as db:
@@ -125,6 +118,8 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
             if state:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
             txn.update("draws", dict(kept.draws or ()))
+        # From here on the catalog goes on from it: as a later moment it would take the place of what comes now.
+        replace(kept, moment=read_moments(db).last).save(folder)
     return [] if kept.draws is not None else [_LOST_DRAWS.format(name)]
 
 
@@ -133,16 +128,3 @@ def _forget(db: CatalogDB, uid: str, txn: Transaction) -> None:
     txn.delete("states", uid.encode())
     txn.delete("packed", uid.encode())
     forget_draw_records(db, uid, txn)
-
-
-def _is_of(folder: Path, record: StoreRecord) -> bool:
-    """Returns whether a folder is of this record, and has files of its structure."""
-    kind = KINDS.get(record.kind)
-    if kind is None or not kind.is_folder_of(folder, record):
-        return False
-    if kind.has_versions:
-        return True
-    generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
-    is_current = generations.is_current(record.structure)
-    generations.close()
-    return is_current

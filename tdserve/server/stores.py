@@ -29,6 +29,7 @@ from tdserve.server.garbage import Garbage
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import list_dotted
 from tdserve.server.kinds.weights_kind import load_versions
+from tdserve.server.later_records import refuse_later
 from tdserve.server.loading_stores import LoadingStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
@@ -130,6 +131,7 @@ class Stores:
         """
         store = self.opened.get(name)
         if store is None and name in self.catalog:
+            refuse_later(self.root.store_folder(name), self.catalog.get(name), self.db)
             opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
             store = opening.get_store() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)
@@ -186,8 +188,7 @@ class Stores:
     def open_damaged(self, name: str) -> OpenedStore:
         """Returns a store that cannot be opened, for deletion; its readers see that it is deleted, if that is
         possible."""
-        record = self.catalog.get(name)
-        folder, generations = self.root.store_folder(record.name), None
+        record, folder, generations = self.catalog.get(name), self.root.store_folder(name), None
         with suppress(TDServeError):
             generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
         return OpenedStore(record, Spec(Node((), None, None, None, ())), folder, generations=generations)
@@ -210,8 +211,7 @@ class Stores:
 
     async def wait_visible(self, name: str, deadline: Deadline) -> StoreRecord:
         """Returns the record of the store of this name without opening it; waits and raises as ``wait`` does."""
-        check_store_name(name)
-        return await self._wait_created(name, lambda: self.catalog.find(name), deadline)
+        return await self._wait_created(check_store_name(name), lambda: self.catalog.find(name), deadline)
 
     async def _wait_created(self, name: str, look: Callable[[], _State | None], deadline: Deadline) -> _State:
         if (found := look()) is not None:

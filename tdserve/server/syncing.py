@@ -21,6 +21,7 @@ from tdserve.server.exit_reasons import may_be_damage
 from tdserve.server.kept_records import keep_records
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.moments import note_pass
 from tdserve.server.stores import Stores
 from tdserve.server.sync_process import SyncProcess
 from tdserve.server.weights.version_files import release_version
@@ -65,6 +66,7 @@ class Syncing:
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_seen_all = False
+        self._begins_run = True
         self.unsynced: set[str] = set()
         self._whole_s = time.monotonic()
         self._is_closed = False
@@ -211,6 +213,9 @@ class Syncing:
         root, held = self._stores.root, list[tuple[OpenedStore, int]]()
         root.check_in_place()  # a pass writes by path
         self._before()
+        if is_all or self._begins_run:
+            note_pass(self._stores.db, begins_run=self._begins_run)
+            self._begins_run = False
         unsynced = self._stores.opened.take_unsynced() if is_all else set[str]()
         try:
             stores, weights = [], []

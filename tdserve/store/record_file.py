@@ -10,6 +10,7 @@ import base64
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import decode_checked, encode_checked
@@ -45,12 +46,14 @@ class KeptRecord:
         state: What its rules had saved; b"" for nothing.
         specs: Its structures.
         draws: Keys and records of the draws that a table keeps; None if they are larger than ``MAX_DRAW_BYTES``.
+        moment: Number of the pass that has first found all this; 0 in records of an earlier tdserve.
     """
 
     record: bytes
     state: bytes
     specs: tuple[KeptSpec, ...]
     draws: tuple[tuple[bytes, bytes], ...] | None = ()
+    moment: int = 0
 
     def save(self, folder: Path) -> None:
         """Writes it into a store's folder, unless it is there. Raises TDServeError."""
@@ -59,7 +62,13 @@ class KeptRecord:
         draws = (
             None if self.draws is None else [[key.hex(), base64.b64encode(each).decode()] for key, each in self.draws]
         )
-        fields = {"record": self.record.decode(), "state": self.state.decode(), "specs": specs, "draws": draws}
+        fields: dict[str, Any] = {
+            "record": self.record.decode(),
+            "state": self.state.decode(),
+            "specs": specs,
+            "draws": draws,
+        }
+        fields |= {"moment": self.moment} if self.moment else {}
         content = encode_checked(fields)
         with convert_os_errors(path, asked=len(content)):
             if path.exists() and path.read_bytes() == content:
@@ -81,6 +90,7 @@ class KeptRecord:
             draws = found.get("draws", [])  # of an earlier tdserve: none
             if draws is not None:
                 draws = tuple((bytes.fromhex(key), base64.b64decode(draw)) for key, draw in draws)
-            return cls(found["record"].encode(), found["state"].encode(), tuple(specs), draws)
+            moment = int(found.get("moment", 0))
+            return cls(found["record"].encode(), found["state"].encode(), tuple(specs), draws, moment)
         except (ValueError, TypeError, KeyError, AttributeError) as fault:
             raise CorruptDataError(path=str(path), expected="the record of a store", actual=repr(fault)) from fault

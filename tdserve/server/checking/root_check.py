@@ -24,8 +24,8 @@ from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.row_check import check_rows
 from tdserve.server.checking.version_check import check_versions
-from tdserve.server.kept_records import find_later
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.later_records import LaterRecord, find_later
 from tdserve.server.power_loss import return_to_last_sync
 from tdserve.server.specs import Specs
 from tdserve.store.catalog_db import CatalogDB
@@ -277,8 +277,8 @@ def _record_again(root: Root) -> str:
 def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
     """Returns what is wrong with one store."""
     folder = checked.root.store_folder(record.name)
-    if (own := find_later(folder, record)) is not None:
-        return [_describe_later(checked, record, own, folder)]
+    if (later := find_later(folder, record, checked.db)) is not None:
+        return [_describe_later(checked, record, later, folder)]
     if record.packed:
         return _check_packed(checked, record)
     if record.loading:
@@ -300,17 +300,18 @@ def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
         return [*found, Finding(checked.get_name(folder), str(error), record.name, remedy=remedy)]
 
 
-def _describe_later(checked: CheckedRoot, record: StoreRecord, own: StoreRecord, folder: Path) -> Finding:
+def _describe_later(checked: CheckedRoot, record: StoreRecord, later: LaterRecord, folder: Path) -> Finding:
     """Returns the finding of a folder that the catalog's record does not fit. It is the only one of this store: repairs
     by that record would overwrite its files."""
     checked.drop_changed_below(folder)
-    name = checked.get_name(folder)
+    name, own = checked.get_name(folder), later.record
     if own.name != record.name:
         remedy = f"move it to {checked.get_name(folder.with_name(own.name))}, or restore both from a checkpoint"
         reason = f"it is the folder of store {own.name!r}"
         return Finding(name, reason, record.name, remedy=remedy, is_not_served=True)
-    is_same = own.uid == record.uid
-    reason = f"the catalog has {'an earlier state of this store' if is_same else 'another store of this name'}"
+    reason = "the catalog has another store of this name"
+    if own.uid == record.uid:
+        reason = f"the catalog has an earlier state of this store; later in its folder: {later.what}"
     repair = partial(run_apart, partial(take_later, checked.root, record, own), path=name)
     return Finding(name, reason, record.name, repair=repair, is_not_served=True)
 

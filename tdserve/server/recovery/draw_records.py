@@ -43,6 +43,11 @@ def find_draw_records(pinned: PinnedCatalog, uid: str) -> dict[bytes, bytes]:
     return pinned.scan("draws", uid.encode())
 
 
+def list_draw_records(db: CatalogDB, uid: str) -> list[tuple[bytes, bytes]]:
+    """Returns the records of a table, each with its key. Raises CorruptDataError."""
+    return db.scan("draws", uid.encode())
+
+
 def forget_draw_records(db: CatalogDB, uid: str, txn: Transaction) -> None:
     """Deletes all records of a table that is being deleted."""
     for key, _ in db.scan("draws", uid.encode()):

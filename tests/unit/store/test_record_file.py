@@ -11,7 +11,9 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import encode_checked
 from tdserve.store.record_file import FILE_NAME, KeptRecord, KeptSpec
 
-KEPT = KeptRecord(b'{"name": "rows"}', b"", (KeptSpec(b"\x00\xff", "ab", b"\x80spec"),), ((b"\x01", b"\x80draw"),))
+KEPT = KeptRecord(
+    b'{"name": "rows"}', b"", (KeptSpec(b"\x00\xff", "ab", b"\x80spec"),), ((b"\x01", b"\x80draw"),), moment=7
+)
 
 
 def test_record_when_saved_then_is_read_and_an_equal_one_is_not_written_again(tmp_path: Path) -> None:
