@@ -22,6 +22,29 @@ class RetiredVersionError(TransferAbortedError):
     """A version was retired before it was opened."""
 
 
+class GoneVersionError(RetiredVersionError):
+    """The file of a version, or that of its values, was not there.
+
+    Args:
+        path: Of the file of the version.
+        accepted: The server's answer that named it.
+    """
+
+    def __init__(self, path: Path, accepted: control_pb2.Accepted) -> None:
+        super().__init__(transfer=0, reason=f"version {accepted.version} is gone")
+        self._path = path
+        self._key = (accepted.uid, accepted.version)
+
+    def check_new(self, gone: set[tuple[str, int]]) -> None:
+        """Adds the version to those that were gone. Raises CorruptDataError if it is one of them: a server that names
+        it again has not retired it, but has lost its files."""
+        if self._key in gone:
+            raise CorruptDataError(
+                path=str(self._path), expected="the files of a version that is kept", actual="none"
+            ) from self
+        gone.add(self._key)
+
+
 def map_version(
     client: SessionClient,
     path: Path,
@@ -57,11 +80,11 @@ def map_version(
     except CorruptDataError as error:
         if path.exists():
             raise
-        raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone") from error
+        raise GoneVersionError(path, accepted) from error
     with file:  # until all is copied: then it may be written again
         values = file.read_values() if sent.values else b""
         if values is None:
-            raise RetiredVersionError(transfer=0, reason=f"version {accepted.version} is gone")
+            raise GoneVersionError(path, accepted)
         if destination is None and not copy:
             leaves = {path: file.leaves[path] for path, _ in sent.tensors}
         elif sent is spec:

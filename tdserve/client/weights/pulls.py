@@ -34,7 +34,7 @@ from tdserve.client.transfers.download import receive_answer
 from tdserve.client.transfers.read import receive_with_values
 from tdserve.client.weights.deltas import HeldVersions, PartialVersion
 from tdserve.client.weights.full_version import take_whole
-from tdserve.client.weights.local_versions import RetiredVersionError, map_version
+from tdserve.client.weights.local_versions import GoneVersionError, RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.client.weights.relay_taking import LinkFailedError
@@ -220,17 +220,19 @@ class _Attempt:
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
         failed: list[control_pb2.FailedLink] = []
-        num_others = 0
+        num_others, gone = 0, set[tuple[str, int]]()
         number = request
         while True:
             try:
                 return self._ask(session, number, deadline, failed)
             except LinkFailedError as error:  # the fault of another client, not of the session
                 failed.append(error.failed)
-            except (RetiredVersionError, _OtherStructureError):
+            except (RetiredVersionError, _OtherStructureError) as error:
                 num_others += 1
                 if num_others == MAX_RETIRED:
                     raise
+                if isinstance(error, GoneVersionError):
+                    error.check_new(gone)
             except VersionNotFoundError:
                 if not self._other_version:
                     raise

@@ -173,3 +173,15 @@ def test_latest_when_without_a_copy_then_the_file_itself_and_the_next_publicatio
     newest = local_client.latest(name, copy=False)
     assert newest is not None
     assert newest.data["w"].eq(3).all()
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("suffix", [".safetensors", ".values"])
+def test_latest_when_the_files_of_its_only_version_are_lost_then_corrupt_data_at_once(
+    server: tdserve.Server, local_client: tdserve.Client, name: str, suffix: str, copy: bool
+) -> None:
+    local_client.publish(name, WEIGHTS, keep=1)
+    path = Path(server.config.root, "stores", name, "versions/1")
+    path.with_suffix(suffix).unlink()
+    with pytest.raises(CorruptDataError, match=r"versions/1\.safetensors.*a version that is kept"):
+        local_client.latest(name, copy=copy)
