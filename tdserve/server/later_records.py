@@ -14,12 +14,18 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.recovery.draw_records import list_draw_records
 from tdserve.server.recovery.moments import read_moments
+from tdserve.server.recovery.restructured import Restructured
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, read_structure
 from tdserve.store.record_file import FILE_NAME, KeptRecord
 
 _COUNTS = {"inserts": "rows written", "samples": "rows sampled"}
 """What is counted in the state of a table, and shown; other counts change with these."""
+
+OTHER_STRUCTURE_REMEDY = (
+    "put back the store's folder and the catalog of one moment, restore the store from a checkpoint, or delete it"
+)
+"""What to do with a store whose folder alone is of another moment."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +68,39 @@ def find_later(folder: Path, record: StoreRecord, db: CatalogDB) -> LaterRecord 
     return LaterRecord(own, what) if what else None
 
 
-def refuse_later(folder: Path, record: StoreRecord, db: CatalogDB) -> None:
-    """Checks that the record in a store's folder is not of a later moment than the catalog.
+def check_folder(folder: Path, record: StoreRecord, db: CatalogDB) -> None:
+    """Checks that a store's folder is of the catalog's moment.
 
     Call it before the store is opened: what the catalog does not know of might be removed then. After it, nothing that
     the catalog has later of this store is taken for something earlier.
 
     Raises:
-        CorruptDataError: It is later.
+        CorruptDataError: Its record is of a later moment than the catalog, or its files have another structure.
     """
+    _refuse_later(folder, record, db)
+    if (found := find_other_structure(folder, record, db)) is not None:
+        raise CorruptDataError(
+            path=str(folder / GENERATION_FILE),
+            expected=f"structure {record.structure}, which the catalog has",
+            actual=f"structure {found}, of another moment; {OTHER_STRUCTURE_REMEDY}",
+        )
+
+
+def find_other_structure(folder: Path, record: StoreRecord, db: CatalogDB) -> int | None:
+    """Returns the number of the structure that the files of a store have, if it is neither the catalog's nor about to
+    become that; None if it is, or nothing tells. Raises CorruptDataError if what is about to change is damaged."""
+    if record.packed or KINDS[record.kind].has_versions:
+        return None
+    try:
+        found = read_structure(folder / GENERATION_FILE)
+    except TDServeError:  # whoever opens the file says what is wrong
+        return None
+    is_changing = found != record.structure and db.get("pending", Restructured.make_key(record.uid)) is not None
+    return None if found == record.structure or is_changing else found
+
+
+def _refuse_later(folder: Path, record: StoreRecord, db: CatalogDB) -> None:
+    """Raises CorruptDataError if the record in a store's folder is of a later moment than the catalog."""
     try:
         kept = KeptRecord.load(folder)
         if kept is None or (moments := read_moments(db)).has(kept.moment):

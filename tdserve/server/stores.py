@@ -29,7 +29,7 @@ from tdserve.server.garbage import Garbage
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import list_dotted
 from tdserve.server.kinds.weights_kind import load_versions
-from tdserve.server.later_records import refuse_later
+from tdserve.server.later_records import check_folder
 from tdserve.server.loading_stores import LoadingStores
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.opened_stores import OpenedStores
@@ -131,7 +131,7 @@ class Stores:
         """
         store = self.opened.get(name)
         if store is None and name in self.catalog:
-            refuse_later(self.root.store_folder(name), self.catalog.get(name), self.db)
+            check_folder(self.root.store_folder(name), self.catalog.get(name), self.db)
             opening, record = self._opening.pop(name, None), self._unpack(self.catalog.get(name))
             is_open = opening is not None and opening.record.uid == record.uid
             store = opening.get_store() if is_open and opening else KINDS[record.kind].open(record, self, checks=True)

@@ -223,6 +223,13 @@ def is_of(path: str | os.PathLike[str], *, uid: str) -> bool:
         return False
 
 
+def read_structure(path: Path) -> int:
+    """Returns ``Generations.structure`` of a file that may be another store's. Raises CorruptDataError."""
+    with convert_os_errors(path), path.open("rb") as file:
+        file.seek(_STRUCTURE_OFFSET)
+        return int.from_bytes(file.read(_ITEM_BYTES), "little", signed=True)
+
+
 def is_marked_deleted(path: str | os.PathLike[str]) -> bool:
     """Returns whether the store of a generation file is being deleted; its other files may be gone already."""
     try:

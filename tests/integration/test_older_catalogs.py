@@ -316,6 +316,38 @@ def test_stores_when_their_folders_are_swapped_then_named_and_no_file_is_touched
 
 
 @pytest.mark.slow
+def test_stores_when_their_folders_have_an_earlier_structure_then_refused_at_once_and_no_file_is_made(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.create_replay("table", like=ROW, capacity=5000).extend(make_rows(0, 90))
+        client.init_remote(make_values(1000), "values")
+    shutil.copytree(root / "stores", tmp_path / "stores")
+    with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
+        client.replay("table").add_leaves(like=ROW.clone().set("z", torch.tensor(0.0)))
+        client["values"]["new"] = torch.ones(1000)
+    shutil.rmtree(root / "stores")
+    shutil.copytree(tmp_path / "stores", root / "stores")
+    files = {path: path.read_bytes() for path in root.glob("stores/**/*") if path.is_file()}
+    report = check_root(root, repairs=True)
+    assert [(each.store, each.repaired, each.is_not_served) for each in report.findings] == [
+        ("table", "", True),
+        ("values", "", True),
+    ]
+    assert all("structure 0 instead of 1" in each.reason and "checkpoint" in each.remedy for each in report.findings)
+    assert {path: path.read_bytes() for path in root.glob("stores/**/*") if path.is_file()} == files
+    with tdserve.Server(root) as server, server.client(timeout_s=600) as client:  # a call that waited would take long
+        with pytest.raises(tdserve.CorruptDataError, match="expected structure 1"):
+            client.replay("table").sample(1)
+        with pytest.raises(tdserve.CorruptDataError, match="expected structure 1"):
+            client["values"][3]
+        for name in ("table", "values"):
+            client.delete(name)
+        assert client.stores() == []
+
+
+@pytest.mark.slow
 def test_store_when_only_its_folder_is_older_then_its_own_record_counts_and_the_loss_is_named(tmp_path: Path) -> None:
     root = tmp_path / "root"
     with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:

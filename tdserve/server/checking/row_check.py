@@ -23,6 +23,7 @@ from tdserve.server.checking.row_repairs import (
 )
 from tdserve.server.checking.value_check import check_values
 from tdserve.server.kinds.store_kind import load_state
+from tdserve.server.later_records import OTHER_STRUCTURE_REMEDY, find_other_structure
 from tdserve.store import object_folders
 from tdserve.store.adopted import check_adopted
 from tdserve.store.file_sums import read_sums
@@ -70,6 +71,16 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
         stored: Structure of its files.
     """
     folder = checked.root.store_folder(record.name)
+    generations = None
+    try:
+        generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
+    except TDServeError as error:
+        repair = partial(restore_generations, folder, record, stored)
+        lost = Finding(checked.get_name(folder / GENERATION_FILE), str(error), record.name, repair=repair)
+    if generations is not None and generations.structure != record.structure:  # nor do the files fit the catalog then
+        checked.drop_changed_below(folder)
+        yield _describe_structure(checked, record, folder)
+        return
     if record.adopted:
         try:
             check_adopted(folder, stored)
@@ -77,15 +88,8 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
             yield Finding(checked.get_name(folder), str(error), record.name, remedy=f"look at {record.adopted}")
     else:
         yield from check_files(checked, record, stored, folder)
-    try:
-        generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
-    except TDServeError as error:
-        repair = partial(restore_generations, folder, record, stored)
-        yield Finding(checked.get_name(folder / GENERATION_FILE), str(error), record.name, repair=repair)
-        return
-    if generations.structure != record.structure:
-        reason = "the last change of its keys was not finished"
-        yield Finding(checked.get_name(folder), reason, record.name, remedy="start a server: it finishes it")
+    if generations is None:
+        yield lost
         return
     sums_name = checked.get_name(folder / SYNCED_FILE)
     damaged_sums = checked.changed.pop(sums_name, "")
@@ -108,6 +112,16 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
             checked.get_name(folder), "other faults hide whether its rows are whole", record.name, remedy=LATER
         )
     generations.close()
+
+
+def _describe_structure(checked: CheckedRoot, record: StoreRecord, folder: Path) -> Finding:
+    """Returns the finding of a store whose files have another structure than the catalog."""
+    found, name = find_other_structure(folder, record, checked.db), checked.get_name(folder)
+    if found is None:
+        reason = "the last change of its keys was not finished"
+        return Finding(name, reason, record.name, remedy="start a server: it finishes it")
+    reason = f"its files have structure {found} instead of {record.structure}: they are not of the catalog's moment"
+    return Finding(name, reason, record.name, remedy=OTHER_STRUCTURE_REMEDY, is_not_served=True)
 
 
 def list_sizes(stored: Spec) -> Iterator[tuple[str, int]]:

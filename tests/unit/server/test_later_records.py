@@ -14,9 +14,11 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.kept_records import keep_records
-from tdserve.server.later_records import find_later, refuse_later
+from tdserve.server.later_records import check_folder, find_later, find_other_structure
 from tdserve.server.recovery.moments import note_pass, read_moments
+from tdserve.server.recovery.restructured import Restructured
 from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
 from tdserve.store.record_file import KeptRecord
 from tdserve.store.sync_pass import Pass, SyncedWeights
 
@@ -68,7 +70,7 @@ def test_record_when_the_catalog_went_on_then_it_is_not_later(db: CatalogDB, fol
     assert before.moment == read_moments(db).last
     assert keep(db, folder) == before  # nothing has changed: it is not written again
     count(db, 1)
-    refuse_later(folder, RECORD, db)
+    check_folder(folder, RECORD, db)
     assert find_later(folder, RECORD, db) is None
     assert keep(db, folder).moment > before.moment
 
@@ -83,7 +85,7 @@ def test_record_when_the_catalog_is_of_an_earlier_moment_then_refused_named_and_
     go_back(db, states)
     for _ in range(2):  # also once the older catalog has gone on
         with pytest.raises(CorruptDataError, match=r"policy/record.json.*later moment.*check --repair"):
-            refuse_later(folder, RECORD, db)
+            check_folder(folder, RECORD, db)
         later = find_later(folder, RECORD, db)
         assert later is not None
         assert (later.record, later.what) == (RECORD, "counts or settings")
@@ -97,7 +99,7 @@ def test_record_when_of_a_later_moment_but_equal_then_the_catalog_goes_on_from_i
     replace(kept, moment=kept.moment + 5).save(folder)
     shutil.copytree(folder, tmp_path / "stores/other/policy")
     assert find_later(folder, RECORD, db) is None
-    refuse_later(folder, RECORD, db)
+    check_folder(folder, RECORD, db)
     assert KeptRecord.load(folder) == kept
     count(db, 1)
     assert find_later(folder, RECORD, db) is None
@@ -107,8 +109,28 @@ def test_record_when_of_a_later_moment_but_equal_then_the_catalog_goes_on_from_i
 def test_record_when_of_an_earlier_tdserve_or_damaged_then_not_refused(db: CatalogDB, folder: Path) -> None:
     replace(keep(db, folder), moment=0).save(folder)
     count(db, 1)
-    refuse_later(folder, RECORD, db)
+    check_folder(folder, RECORD, db)
     assert find_later(folder, RECORD, db) is None
     (folder / "record.json").write_bytes(b"{}")
-    refuse_later(folder, RECORD, db)
+    check_folder(folder, RECORD, db)
     assert keep(db, folder).moment > 0
+
+
+@pytest.mark.parametrize("there", [0, 2, -1])
+def test_folder_when_its_files_have_another_structure_then_refused_unless_they_are_changing(
+    db: CatalogDB, tmp_path: Path, there: int
+) -> None:
+    record = StoreRecord("values", "tensordict", uid="b" * 32, structure=1)
+    generations = Generations.create(tmp_path / GENERATION_FILE, uid=record.uid, num_rows=1)
+    generations.move_structure(1)
+    check_folder(tmp_path, record, db)
+    assert find_other_structure(tmp_path, record, db) is None
+    generations.move_structure(there)
+    with pytest.raises(CorruptDataError, match=f"expected structure 1.*found structure {there}.*checkpoint"):
+        check_folder(tmp_path, record, db)
+    assert find_other_structure(tmp_path, record, db) == there
+    db.put("pending", Restructured.make_key(record.uid), b"{}")
+    check_folder(tmp_path, record, db)
+    assert find_other_structure(tmp_path, record, db) is None
+    (tmp_path / GENERATION_FILE).unlink()
+    check_folder(tmp_path, record, db)
