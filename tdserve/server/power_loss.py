@@ -63,7 +63,7 @@ def _return_to_last_sync(root: Root) -> list[str]:
             damaged.rename(damaged.with_name(f"{DATA_FILE}.lost"))
     losses = list[str]()
     with CatalogDB(root.catalog_folder) as db:
-        _forget_writers(db)
+        forget_writers(db)
         specs = Specs(db, set)
         kept = set[str]()
         for _, content in db.scan("stores"):
@@ -121,7 +121,7 @@ def _is_packed(db: CatalogDB, specs: Specs, folder: Path, record: StoreRecord) -
         return True
 
 
-def _forget_writers(db: CatalogDB) -> None:
+def forget_writers(db: CatalogDB) -> None:
     """Deletes all pending records but those of changes of structure, and of rows that were to leave: all writers of
     that time are gone, and what waited for a worker may be incomplete, so its rows are lost."""
     altered = {change.key for change in Restructured.load(db)}

@@ -15,7 +15,8 @@ from tdserve.server.checking.findings import Outcome
 from tdserve.server.kept_records import bring_back
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
-from tdserve.server.power_loss import return_to_last_sync
+from tdserve.server.power_loss import forget_writers, return_to_last_sync
+from tdserve.server.recovery.moments import read_moments
 from tdserve.server.specs import Specs, make_keys
 from tdserve.store import object_folders
 from tdserve.store.catalog_db import CatalogDB, Table, Transaction
@@ -26,8 +27,9 @@ from tdserve.store.files import FRESH_SUFFIX, sync_file
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
 from tdserve.store.objects import Objects
 from tdserve.store.record_copy import copy_records
+from tdserve.store.record_file import KeptRecord
 from tdserve.store.root import Root
-from tdserve.store.sync_pass import COPY_FILE
+from tdserve.store.sync_pass import COPY_FILE, put_back
 from tdserve.store.watermark import SyncedStore, sync_store
 
 _LOSSES: dict[Table, str] = {
@@ -47,6 +49,8 @@ def put_back_catalog(root: Root) -> Outcome:
         expected = "a copy of the catalog, as each sync makes one"
         raise CorruptDataError(path=str(root.synced_folder / COPY_FILE), expected=expected, actual="none")
     is_orderly = root.run.has_ended_in_order()
+    if _is_copy_older(root):
+        return _put_back_older(root)
     kept = _sync_live_entries(root)
     root.run.note_lost_power()  # after a crash in between, the next start completes this
     losses = return_to_last_sync(root)
@@ -56,6 +60,32 @@ def put_back_catalog(root: Root) -> Outcome:
     stay = f", except entries of {', '.join(map(repr, kept))}" if kept else ""
     since = [] if is_orderly else [f"what was written after the last sync{stay}"]
     return Outcome("as of the last sync", losses=[*since, *losses])
+
+
+def _is_copy_older(root: Root) -> bool:
+    """Returns whether a store's folder has a record of a moment that the copy has not had, as if that was put back from
+    earlier: to return to it would lose what the folders have."""
+    with _CatalogCopy(root) as copy:
+        if copy is None:
+            return False
+        moments = read_moments(copy)
+        for folder in (root.path / "stores").glob("[!.]*"):
+            with suppress(TDServeError):
+                kept = KeptRecord.load(folder)
+                if kept is not None and not moments.has(kept.moment):
+                    return True
+    return False
+
+
+def _put_back_older(root: Root) -> Outcome:
+    """Replaces a catalog that cannot be read by a copy of an earlier moment; the next look at the root brings stores
+    back by the later records in their folders."""
+    put_back(root.synced_folder, root.catalog_folder)
+    with CatalogDB(root.catalog_folder) as db:
+        forget_writers(db)
+        db.sync()
+    lost = "since then, stores without a folder of their own, as small ones are before their first use"
+    return Outcome("as of an earlier sync, for the later records in the folders of stores", losses=[lost])
 
 
 def begin_catalog(root: Root) -> Outcome:
