@@ -58,6 +58,9 @@ class Client(TensorDictClient):
     ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's
     own.
 
+    Use it as a context manager, or call ``close``: one that is dropped keeps its session, and so its leases, until the
+    process ends.
+
     It reconnects by itself: a call during a restart of the server goes on when the server is back, or ends at its
     deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
 

@@ -49,10 +49,10 @@ class ShardedTaken:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.ack()
-        else:
+        if error is not None:
             self.give_back()
+        elif self._held:  # otherwise the block has done it
+            self.ack()
 
     def ack(self, *, timeout_s: float | None = None) -> None:
         """Acknowledges the rows of each shard, at the same time; called again after an error, those that were not.
@@ -90,6 +90,7 @@ class ShardedTaken:
         self._unseen.detach()
         drawn, leases = [part for part, _ in self._held], [lease for _, lease in self._held]
         self._draws.give_back(drawn, self._table.make_deadline(None), leases)
+        self._held = []
 
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""

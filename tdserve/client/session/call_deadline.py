@@ -21,22 +21,28 @@ def within(limit: float | Deadline) -> Iterator[None]:
     ...     names = client.stores()
     ...     table = client.create_replay("replay", row, 1000, exists_ok=True)
 
-    A block within another one ends no later than that. The block itself is not interrupted: what is no call of tdserve
-    takes its time. With ``tdserve.aio``, ``asyncio.timeout`` does this.
+    A block within another one ends no later than that. ``next`` of an iterator over batches ends by it in any case. The
+    block itself is not interrupted: what is no call of tdserve takes its time, and a call that begins after the time is
+    over asks once. Calls of ``tdserve.aio`` are made in other threads: there, ``asyncio.timeout`` does this.
 
     Args:
         limit: Seconds from now. 0 asks once.
 
     Raises:
         InvalidRequestError: ``limit`` is negative, or no number.
-        DeadlineExceededError: From a call of the block whose time is over.
+        DeadlineExceededError: From a call of the block that would have to wait longer.
     """
     outer = get_call_deadline()
-    _of_thread.deadline = limit if isinstance(limit, Deadline) else (outer or Deadline.never).shorten(limit)
+    _of_thread.deadline = limit if isinstance(limit, Deadline) else begin_step(limit)
     try:
         yield
     finally:
         _of_thread.deadline = outer
+
+
+def begin_step(timeout_s: float) -> Deadline:
+    """Returns the deadline of a step that may take so many seconds, and no longer than the block that it is in."""
+    return (get_call_deadline() or Deadline.never).shorten(timeout_s)
 
 
 def get_call_deadline() -> Deadline | None:

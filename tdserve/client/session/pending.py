@@ -90,6 +90,7 @@ class Pending:
 
     Attributes:
         has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
+        is_answered: Whether an answer has come, or the end of the session.
         has_ended: Whether the server has finished the request, or the session has ended.
         is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
         mail_number: Number of its message on the control channel; 0 if it was sent over gRPC.
@@ -116,6 +117,7 @@ class Pending:
         self._on_silence = on_silence
         self._on_answer = on_answer
         self.has_failed = False
+        self.is_answered = False
         self.has_ended = False
         self.is_given_up = False
         self.mail_number = 0
@@ -133,6 +135,7 @@ class Pending:
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""
+        self.is_answered = True
         self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
         if isinstance(answer, TDServeError):
             self.code = answer.code

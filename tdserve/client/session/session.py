@@ -221,7 +221,7 @@ class Session:
         """
         pending = self._open_requests.forget(request)
         if self._control_channel is not None and pending is not None:
-            self._control_channel.forget(request, answered=pending.mail_number if pending.has_ended else 0)
+            self._control_channel.forget(request, answered=pending.mail_number if pending.is_answered else 0)
         if pending is not None and pending.call:
             self.count_call(pending.call, pending.begun_s, pending.code)
             pending.end_trace()

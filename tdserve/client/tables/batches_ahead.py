@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from queue import Empty, Full, Queue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
-from weakref import WeakKeyDictionary
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, EndOfStreamError
+from tdserve.client.session.call_deadline import get_call_deadline
 
 JOIN_TIMEOUT_S = 5.0
 """Longest wait for the end of a thread whose requests were cancelled; it takes milliseconds if the server answers."""
@@ -44,8 +45,7 @@ class BatchesAhead:
             make: What it runs.
             end: Closes, so that ``make`` returns soon; also called when the interpreter exits.
         """
-        self._thread = Thread(target=make, name=f"tdserve-batches-{self._name}", daemon=True)
-        _ENDS[self._thread] = end
+        self._thread = Thread(target=_run, args=(make, end), name=f"tdserve-batches-{self._name}", daemon=True)
         self._thread.start()
 
     def put(self, item: Any) -> None:
@@ -63,16 +63,19 @@ class BatchesAhead:
         Raises:
             EndOfStreamError: The table has no more; from then on in each call.
             ClosedError: The iterator was closed, or an error that was raised before has ended the thread.
+            DeadlineExceededError: The time of the block ``tdserve.within`` is over. The next call goes on.
             TDServeError: What was put in the place of a batch.
         """
+        limit = get_call_deadline() or Deadline.never
         while self._end is None:
             if self.closed.is_set():
                 raise ClosedError(what=f"the iterator over batches of {self._name!r}")
             try:
-                item = self._items.get(timeout=POLL_S)
+                item = self._items.get(timeout=limit.limit(POLL_S))
             except Empty:
                 if self._thread is None or not self._thread.is_alive():
                     raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
+                limit.raise_if_expired(f"a batch of {self._name!r}")
                 continue
             if isinstance(item, EndOfStreamError):
                 self._end = item
@@ -88,8 +91,17 @@ class BatchesAhead:
             self._thread.join(timeout_s)
 
 
-_ENDS: WeakKeyDictionary[Thread, Callable[[], None]] = WeakKeyDictionary()
-"""Ends threads. One that receives content while the interpreter exits would abort the process (measured)."""
+_ENDS: dict[Thread, Callable[[], None]] = {}
+"""What ends each running thread. One that receives content while the interpreter exits would abort the process
+(measured)."""
+
+
+def _run(make: Callable[[], None], end: Callable[[], None]) -> None:
+    _ENDS[current_thread()] = end
+    try:
+        make()
+    finally:
+        del _ENDS[current_thread()]
 
 
 @atexit.register

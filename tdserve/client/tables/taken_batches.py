@@ -18,6 +18,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
+from tdserve.client.session.call_deadline import begin_step
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
@@ -66,7 +67,7 @@ class TakenBatches:
         return self
 
     def __next__(self) -> Any:
-        deadline = Deadline.after(self._timeout_s)
+        deadline = begin_step(self._timeout_s)
         self._acknowledge(deadline)
         while True:
             self._check_open()
@@ -91,7 +92,7 @@ class TakenBatches:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            self._acknowledge(Deadline.after(self._timeout_s))
+            self._acknowledge(begin_step(self._timeout_s))
         self.close()
 
     def __del__(self) -> None:

@@ -159,7 +159,8 @@ def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
 
 @leave_modes_in_calls
 class Taken:
-    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises.
+    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises, unless the
+    block has called :meth:`ack` or :meth:`give_back` itself.
 
     If it is dropped before its rows were read, for example because the result of ``take`` is not used, the rows are
     given back too.
@@ -171,6 +172,7 @@ class Taken:
         self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
+        self._is_over = False
 
     def __repr__(self) -> str:
         what = f"{len(self._lease.rows)} rows of {self._query.name!r} on lease"
@@ -199,6 +201,8 @@ class Taken:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._is_over:  # the block has done it
+            return
         if error is None:
             self.ack()
         else:
@@ -211,10 +215,12 @@ class Taken:
             timeout_s: None is the client's default.
         """
         acknowledge(self._client, self._query, self._hold(), self._client.deadline(timeout_s))
+        self._is_over = True
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
         give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.deadline(None)))
+        self._is_over = True
 
     def give_back_later(self) -> None:
         """Gives the rows back from another thread; for finalizers."""

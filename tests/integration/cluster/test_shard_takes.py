@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +125,18 @@ def test_draws_when_of_more_different_rows_than_fit_then_refused_at_once(
     for draw in draws:
         with pytest.raises(tdserve.InvalidRequestError, match="31 different rows never fit into a capacity of 30"):
             draw(31)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_taken_rows_when_their_block_acknowledges_or_gives_back_then_its_end_does_neither(
+    client: tdserve.ClusterClient, name: str, is_shared: bool
+) -> None:
+    queue: Any = client.create_queue(name, rows(1)[0], 300, shards="all" if is_shared else 1)
+    queue.extend(rows(20))
+    held = queue.take(20)
+    with held:
+        held.give_back()
+    held = queue.take(20)
+    with held:
+        held.ack(timeout_s=20.0)
+    assert len(queue) == 0

@@ -14,6 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError
 from tdserve.client.content.devices import begin
 from tdserve.client.tables import batches as table_batches
+from tdserve.client.tables.batches_ahead import BatchesAhead
 from tests.processes import wait_for
 from tests.threads import find_threads
 
@@ -101,3 +102,30 @@ def test_next_when_the_store_is_deleted_then_its_error_and_then_closed(
             list(batches)  # what was prefetched, then the error
         with pytest.raises(ClosedError):
             next(batches)
+
+
+def test_iterator_when_closed_then_its_batches_and_its_thread_are_freed(replay: tdserve.ReplayHandle) -> None:
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(each, BatchesAhead) for each in gc.get_objects())
+
+    before = count()
+    with replay.batches(4, prefetch=2) as batches:
+        assert len(next(batches)) == 4
+        assert count() == before + 1
+    del batches
+    assert count() == before
+
+
+def test_next_when_in_a_block_whose_time_is_over_then_ends_by_it_and_goes_on_later(
+    client: tdserve.Client, name: str
+) -> None:
+    replay = client.create_replay(name, ROWS[0], 8)
+    queue = client.create_queue(f"{name}-queue", ROWS[0], 8)
+    with replay.batches(4, timeout_s=60.0) as batches, queue.batches(4, timeout_s=60.0) as taken:
+        for iterator in (batches, taken):
+            with tdserve.within(0.1), pytest.raises(DeadlineExceededError, match=r"within 0\.1 s"):
+                next(iterator)
+        replay.extend(ROWS)
+        queue.extend(ROWS)
+        assert len(next(batches)) == len(next(taken)) == 4
