@@ -105,7 +105,7 @@ _HOMES = {
     "tdserve.rules.replay.without_replacement": ("WithoutReplacement",),
 }
 
-_MODULES = ("aio", "torchrl", "torchrun")
+_MODULES = ("aio", "dtensor", "torchrl", "torchrun")
 """Modules with names of their own: ``tdserve.aio.connect``."""
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,6 +1,6 @@
 # The public names, for type checkers; __init__.py loads each from its home when it is first used.
 
-from tdserve import aio as aio, torchrl as torchrl, torchrun as torchrun
+from tdserve import aio as aio, dtensor as dtensor, torchrl as torchrl, torchrun as torchrun
 from tdserve.base.errors.request_errors import (
     InvalidRequestError as InvalidRequestError,
     InvalidSpecError as InvalidSpecError,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-CONNECTORS = ("aio", "torchrl", "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "torchrun", "soak")
+OF_TORCH = ("torchrl", "torchrun", "dtensor")
+CONNECTORS = ("aio", *OF_TORCH, "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "soak")
 """Doors to other packages, and to asyncio; and a soak, which no other room needs."""
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
@@ -34,7 +35,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("control",),
     "grpc_health": ("control",),
     "grpc_reflection": ("control",),
-    "torch.distributed": ("transport", "examples", "torchrun"),
+    "torch.distributed": ("transport", "examples", "torchrun", "dtensor"),
     **dict.fromkeys(("lmdb", "mmap", "fsspec", "crc32c"), ("store",)),
     "msgpack": ("values",),
     **dict.fromkeys(("os.environ", "os.getenv", "os.putenv"), ("base",)),
@@ -51,10 +52,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("rich", "click"), ("cli", "examples", "bench", "aio", "torchrl")),
     "importlib.import_module": ("", "cli", "torchrl", "client"),
     "pickle": ("values",),
-    "cloudpickle": (),
-    "dill": (),
-    "marshal": (),
-    "shelve": (),
+    **dict.fromkeys(("cloudpickle", "dill", "marshal", "shelve"), ()),
 }
 """Foreign name -> who may touch it. One module unpickles, where a user asks for it, and nobody imports by a name that
 could come from the wire."""

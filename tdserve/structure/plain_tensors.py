@@ -106,7 +106,7 @@ def _check_class(item: torch.Tensor, kind: type[Any], path: Path, store: str) ->
         return
     reason = "it wraps others and has no bytes of its own"
     if hasattr(kind, "full_tensor"):
-        reason += "; send its .full_tensor(), or its .to_local()"
+        reason += "; as weights tdserve.dtensor publishes it, elsewhere send its .full_tensor(), or its .to_local()"
     raise make_refusal(f"a tensor of class {kind.__name__}", path, store, reason)
 
 

@@ -10,6 +10,10 @@ from torch import nn
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.structure.tree import Entry, Path, describe
 
+SHARDED = "tdserve.dtensor"
+"""The only key of a version that sharded trainers have published: it has the index of the parts, and no weights. Also
+a key of its metadata. ``tdserve.dtensor`` writes and reads them."""
+
 _COMPILED = "_orig_mod"
 """What torch.compile adds to names: the attribute that is the compiled module."""
 
@@ -30,6 +34,10 @@ def make_misfit_error(
         mine: What the module has.
         store: Name of the weights.
     """
+    if any(each[0] == SHARDED for each in came):
+        expected = "an index of shards, since a sharded trainer has published this version"
+        actual = f"a module; tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
+        return SpecMismatchError(store=store, key=SHARDED, expected=expected, actual=actual)
     theirs, own = came.get(path), mine.get(path)
     is_compiled = _has_compiled(came) is not _has_compiled(mine)
     load_part = _suggest_load(store)

@@ -1,0 +1,155 @@
+"""Weights of sharded trainers: DTensors, as of FSDP2 and tensor parallelism, published and read with any placements.
+
+>>> from tdserve import dtensor
+>>> version = dtensor.publish(client, "policy", model)  # in every rank: each sends its own shards
+>>> dtensor.latest(client, "policy", into=other_model)  # in any process: it reads what it needs of them
+
+A version of ``policy`` is an index. The shards are versions of ``policy.part-0``, ``policy.part-1`` and so on, one for
+each rank that publishes; so they are spread over the servers of a cluster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, TDServeError
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_client import ClusterClient
+from tdserve.client.session.call_deadline import get_call_deadline, within
+from tdserve.client.weights.pulls import Weights
+from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish
+from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
+from tdserve.dtensor.state_leaves import collect_leaves
+
+__all__ = ["latest", "publish", "version"]
+
+AnyClient = Client | ClusterClient
+
+
+def publish(
+    client: AnyClient,
+    name: str,
+    content: Any,
+    *,
+    group: Any = None,
+    metadata: dict[str, Any] | None = None,
+    keep: int = 0,
+    timeout_s: float | None = None,
+) -> int:
+    """Publishes the next version of sharded weights. Every rank of the group calls it, with a client of its own.
+
+    Each rank sends its own shards, and of a replica one rank does. Once all are stored, rank 0 publishes the version,
+    so that it becomes visible as a whole. If a rank raises, so do all, and the last version stays the newest; a rank
+    that has ended is noticed by the process group, within the group's timeout.
+
+    Args:
+        client: A client of the same server, or cluster, in every rank.
+        name: Name of the weights. Their parts are named after it: ``policy.part-0``.
+        content: A module, or a dict, nested or flat, or TensorDict, whose tensors are DTensors or plain. Of a plain one
+            the first rank that has it publishes its own. Ranks may have different leaves, as pipeline stages do. What
+            is no tensor is taken from rank 0.
+        group: The process group; None is the default one, or this process alone if there is none.
+        metadata: Of rank 0, as of ``Client.publish``.
+        keep: How many of the newest versions stay readable, as of ``Client.publish``. Of the parts one more is kept,
+            for readers that have just found the oldest.
+        timeout_s: For this rank's requests; the others are waited for as long as the group does.
+
+    Returns:
+        The version, in every rank.
+
+    Raises:
+        NotSupportedError: A leaf is ``Partial``, or cannot be sent. Nothing was published.
+        SpecMismatchError: Ranks differ in a leaf, or together lack some of it. Nothing was published.
+        TransferAbortedError: Another rank has raised an error, which this one quotes.
+        Others: As raised by ``Client.publish``.
+    """
+    ranks = Ranks(group)
+    deadline = _make_deadline(client, timeout_s)
+    return ShardedPublish(client, name, ranks, keep, metadata, deadline).run(content)
+
+
+def latest(
+    client: AnyClient,
+    name: str,
+    *,
+    into: Any,
+    newer_than: int | None = None,
+    timeout_s: float | None = None,
+    strict: bool = True,
+) -> Weights | None:
+    """Fills tensors with the newest version of some weights, whatever the placements of both; no collective.
+
+    Only the pieces that overlap this process's shards are read. They are copied once all are there, so a version is
+    never mixed with another. Until then they take memory: over shared memory none, as the versions' files are mapped;
+    over other transports at most twice that of the shards here, and half a gibibyte (or eight of the largest pieces).
+
+    Args:
+        client: The client.
+        name: Name of the weights: published by ``publish`` here, or by ``Client.publish`` as a whole.
+        into: A module, or a dict or TensorDict with the leaves of the version: DTensors of any mesh and placements, or
+            plain tensors, which get the whole. They are filled in place; floating-point numbers are converted. What is
+            no tensor is replaced by what the version has of that name.
+        newer_than: Waits for a version above this one.
+        timeout_s: For the whole call; with 0 and nothing newer, None is returned.
+        strict: False reads only the leaves that ``into`` has, such as those of a pipeline stage.
+
+    Returns:
+        Version, ``into`` and metadata.
+
+    Raises:
+        DeadlineExceededError: There was no such version in time.
+        SpecMismatchError: ``into`` does not fit; nothing was written to it.
+        NotSupportedError: A leaf of it cannot be filled; nothing was written.
+        VersionNotFoundError, StoreNotFoundError: A part of the newest version is not there any more, and no newer
+            version came in time.
+        Others: As raised by ``Client.latest``.
+    """
+    deadline = _make_deadline(client, timeout_s)
+    state = collect_leaves(into, store=name, is_destination=True)
+    lost: TDServeError | None = None
+    while True:
+        try:
+            with within(deadline):
+                found = find_newest(client, name, newer_than)
+        except DeadlineExceededError:
+            if lost is None:
+                raise
+            found = None
+        if found is None:
+            if lost is not None:
+                raise lost
+            return None
+        check_fit(found.contents, state, store=name, strict=strict)
+        try:
+            read_into(client, found, state, deadline)
+        except GONE as error:
+            lost, newer_than = error, found.version  # this one does not come back
+            continue
+        return Weights(found.version, into, found.metadata)
+
+
+def version(
+    client: AnyClient, name: str, v: int, *, into: Any, timeout_s: float | None = None, strict: bool = True
+) -> Weights:
+    """Fills tensors with a certain version of some weights, if it is still kept; arguments as of ``latest``.
+
+    Raises:
+        VersionNotFoundError: It is not kept any more, or not published yet. One that was published as a whole, by
+            ``Client.publish``, is read only as long as it is the newest.
+        Others: As raised by ``latest``.
+    """
+    deadline = _make_deadline(client, timeout_s)
+    state = collect_leaves(into, store=name, is_destination=True)
+    with within(deadline):
+        found = find_version(client, name, v)
+    check_fit(found.contents, state, store=name, strict=strict)
+    read_into(client, found, state, deadline)
+    return Weights(found.version, into, found.metadata)
+
+
+def _make_deadline(client: AnyClient, timeout_s: float | None) -> Deadline:
+    outer = get_call_deadline()
+    if timeout_s is None and outer is not None:
+        return outer
+    return Deadline.after(client.timeout_s if timeout_s is None else timeout_s)

@@ -1,0 +1,148 @@
+"""Which part of a DTensor a rank has: boxes of the whole tensor, and where each lies in the local tensor.
+
+It is computed from the placements, since torch names one offset for each local tensor, and a shard of a shard that was
+cut from right to left (FSDP over tensor parallelism, where the sizes are uneven) lies at several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from tdserve.base.errors import NotSupportedError
+
+Run = tuple[int, int]
+"""Consecutive indices of one dimension: the first one, and their number."""
+
+
+class Region(NamedTuple):
+    """A box of a tensor.
+
+    Attributes:
+        offsets: Its first index in each dimension.
+        sizes: Its number of indices in each dimension.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.sizes)
+
+    def intersect(self, other: Region) -> Region | None:
+        """Returns the box that is in both; None if there is none."""
+        offsets = tuple(map(max, self.offsets, other.offsets))
+        mine, theirs = self._ends, other._ends
+        sizes = tuple(min(a, b) - start for a, b, start in zip(mine, theirs, offsets, strict=True))
+        return Region(offsets, sizes) if all(size > 0 for size in sizes) else None
+
+    def locate_in(self, outer: Region) -> tuple[slice, ...]:
+        """Returns the index of this box in the content of one that has all of it."""
+        starts = [mine - theirs for mine, theirs in zip(self.offsets, outer.offsets, strict=True)]
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(map(sum, zip(self.offsets, self.sizes, strict=True)))
+
+
+def make_whole(shape: Sequence[int]) -> Region:
+    """Returns the box of all elements of a tensor."""
+    return Region((0,) * len(shape), tuple(shape))
+
+
+def list_regions(tensor: DTensor, key: str, *, store: str = "") -> list[tuple[Region, tuple[slice, ...]]]:
+    """Returns the boxes that this rank has of a tensor, each with its index in the local tensor; none for a rank that
+    is not in the mesh.
+
+    Raises:
+        NotSupportedError: A placement is ``Partial``, or unknown. The error names the key.
+    """
+    runs: list[list[Run]] = [[(0, size)] for size in tensor.shape]
+    coordinate = tensor.device_mesh.get_coordinate()
+    for number, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            continue
+        placed: Any = placement
+        if isinstance(placement, Partial) or not (isinstance(placement, Shard) or hasattr(placed, "split_factor")):
+            raise _make_refusal(placed, key, store)
+        if coordinate is not None:
+            num_chunks = int(tensor.device_mesh.size(number))
+            split_factor = int(getattr(placed, "split_factor", 1))
+            runs[placed.dim] = _cut(runs[placed.dim], coordinate[number], num_chunks, split_factor)
+    if coordinate is None:
+        return []
+    found = list(_combine(runs))
+    local_shape = tuple(sum(size for _, size in each) for each in runs)
+    if local_shape != tuple(tensor.to_local().shape):
+        reason = f"its local tensor has shape {tuple(tensor.to_local().shape)}, and its placements {local_shape}"
+        raise NotSupportedError(feature=f"key {key!r} of weights {store!r}, a DTensor", reason=reason)
+    return found
+
+
+def _combine(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Region, tuple[slice, ...]]]:
+    """Yields each combination of runs of the dimensions, but for those that are empty."""
+    places = []
+    for each in runs:
+        start, placed = 0, []
+        for first, size in each:
+            placed.append((first, size, slice(start, start + size)))
+            start += size
+        places.append(placed)
+    for box in product(*places):
+        region = Region(tuple(first for first, _, _ in box), tuple(size for _, size, _ in box))
+        if region.num_elements:
+            yield region, tuple(index for _, _, index in box)
+
+
+def _cut(runs: Sequence[Run], number: int, num_chunks: int, split_factor: int) -> list[Run]:
+    """Returns what a rank gets of the runs that a dimension has: its chunk of each of ``split_factor`` chunks.
+
+    Chunks are those of ``torch.chunk``: all of one size, but for the last ones.
+    """
+    length = sum(size for _, size in runs)
+    split_size = -(-length // split_factor)
+    found: list[Run] = []
+    for split in range(split_factor):
+        start, stop = (min(split_size * edge, length) for edge in (split, split + 1))
+        chunk_size = -(-(stop - start) // num_chunks)
+        first, last = (min(start + chunk_size * edge, stop) for edge in (number, number + 1))
+        for run in _slice_runs(runs, first, last):
+            if found and sum(found[-1]) == run[0]:
+                found[-1] = (found[-1][0], found[-1][1] + run[1])
+            else:
+                found.append(run)
+    return found
+
+
+def _slice_runs(runs: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
+    """Yields the indices from ``start`` to ``stop``, counted along the runs."""
+    position = 0
+    for first, size in runs:
+        low, high = max(start, position), min(stop, position + size)
+        if low < high:
+            yield first + low - position, high - low
+        position += size
+
+
+def _make_refusal(placement: Any, key: str, store: str) -> NotSupportedError:
+    reason = f"no rank has its content with placement Partial ({placement}): publish its .redistribute()"
+    if not isinstance(placement, Partial):
+        reason = f"only Shard, Replicate and FSDP's shards of shards can be read, not a {type(placement).__name__}"
+    return NotSupportedError(feature=f"key {key!r} of weights {store!r}, a DTensor", reason=reason)
+
+
+def get_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what this process has of a tensor: of a DTensor its local tensor, once it has arrived."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        local: Any = tensor.to_local()
+        return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]

@@ -1,0 +1,238 @@
+"""Publishing by all ranks of a process group: each its own pieces, and the first one the index."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    InvalidRequestError,
+    StoreNotFoundError,
+    TDServeError,
+    TransferAbortedError,
+    WrongStateError,
+)
+from tdserve.base.ids import check_store_name
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_client import ClusterClient
+from tdserve.client.session.call_deadline import within
+from tdserve.client.session.description import VersionInfo
+from tdserve.client.weights.module_misfits import SHARDED
+from tdserve.dtensor.sharded_index import (
+    IndexedLeaf,
+    IndexedPiece,
+    OwnedPiece,
+    PartVersion,
+    RankLeaf,
+    ShardedIndex,
+    assign_pieces,
+)
+from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
+
+_Result = TypeVar("_Result")
+
+
+class Ranks:
+    """The ranks that publish together.
+
+    Args:
+        group: Their process group; None is the default one, or this process alone if there is none.
+
+    Raises:
+        WrongStateError: This process is not in the group.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._is_alone = group is None and not dist.is_initialized()
+        self.rank = 0 if self._is_alone else dist.get_rank(group)
+        self.size = 1 if self._is_alone else dist.get_world_size(group)
+        if self.rank < 0:
+            raise WrongStateError(state="this process is not in the group", event="tdserve.dtensor.publish")
+
+    def exchange(self, step: Callable[[], _Result], deadline: Deadline) -> list[_Result]:
+        """Makes a step in each rank, whose calls have this deadline, and returns the results of all, by rank.
+
+        Raises:
+            TransferAbortedError: Another rank has raised an error in its step, which the error quotes; that rank
+                raises its own.
+        """
+        found: _Result | None = None
+        error: Exception | None = None
+        try:
+            with within(deadline):
+                found = step()
+        except Exception as raised:  # noqa: BLE001 (the others wait for this rank)
+            error = raised
+        own = (found, "" if error is None else f"{type(error).__name__}: {error}")
+        every: list[Any] = [own]
+        if not self._is_alone:
+            every = [None] * self.size
+            dist.all_gather_object(every, own, group=self._group)
+        if error is not None:
+            raise error
+        fault = next((f"rank {rank} has raised {text}" for rank, (_, text) in enumerate(every) if text), "")
+        if fault:
+            raise TransferAbortedError(reason=f"{fault}; the last version is the newest as before")
+        return [result for result, _ in every]
+
+
+@dataclass(frozen=True)
+class _RankState:
+    """What a rank has; the first one also decides what all need.
+
+    Attributes:
+        publication: Identity of the publish.
+        needed: The oldest version of each part that a readable version needs.
+    """
+
+    leaves: Mapping[str, RankLeaf]
+    publication: str = ""
+    needed: Mapping[str, int] | None = None
+
+
+class ShardedPublish:
+    """One publish, as seen by one rank."""
+
+    def __init__(
+        self, client: Client | ClusterClient, name: str, ranks: Ranks, keep: int, metadata: Any, deadline: Deadline
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._ranks = ranks
+        self._keep = keep
+        self._metadata = metadata
+        self._deadline = deadline
+
+    def run(self, content: Any) -> int:
+        """Publishes content; see ``tdserve.dtensor.publish``."""
+        state = StateLeaves()
+
+        def describe() -> _RankState:
+            nonlocal state
+            check_store_name(name_part(self._name, self._ranks.size))
+            state = collect_leaves(content, store=self._name)
+            return self._describe(state)
+
+        ranks = self._ranks.exchange(describe, self._deadline)
+        pieces: dict[str, list[OwnedPiece]] = {}
+
+        def publish_part() -> PartVersion:
+            pieces.update(assign_pieces([each.leaves for each in ranks], store=self._name))
+            return self._publish_part(state, pieces, ranks[0])
+
+        parts = self._ranks.exchange(publish_part, self._deadline)
+        is_first = self._ranks.rank == 0
+
+        def publish_index() -> int:
+            return self._publish_index(state, pieces, ranks, parts) if is_first else 0
+
+        return self._ranks.exchange(publish_index, self._deadline)[0]
+
+    def _describe(self, state: StateLeaves) -> _RankState:
+        leaves = {
+            name: RankLeaf(leaf.dtype, leaf.shape, leaf.is_sharded, [region for region, _ in leaf.held])
+            for name, leaf in state.leaves.items()
+        }
+        if self._ranks.rank:
+            return _RankState(leaves)
+        if SHARDED in (self._metadata or {}):
+            raise InvalidRequestError(argument="metadata", reason=f"the key {SHARDED!r} is tdserve's own")
+        needed: dict[str, int] = {}
+        for found in self._list_versions(self._name):
+            for part, version in list_parts(found, self._name).items():
+                needed[part] = min(version, needed.get(part, version))
+        return _RankState(leaves, secrets.token_hex(8), needed)
+
+    def _list_versions(self, name: str) -> Sequence[VersionInfo]:
+        try:
+            return self._client.describe(name).versions
+        except StoreNotFoundError:
+            return ()
+
+    def _publish_part(
+        self, state: StateLeaves, pieces: Mapping[str, Sequence[OwnedPiece]], first: _RankState
+    ) -> PartVersion:
+        """Publishes the pieces of this rank; version 0 if there are none."""
+        part = name_part(self._name, self._ranks.rank)
+        own: dict[str, Any] = {}
+        for name, owned in pieces.items():
+            mine = [piece for piece in owned if piece.rank == self._ranks.rank]
+            if mine:
+                held = dict(state.leaves[name].held)
+                own.update({piece.key: held[piece.region] for piece in mine})
+        if not own:
+            return PartVersion(part, 0, 0)
+        # Versions of publishes that failed count too, so no fixed number would do.
+        oldest = (first.needed or {}).get(part)
+        kept = [] if oldest is None else [each for each in self._list_versions(part) if each.version >= oldest]
+        version = self._client.publish(
+            part,
+            TensorDict(own),
+            metadata={SHARDED: {"of": self._name, "publication": first.publication}},
+            keep=max(len(kept) + 1, 2),
+        )
+        return PartVersion(part, version, len(own))
+
+    def _publish_index(
+        self,
+        state: StateLeaves,
+        pieces: Mapping[str, Sequence[OwnedPiece]],
+        ranks: Sequence[_RankState],
+        parts: Sequence[PartVersion],
+    ) -> int:
+        leaves = {}
+        for name, owned in pieces.items():
+            leaf = next(each.leaves[name] for each in ranks if name in each.leaves)
+            indexed = [IndexedPiece(piece.rank, (piece.key,), piece.region) for piece in owned]
+            leaves[name] = IndexedLeaf(leaf.dtype, leaf.shape, indexed)
+        used = {part.name: part.version for part in parts if part.version}
+        content: dict[str, Any] = {"index": ShardedIndex(ranks[0].publication, parts, leaves).encode()}
+        if state.values:
+            content["values"] = state.values
+        version: int = self._client.publish(
+            self._name,
+            {SHARDED: content},
+            metadata={**(self._metadata or {}), SHARDED: {"parts": used}},
+            keep=self._keep,
+        )
+        self._delete_parts({*(ranks[0].needed or {})} - {*used})
+        return version
+
+    def _delete_parts(self, before: set[str]) -> None:
+        """Deletes parts of ranks that there are no more, unless a readable version needs them.
+
+        The version is visible by now, so nothing is raised: what is left only takes room.
+        """
+        if not before:
+            return
+        with suppress(TDServeError):
+            before -= {part for found in self._list_versions(self._name) for part in list_parts(found, self._name)}
+            for part in before:
+                with suppress(StoreNotFoundError):
+                    self._client.delete(part)
+
+
+def name_part(name: str, rank: int) -> str:
+    """Returns the name of the weights that a rank publishes its pieces as."""
+    return f"{name}.part-{rank}"
+
+
+def list_parts(found: VersionInfo, name: str) -> dict[str, int]:
+    """Returns which versions of which parts a sharded version needs; none of another."""
+    mark = found.metadata.get(SHARDED)
+    parts: Any = mark.get("parts") if isinstance(mark, dict) else None
+    return {part: version for part, version in (parts or {}).items() if part.startswith(f"{name}.part-")}
+
+
+def read_publication(metadata: Mapping[str, Any]) -> str:
+    """Returns the identity of the publish that a version of a part belongs to; "" if it is no part."""
+    mark = metadata.get(SHARDED)
+    return str(mark.get("publication", "")) if isinstance(mark, dict) else ""

@@ -1,0 +1,229 @@
+"""Reading a version into tensors of any placements: only the pieces that overlap what this process has."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import (
+    CorruptDataError,
+    KeyNotFoundError,
+    SpecMismatchError,
+    StoreNotFoundError,
+    VersionNotFoundError,
+)
+from tdserve.client.client import Client
+from tdserve.client.cluster.cluster_client import ClusterClient
+from tdserve.client.session.call_deadline import within
+from tdserve.client.weights.local_versions import RetiredVersionError
+from tdserve.client.weights.module_misfits import SHARDED
+from tdserve.client.weights.pulls import Weights
+from tdserve.dtensor.sharded_index import IndexedLeaf, ShardedIndex, decode_index, index_plain, split_metadata
+from tdserve.dtensor.sharded_publish import read_publication
+from tdserve.dtensor.state_leaves import StateLeaf, StateLeaves
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.nodes import Path
+from tdserve.structure.tree import TensorLeaf
+from tdserve.structure.version_subset import FLOATING
+
+READ_NBYTES = 64 << 20
+"""Bytes that one request reads, but for at least one piece."""
+
+MAX_READS = 8
+"""Requests at a time."""
+
+GONE = (VersionNotFoundError, StoreNotFoundError, KeyNotFoundError, RetiredVersionError)
+"""Errors of a part whose version is not kept any more."""
+
+
+class FoundVersion(NamedTuple):
+    """A version that is there, without its tensors."""
+
+    version: int
+    metadata: dict[str, Any]
+    contents: ShardedIndex
+
+
+class _Cut(NamedTuple):
+    """A box that goes from a piece to a tensor of the caller's: where it is in the piece, and its place."""
+
+    source: tuple[slice, ...]
+    place: torch.Tensor
+
+
+class _Read(NamedTuple):
+    """Pieces that one request gets."""
+
+    part: int
+    cuts: dict[Path, list[_Cut]]
+    nbytes: int
+
+
+def find_newest(client: Client | ClusterClient, name: str, newer_than: int | None) -> FoundVersion | None:
+    """Finds the newest version; None if there is nothing newer and the call does not wait. Errors as of
+    ``Client.latest``."""
+    while True:
+        try:
+            found = client.latest(name, newer_than=newer_than, select=SHARDED, numpy=False)
+        except KeyNotFoundError:  # it was published as a whole
+            plain = _find_plain(client, name)
+            if plain is None:  # the newest is another by now
+                continue
+            return plain
+        return None if found is None else _read_index(found, name)
+
+
+def find_version(client: Client | ClusterClient, name: str, version: int) -> FoundVersion:
+    """Finds a version. Errors as of ``Client.version``; one that was published as a whole must be the newest."""
+    try:
+        found = client.version(name, version, select=SHARDED, numpy=False)
+    except KeyNotFoundError:
+        plain = _find_plain(client, name)
+        if plain is None or plain.version != version:
+            reason = f"version {version} of {name!r} was published as a whole, and is not the newest"
+            raise VersionNotFoundError(argument="version", reason=reason) from None
+        return plain
+    return _read_index(found, name)
+
+
+def _read_index(found: Weights, name: str) -> FoundVersion:
+    content = found.data[SHARDED]
+    values = content.get("values", None)
+    index = decode_index(
+        content["index"], {} if values is None else {key: values[key] for key in tuple(values.keys())}, store=name
+    )
+    return FoundVersion(found.version, split_metadata(found.metadata), index)
+
+
+def _find_plain(client: Client | ClusterClient, name: str) -> FoundVersion | None:
+    described = client.describe(name)
+    metadata = next((each.metadata for each in described.versions if each.version == described.version), None)
+    if metadata is None or (SHARDED, "index") in described.spec.values_by_path:
+        return None
+    tensors = {path: (leaf.dtype, leaf.shape) for path, leaf in described.spec.tensors if isinstance(leaf, TensorLeaf)}
+    values: dict[str, Any] = {}
+    paths = [path for path, leaf in described.spec.values if leaf.ragged is None]
+    if paths:
+        try:
+            content = client.version(name, described.version, select=paths, numpy=False).data
+        except GONE:
+            return None
+        values = {".".join(path): content[path] for path in paths}
+    return FoundVersion(described.version, metadata, index_plain(name, described.version, tensors, values))
+
+
+def check_fit(index: ShardedIndex, state: StateLeaves, *, store: str, strict: bool) -> None:
+    """Checks that a version fits tensors; nothing is written before.
+
+    Args:
+        strict: Whether the version may have no other leaves.
+
+    Raises:
+        SpecMismatchError: It does not; the error names the key.
+    """
+    for name in sorted(index.leaves.keys() | state.leaves.keys()):
+        theirs, own = index.leaves.get(name), state.leaves.get(name)
+        if theirs is None and own is not None:
+            actual = f"{_describe(own)}, which into= has"
+            raise SpecMismatchError(store=store, key=name, expected="nothing, as in the version", actual=actual)
+        if theirs is not None and own is None and strict:
+            expected = f"{_describe(theirs)}, which the version has"
+            actual = "nothing of this name in into=; strict=False leaves such leaves out"
+            raise SpecMismatchError(store=store, key=name, expected=expected, actual=actual)
+        if theirs is not None and own is not None and not _fits(theirs, own):
+            raise SpecMismatchError(store=store, key=name, expected=_describe(theirs), actual=_describe(own))
+
+
+def _fits(theirs: IndexedLeaf, own: StateLeaf) -> bool:
+    is_same = theirs.dtype == own.dtype or {theirs.dtype, own.dtype} <= {*FLOATING}
+    return is_same and theirs.shape == own.shape
+
+
+def _describe(leaf: IndexedLeaf | StateLeaf) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateLeaves, deadline: Deadline) -> None:
+    """Reads all pieces that overlap the tensors, and copies them once all are there.
+
+    Raises:
+        TDServeError: One of ``GONE`` if a part is not kept any more, or others as of ``Client.version``. Nothing was
+            written.
+    """
+    reads = _plan_reads(found.contents, state)
+
+    def perform(read: _Read) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        with within(deadline):
+            return _perform(client, found.contents, read)
+
+    with ThreadPoolExecutor(max(min(len(reads), MAX_READS), 1), "tdserve-dtensor") as threads:
+        futures = [threads.submit(perform, read) for read in reads]
+        try:
+            pairs = [pair for future in futures for pair in future.result()]
+        finally:
+            for future in futures:
+                future.cancel()
+    with torch.no_grad():
+        for place, content in pairs:
+            place.copy_(content)
+    for name, setter in state.setters.items():
+        if name in found.contents.values:
+            setter(found.contents.values[name])
+
+
+def _plan_reads(index: ShardedIndex, state: StateLeaves) -> list[_Read]:
+    by_part: dict[int, list[tuple[Path, int, list[_Cut]]]] = {}
+    for name, own in state.leaves.items():
+        leaf = index.leaves[name]
+        for piece in leaf.pieces:
+            cuts = []
+            for region, local in own.held:
+                overlap = region.intersect(piece.region)
+                if overlap is not None:
+                    cuts.append(_Cut(overlap.locate_in(piece.region), local[overlap.locate_in(region)]))
+            if cuts:
+                nbytes = piece.region.num_elements * ITEMSIZE[leaf.dtype]
+                by_part.setdefault(piece.part, []).append((piece.key, nbytes, cuts))
+    reads: list[_Read] = []
+    for part, pieces in by_part.items():
+        read = _Read(part, {}, 0)
+        for key, nbytes, cuts in pieces:
+            if read.cuts and read.nbytes + nbytes > READ_NBYTES:
+                reads.append(read)
+                read = _Read(part, {}, 0)
+            read.cuts[key] = cuts
+            read = read._replace(nbytes=read.nbytes + nbytes)
+        reads.append(read)
+    return reads
+
+
+def _perform(
+    client: Client | ClusterClient, contents: ShardedIndex, read: _Read
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Makes a request; returns places and what goes there."""
+    part = contents.parts[read.part]
+    if contents.publication:
+        # A read of a store that is gone would wait for another of its name; one of that may have this number, too.
+        kept = {each.version: each for each in client.describe(part.name).versions}
+        if part.version not in kept or read_publication(kept[part.version].metadata) != contents.publication:
+            reason = f"{part.name!r} does not have version {part.version} of this publish any more"
+            raise VersionNotFoundError(argument="version", reason=reason)
+    select = None if len(read.cuts) == part.num_pieces else list(read.cuts)
+    weights = client.version(part.name, part.version, select=select, copy=False, numpy=False)
+    if contents.publication and read_publication(weights.metadata) != contents.publication:
+        reason = f"{part.name!r} was deleted and made anew"
+        raise VersionNotFoundError(argument="version", reason=reason)
+    pairs = []
+    for key, cuts in read.cuts.items():
+        content = weights.data[key]
+        pairs += [(cut.place, content[cut.source]) for cut in cuts]
+    for place, content in pairs:
+        if place.shape != content.shape:
+            raise CorruptDataError(path=f"weights {part.name!r}", expected=str(place.shape), actual=str(content.shape))
+    num_used = sum(content.nbytes for _, content in pairs)
+    if 2 * num_used <= read.nbytes:  # the rest of what was read need not stay in memory
+        pairs = [(place, content.clone()) for place, content in pairs]
+    return pairs

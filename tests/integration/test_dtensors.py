@@ -1,0 +1,295 @@
+"""Sharded weights between process groups of several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+from torch import nn
+
+import tdserve
+from tdserve import dtensor
+from tdserve.dtensor import sharded_reads
+from tests.integration.dtensor_roles import Net, is_same, make_state
+from tests.integration.forked_clients import Child, ForkedClients
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ForkedClients]:
+    with ForkedClients("tests.integration.dtensor_roles") as started:
+        yield started
+
+
+def start(
+    ranks: ForkedClients, role: str, address: str, name: str, folder: Path, size: int, **arguments: Any
+) -> list[Child]:
+    """Starts ranks of one process group in a role."""
+    place = folder / role
+    place.mkdir(parents=True, exist_ok=True)
+    return [
+        ranks.start(role, address, name, folder=str(place), rank=rank, size=size, **arguments) for rank in range(size)
+    ]
+
+
+def finish(children: list[Child]) -> list[list[list[str]]]:
+    """Waits for the end of ranks; returns the words of each one's lines."""
+    return [[line.split() for line in child.rest()] or [[]] for child in children]
+
+
+def run(
+    ranks: ForkedClients, role: str, address: str, name: str, folder: Path, size: int, **arguments: Any
+) -> list[list[list[str]]]:
+    """Runs a role in ranks of one process group to its end; returns the words of each rank's lines."""
+    return finish(start(ranks, role, address, name, folder, size, **arguments))
+
+
+@pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_read_when_placements_and_world_size_are_others_then_each_bit_is_that_of_the_publisher(
+    server: tdserve.Server, ranks: ForkedClients, tmp_path: Path, transport: str, is_thorough: bool
+) -> None:
+    name = f"{transport}-{is_thorough}"
+    done = ["done", "6"]
+    assert run(ranks, "publish_all", server.address, name, tmp_path, 4, transport=transport)[0][-1] == done
+    found = run(ranks, "read_all", server.address, name, tmp_path, 2, transport=transport, is_thorough=is_thorough)
+    assert [lines[-1] for lines in found] == [done] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_hidden", "sizes", "tp"),
+    [("bfloat16", 7, (3, 2), (1, 1)), ("float32", 8, (4, 3), (2, 1)), ("float32", 8, (3, 4), (1, 2))],
+)
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_module_when_read_into_one_with_other_shards_then_it_and_its_optimizer_go_on(
+    server: tdserve.Server,
+    ranks: ForkedClients,
+    tmp_path: Path,
+    transport: str,
+    dtype: str,
+    num_hidden: int,
+    sizes: tuple[int, int],
+    tp: tuple[int, int],
+) -> None:
+    """A net of seven hidden units is no multiple of the ranks. With ``tp`` its shards are sharded again."""
+    for role, size, num_tp in zip(("train", "load"), sizes, tp, strict=True):
+        name, options = f"{transport}-{sizes}-{tp}", {"dtype": dtype, "num_hidden": num_hidden, "transport": transport}
+        found = run(ranks, role, server.address, name, tmp_path, size, tp=num_tp, **options)
+        assert [lines[-1] for lines in found] == [["done"]] * size
+
+
+def test_publish_when_a_rank_raises_then_all_do_and_the_last_version_stays_whole(
+    server: tdserve.Server, ranks: ForkedClients, tmp_path: Path
+) -> None:
+    found = run(ranks, "fail", server.address, "failing", tmp_path, 3)
+    for rank, lines in enumerate(found):
+        said = [" ".join(line) for line in lines]
+        failed, bad = said[:4], dict(zip(("sparse", "partial", "shapes", "numbers"), said[4:], strict=False))
+        for line in failed:
+            assert line.startswith("ClosedError" if rank == 1 else "TransferAbortedError")
+            assert rank == 1 or "rank 1 has raised ClosedError" in line
+        assert bad["sparse"].split()[1] == ("NotSupportedError" if rank == 1 else "TransferAbortedError")
+        assert "'embedding'" in bad["sparse"]
+        assert "NotSupportedError key 'sums' of weights 'failing'" in bad["partial"]
+        assert "placement Partial (P(sum)): publish its .redistribute()" in bad["partial"]
+        assert "SpecMismatchError store 'failing', key 'scale': expected a DTensor of float32[2]" in bad["shapes"]
+        assert "at rank 2" in bad["shapes"]
+        assert "key 3 below 'm.'" in bad["numbers"]
+        assert said[-1] == "done"
+
+
+def test_publish_when_a_rank_is_killed_then_the_other_raises_and_the_last_version_stays(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    first, second = run(ranks, "die", server.address, name, tmp_path, 2)
+    assert first == [["published", "1"], ["noticed"]]
+    assert second == [["published", "1"]]
+    into = {key: torch.zeros_like(full) for key, full in make_state(1).items()}
+    found = dtensor.latest(client, name, into=into)
+    assert found is not None
+    assert found.version == 1
+    assert all(is_same(into[key], full) for key, full in make_state(1).items())
+
+
+def test_read_when_versions_are_published_meanwhile_then_none_is_mixed_with_another(
+    server: tdserve.Server,
+    ranks: ForkedClients,
+    client: tdserve.Client,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is retired as soon as the next is there; and each leaf is a request of its own."""
+    monkeypatch.setattr(sharded_reads, "READ_NBYTES", 1)
+    num_versions = 30
+    options = {"num_versions": num_versions, "keep": 1}
+    children = start(ranks, "publish_numbers", server.address, name, tmp_path, 3, **options)
+    seen = [0]
+    while seen[-1] < num_versions:
+        into = {key: torch.zeros(16, 300) for key in "abc"}
+        found = dtensor.latest(client, name, into=into, newer_than=seen[-1], timeout_s=60.0)
+        assert found is not None
+        assert {number for leaf in into.values() for number in leaf.flatten().tolist()} == {float(found.version)}
+        seen.append(found.version)
+    assert seen == sorted({*seen})
+    assert finish(children) == [[["done", str(num_versions)]]] * 3
+
+
+def test_parts_when_ranks_become_fewer_then_deleted_once_no_version_needs_them(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    run(ranks, "publish_numbers", server.address, name, tmp_path / "3", 3, num_versions=2, keep=2)
+    assert [len(client.versions(f"{name}.part-{rank}")) for rank in range(3)] == [2, 2, 2]
+    for number, num_parts in ((3, 3), (4, 1)):
+        into = {key: torch.zeros(16, 300) for key in "abc"}
+        assert dtensor.publish(client, name, {key: leaf + number for key, leaf in into.items()}) == number
+        assert client.stores(name) == [name, *(f"{name}.part-{rank}" for rank in range(num_parts))]
+        assert dtensor.version(client, name, number - 1, into=into).version == number - 1
+        assert all(bool((leaf == number - 1).all()) for leaf in into.values())
+
+
+def test_publisher_of_the_whole_when_read_into_shards_then_each_rank_gets_its_own(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    client.publish(f"{name}-net", Net(torch.bfloat16, 7), metadata={"step": 4})
+    client.publish(f"{name}-flat", TensorDict(make_state(1)))
+    assert run(ranks, "read_plain", server.address, name, tmp_path, 2) == [[["done"]]] * 2
+
+
+@pytest.fixture
+def net() -> nn.Linear:
+    return nn.Linear(3, 2)
+
+
+def test_plain_reader_when_version_is_sharded_then_sees_the_index_and_where_to_go(
+    client: tdserve.Client, name: str, net: nn.Linear
+) -> None:
+    assert dtensor.publish(client, name, net, metadata={"step": 1}) == 1
+    found = client.latest(name, numpy=False)
+    assert found is not None
+    assert list(found.data.keys()) == ["tdserve.dtensor"]
+    assert found.metadata == {"step": 1, "tdserve.dtensor": {"parts": {f"{name}.part-0": 1}}}
+    with pytest.raises(
+        tdserve.SpecMismatchError, match=r"tdserve\.dtensor\.latest\(client, .*, into=module\) reads it"
+    ):
+        client.latest(name, into=net)
+    with pytest.raises(tdserve.SpecMismatchError, match=r"tdserve\.dtensor"):
+        client.latest(name, out=TensorDict.from_module(net).data.clone())
+
+
+def test_part_when_read_as_a_version_then_refused_by_key(client: tdserve.Client, name: str, net: nn.Linear) -> None:
+    dtensor.publish(client, name, net)
+    with pytest.raises(tdserve.SpecMismatchError, match="'bias': expected nothing, as in the version"):
+        dtensor.latest(client, f"{name}.part-0", into=net)
+
+
+def test_newer_versions_when_there_are_none_then_none_or_an_error(
+    client: tdserve.Client, name: str, net: nn.Linear
+) -> None:
+    with pytest.raises(tdserve.StoreNotFoundError):
+        dtensor.latest(client, name, into=net, timeout_s=0)
+    dtensor.publish(client, name, net)
+    assert dtensor.latest(client, name, into=net, newer_than=1, timeout_s=0) is None
+    with pytest.raises(tdserve.DeadlineExceededError):
+        dtensor.latest(client, name, into=net, newer_than=1, timeout_s=0.1)
+    with pytest.raises(tdserve.VersionNotFoundError):
+        dtensor.version(client, name, 2, into=net)
+    client.publish(f"{name}.whole", {"weight": torch.ones(2, 3), "bias": torch.ones(2), "opt": {"lr": 0.5}})
+    into = {**dict(net.named_parameters()), "opt": {"lr": 1}}
+    assert dtensor.version(client, f"{name}.whole", 1, into=into).version == 1
+    assert into["opt"] == {"lr": 0.5}
+    assert bool((net.weight == 1).all())
+    with pytest.raises(tdserve.VersionNotFoundError):
+        dtensor.version(client, f"{name}.whole", 2, into=net)
+
+
+def test_part_when_it_is_gone_or_another_then_read_raises_until_the_next_version(
+    client: tdserve.Client, name: str, net: nn.Linear
+) -> None:
+    dtensor.publish(client, name, net)
+    client.delete(f"{name}.part-0")
+    other = nn.Linear(3, 2)
+    before = [each.clone() for each in other.parameters()]
+    with pytest.raises(tdserve.StoreNotFoundError, match="part-0"):
+        dtensor.latest(client, name, into=other, timeout_s=0.2)
+    client.publish(f"{name}.part-0", TensorDict({"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}))
+    with pytest.raises(tdserve.VersionNotFoundError, match="does not have version 1 of this publish any more"):
+        dtensor.latest(client, name, into=other, timeout_s=0.2)
+    assert all(map(torch.equal, other.parameters(), before))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(dtensor.latest, client, name, into=other, timeout_s=60.0)
+        assert dtensor.publish(client, name, net) == 2
+        found = waiting.result()
+    assert found is not None
+    assert found.version == 2
+    assert all(map(torch.equal, other.parameters(), net.parameters()))
+
+
+def test_state_when_it_does_not_fit_then_refused_by_key_and_untouched(client: tdserve.Client, name: str) -> None:
+    state: dict[str, Any] = {"a": {"b": torch.ones(2, 3)}, "n": torch.ones(2, dtype=torch.int64), "lr": 0.5}
+    dtensor.publish(client, name, state)
+    zeros: dict[str, Any] = {"a.b": torch.zeros(2, 3), "n": torch.zeros(2, dtype=torch.int64), "lr": 1}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**zeros, "c": torch.zeros(1)}, "'c': expected nothing"),
+        ({"n": zeros["n"], "lr": 1}, r"'a.b': expected float32\[2, 3\], which the version has, .*strict=False"),
+        ({**zeros, "a.b": torch.zeros(3, 2)}, r"'a.b': expected float32\[2, 3\], got float32\[3, 2\]"),
+        ({**zeros, "n": torch.zeros(2)}, r"'n': expected int64\[2\], got float32\[2\]"),
+    ]
+    for into, message in cases:
+        with pytest.raises(tdserve.SpecMismatchError, match=message):
+            dtensor.latest(client, name, into=into)
+        assert all(not bool(each.any()) for each in into.values() if isinstance(each, torch.Tensor))
+        assert into["lr"] == 1
+    with pytest.raises(tdserve.NotSupportedError, match="meta device"):
+        dtensor.latest(client, name, into=nn.Linear(2, 2, device="meta"))
+    with pytest.raises(tdserve.NotSupportedError, match=r"key 'n'.*meta device"):
+        dtensor.latest(client, name, into={**zeros, "n": zeros["n"].to("meta")})
+    with pytest.raises(tdserve.InvalidRequestError, match="a list is no"):
+        dtensor.latest(client, name, into=[])
+    part = {"n": zeros["n"]}
+    assert dtensor.latest(client, name, into=part, strict=False) is not None
+    assert part["n"].tolist() == [1, 1]
+    into = {"a": {"b": torch.zeros(2, 3, dtype=torch.bfloat16)}, "n": zeros["n"], "lr": 1}
+    assert dtensor.latest(client, name, into=TensorDict({**into, "lr": NonTensorData(1)})) is not None
+    assert dtensor.latest(client, name, into=into) is not None
+    assert bool((into["a"]["b"] == 1).all())
+    assert into["lr"] == 0.5
+
+
+class Scaled(nn.Linear):
+    """Has extra state."""
+
+    def get_extra_state(self) -> Any:
+        return {"scale": 2.0}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.scale = state["scale"]
+
+
+def test_content_when_it_cannot_be_published_then_refused_by_key(client: tdserve.Client, name: str) -> None:
+    one = torch.ones(1)
+    cases: list[tuple[type[Exception], Any, str]] = [
+        (tdserve.InvalidRequestError, {"a.b": one, "a": {"b": one}}, "two of its leaves have the name 'a.b'"),
+        (tdserve.InvalidRequestError, {"a": {1: one}}, "key 1 below 'a.'"),
+        (tdserve.NotSupportedError, {"m": nn.Sequential(Scaled(1, 1))}, r"'m\.0\._extra_state'.*state_dict"),
+        (tdserve.NotSupportedError, {"a": torch.eye(2).to_sparse()}, "'a'"),
+    ]
+    for kind, content, message in cases:
+        with pytest.raises(kind, match=message):
+            dtensor.publish(client, name, content)
+    with pytest.raises(tdserve.InvalidRequestError, match="tdserve's own"):
+        dtensor.publish(client, name, {"a": one}, metadata={"tdserve.dtensor": 1})
+    assert client.stores(name) == []
+    module = nn.Sequential(Scaled(1, 1))
+    dtensor.publish(client, name, module.state_dict())
+    into = module.state_dict()
+    dtensor.latest(client, name, into=into)
+    module.load_state_dict(into)
+    assert module[0].scale == 2.0
