@@ -117,7 +117,7 @@ def test_iterator_when_closed_then_its_batches_and_its_thread_are_freed(replay: 
     assert count() == before
 
 
-def test_next_when_in_a_block_whose_time_is_over_then_ends_by_it_and_goes_on_later(
+def test_next_when_the_time_of_its_block_is_over_then_ends_and_goes_on_later(
     client: tdserve.Client, name: str
 ) -> None:
     replay = client.create_replay(name, ROWS[0], 8)
