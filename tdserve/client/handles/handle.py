@@ -202,7 +202,11 @@ class StoreHandle(AlterableHandle):
                 KeyNotFoundError, a KeyError.
             pad: Pads ragged tensors with this number to the longest of them; None leaves them ragged.
         """
-        return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
+        path = check_path(key)
+        found = self._store.read_small_leaf(path) if pad is None and timeout_s is None else None
+        if found is None:
+            found = self._read_entry(path, ..., default, self._store.deadline(timeout_s), pad)
+        return self._store.hand_over(found)
 
     def get_at(
         self,
@@ -217,10 +221,7 @@ class StoreHandle(AlterableHandle):
 
         An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
-        path = check_path(key)
-        found = self._store.read_small_leaf(path) if index is ... and pad is None and timeout_s is None else None
-        if found is None:
-            found = self._read_entry(path, index, default, self._store.deadline(timeout_s), pad)
+        found = self._read_entry(check_path(key), index, default, self._store.deadline(timeout_s), pad)
         return self._store.hand_over(found)
 
     def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
