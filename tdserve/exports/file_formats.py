@@ -14,7 +14,9 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.exports.content_columns import RAGGED_REASON, Columns, Key
+from tdserve.store.format import LOST_KEYS, UNREADABLE_DTYPES
 from tdserve.structure.array_views import to_array
+from tdserve.structure.torch_types import FROM_TORCH
 
 MEMMAP = "memmap"
 """The format of a name without an ending: a folder."""
@@ -79,12 +81,16 @@ def write_npy(path: Path, columns: Columns, num_rows: int | None) -> None:
 
 def write_safetensors(path: Path, columns: Columns, num_rows: int | None) -> None:
     """Writes tensors; a nested key is written with slashes."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save, save_file
 
     named = _name(columns)
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise _make_error(name, value, "safetensors")
+        try:
+            save({name: value.new_empty(0)})  # an older or newer release has other dtypes
+        except KeyError:
+            raise _make_dtype_error(name, value, "safetensors") from None
     save_file(named, path)
 
 
@@ -127,7 +133,7 @@ def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
     them, and pandas and ``datasets`` read null as NaN in a column of numbers.
     """
     if num_rows is None:
-        reason = f"{path.name}: a .jsonl file has a line for each row, and there are no rows; write .pt or a folder"
+        reason = "a .jsonl file has a line for each row, and there are no rows; write .pt or a folder"
         raise InvalidRequestError(argument="path", reason=reason)
     for key, value in columns.items():
         is_real = isinstance(value, torch.Tensor) and not value.is_complex()
@@ -172,9 +178,14 @@ def write_memmap(path: Path, columns: Columns, num_rows: int | None) -> None:
     for key in columns:
         if any("/" in part or "\0" in part or part in ("", ".", "..") for part in key):
             raise InvalidRequestError(argument="key", reason=f"{key[:8]!r} cannot be the name of a file")
+        if not LOST_KEYS.isdisjoint(key):
+            reason = f"tensordict loses {key[:8]!r} in a folder; write .pt, or choose others by key (--key, keys=)"
+            raise InvalidRequestError(argument="key", reason=reason)
     shown: Columns = {}
     for key, value in columns.items():
         if isinstance(value, torch.Tensor):
+            if FROM_TORCH.get(value.dtype) in UNREADABLE_DTYPES:
+                raise _make_dtype_error("/".join(key), value, "memmap")
             shown[key] = value
         elif not _is_plain(value):
             raise _make_error("/".join(key), value, "memmap")
@@ -278,4 +289,10 @@ def _make_error(name: str, value: Any, what: str) -> NotSupportedError:
         return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=RAGGED_REASON)
     held = next((each for each in value if not isinstance(each, str)), value) if isinstance(value, list) else value
     reason = f"it is of type {type(held).__name__}; choose others by key (--key, keys=)"
+    return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=reason)
+
+
+def _make_dtype_error(name: str, value: torch.Tensor, what: str) -> NotSupportedError:
+    dtype = str(value.dtype).removeprefix("torch.")
+    reason = f"it is of {dtype}, which that format lacks; write .pt, or choose others by key (--key, keys=)"
     return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=reason)

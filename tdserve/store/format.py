@@ -27,10 +27,10 @@ _MAX_PATH_BYTES = 2048
 """Longest path below ``rows``: tensordict opens files by their whole path, and Linux allows 4,095 bytes including the
 root's."""
 
-_UNREADABLE_DTYPES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"})
+UNREADABLE_DTYPES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"})
 """tensordict 0.15 writes these dtypes, and then cannot read the whole folder."""
 
-_LOST_KEYS = frozenset({"shape", "device", "_type"})
+LOST_KEYS = frozenset({"shape", "device", "_type"})
 """``meta.json`` has entries of its own under these names, so a key of such a name is lost."""
 
 NAMES_KEY = "_names"
@@ -110,7 +110,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
             name = encode_key(key) + _SUFFIX
-            if entry.dtype not in _UNREADABLE_DTYPES and _fits(key, name, node, num_path_bytes):
+            if entry.dtype not in UNREADABLE_DTYPES and _fits(key, name, node, num_path_bytes):
                 folder.files.append((name, (*path, key), entry))
                 meta[key] = _make_leaf_meta(entry)
     taken = {_META_FILE, *(name for name, _, _ in folder.files)}
@@ -127,7 +127,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
 
 
 def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
-    if key in _LOST_KEYS or (key == NAMES_KEY and node.names is not None):
+    if key in LOST_KEYS or (key == NAMES_KEY and node.names is not None):
         return False
     try:
         nbytes = len(name.encode())

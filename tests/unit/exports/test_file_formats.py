@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.exports.content_columns import Columns
@@ -56,6 +57,41 @@ def test_writer_when_a_key_is_no_name_of_a_file_then_refused(tmp_path: Path, kin
     with pytest.raises(InvalidRequestError, match="invalid key"):
         WRITERS[kind](tmp_path / "made", {("x", part): torch.zeros(2)}, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("safetensors", torch.complex128), *(("memmap", dtype) for dtype in FLOAT8)]
+)
+def test_writer_when_the_format_lacks_a_dtype_then_refused_by_its_key_and_nothing_is_written(
+    tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    columns: Columns = {("good",): torch.zeros(2), ("n", "odd"): torch.zeros(2).to(dtype)}
+    with pytest.raises(NotSupportedError, match=f"key 'n/odd' .* it is of {str(dtype)[6:]}, .* write .pt"):
+        WRITERS[kind](tmp_path / "made", columns, 2)
+    assert list(tmp_path.iterdir()) == []
+    WRITERS["pt"](tmp_path / "made.pt", columns, 2)
+    assert torch.load(tmp_path / "made.pt", weights_only=True)["n"]["odd"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
+def test_safetensors_when_it_has_the_dtype_then_written_as_it_is(tmp_path: Path, dtype: torch.dtype) -> None:
+    WRITERS["safetensors"](tmp_path / "made", {("a",): torch.zeros(2).to(dtype)}, 2)
+    assert load_file(tmp_path / "made")["a"].dtype == dtype
+
+
+@pytest.mark.parametrize("key", [("shape",), ("n", "device"), ("_type", "a")])
+def test_memmap_when_tensordict_would_lose_a_key_then_refused(tmp_path: Path, key: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"tensordict loses .* write .pt"):
+        WRITERS["memmap"](tmp_path / "made", {key: torch.zeros(2)}, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jsonl_when_there_are_no_rows_then_refused_without_the_name_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"invalid path: a .jsonl file has a line for each row"):
+        WRITERS["jsonl"](tmp_path / "made.jsonl", {("a",): torch.zeros(2)}, None)
 
 
 def test_npz_when_numpy_lacks_the_dtype_then_float32(tmp_path: Path) -> None:
