@@ -23,6 +23,7 @@ from tdserve.base.setting_checks import (
     check_int,
     check_loopback,
     check_seconds,
+    check_umask,
     check_url,
     is_loopback,
 )
@@ -196,7 +197,7 @@ class ServerConfig:
         check_choice("log_level", self.log_level, LEVELS)
         check_choice("log_format", self.log_format, LOG_FORMATS)
         if self.umask is not None:
-            check_int("umask", self.umask, low=0, high=0o777)
+            check_umask("umask", self.umask)
         for folder in self.adoptable:
             if not os.path.isabs(folder):
                 raise InvalidRequestError(argument="adoptable", reason=f"{folder!r} is not absolute")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,8 @@ def parse_bytes(text: str) -> int:
     """
     number = text.strip().lower().removesuffix("ib").removesuffix("b")
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}.get(number[-1:], 0)
-    return int(float(number[:-1]) * factor) if factor else int(number)
+    scaled = float(number[:-1]) * factor if factor else math.inf
+    return int(scaled) if math.isfinite(scaled) else int(number)  # which "infg" is not
 
 
 def parse_duration(text: str) -> float:

@@ -45,6 +45,13 @@ def check_int(name: str, value: int, *, low: int, high: int) -> None:
         raise InvalidRequestError(argument=name, reason=f"{value!r} is not an integer from {low} to {high}")
 
 
+def check_umask(name: str, value: int) -> None:
+    """Raises for what is not a mask of the permissions of files; it is shown as shells write one."""
+    if to_integer(value) is None or not 0 <= value <= 0o777:
+        shown = repr(value) if to_integer(value) is None else f"{value:03o}"
+        raise InvalidRequestError(argument=name, reason=f"{shown} is not an octal mask from 000 to 777")
+
+
 def check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
     """Raises for what is not a number of seconds above this one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:

@@ -16,6 +16,7 @@ from tdserve.base.addresses import parse_address
 from tdserve.base.config import TRANSPORTS, ServerConfig
 from tdserve.base.errors import NotSupportedError
 from tdserve.cli.lasting import lasting
+from tdserve.cli.number_types import TimeRange
 from tdserve.cli.options import Command, make_endpoint
 from tdserve.cli.progress import show_step
 from tdserve.examples.demo.demo_options import ROLES, STDOUT, DemoOptions
@@ -34,7 +35,9 @@ def _add_file_option(name: str, parameter: str, text: str) -> Callable[[Command]
     help="How content travels; by default gloo, and for a --role $TDSERVE_TRANSPORT or else auto.",
 )
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Fixes actors' and learner's randomness.")
-@click.option("--max-seconds", type=float, default=DEFAULTS.max_seconds, help="End after this time, solved or not.")
+@click.option(
+    "--max-seconds", type=TimeRange(), default=DEFAULTS.max_seconds, help="End after this time, solved or not."
+)
 @click.option("--env", default=DEFAULTS.env, help="A gymnasium environment, discrete actions.")
 @click.option("--target", type=float, help="Mean return that counts as solved; by default the environment's own.")
 @click.option("--actors", "num_actors", type=int, default=DEFAULTS.num_actors, help="Actor processes.")
@@ -56,7 +59,7 @@ def _add_file_option(name: str, parameter: str, text: str) -> Callable[[Command]
 @click.option(
     "--linger",
     "linger_s",
-    type=click.FloatRange(min=0.0),
+    type=TimeRange(min=0.0),
     default=DEFAULTS.linger_s,
     metavar="SECONDS",
     help="Time an actor waits after the end for another run. Use it where the first container to exit stops the rest.",

@@ -11,6 +11,7 @@ import click
 from tdserve.base.config import ClientConfig
 from tdserve.base.errors import TDServeError
 from tdserve.cli.advice import advise_shell
+from tdserve.cli.number_types import TimeRange
 from tdserve.cli.render import print_json, to_one_line
 from tdserve.client.cluster.membership import is_of_cluster, read_membership
 from tdserve.control.connection import check_health
@@ -26,9 +27,7 @@ SERVING = "SERVING"
 
 @click.command()
 @click.option("--address", metavar="HOST:PORT", help="The server, or HOST:PORT,HOST:PORT; else $TDSERVE_ADDRESS.")
-@click.option(
-    "--wait", "wait_s", type=click.FloatRange(min=0.0), default=0.0, metavar="SECONDS", help="Wait until it serves."
-)
+@click.option("--wait", "wait_s", type=TimeRange(min=0.0), default=0.0, metavar="SECONDS", help="Wait until it serves.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a line.")
 def health(address: str | None, wait_s: float, as_json: bool) -> int:
     """Ask whether a server serves: exit code 0 if so, 1 if not. Needs no token.

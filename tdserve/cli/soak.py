@@ -10,6 +10,7 @@ import click
 
 from tdserve.base.config import TransportName, check_transport
 from tdserve.cli.exit_codes import DAMAGED, FAILED
+from tdserve.cli.number_types import TimeRange
 from tdserve.cli.render import format_nbytes, print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def _read_transports(context: click.Context, parameter: click.Parameter, value: 
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--minutes", type=click.FloatRange(min=0.0, min_open=True), default=10.0, help="How long.")
+@click.option("--minutes", type=TimeRange(min=0.0, min_open=True), default=10.0, help="How long.")
 @click.option(
     "--transports",
     callback=_read_transports,
@@ -34,7 +35,7 @@ def _read_transports(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--kill-every",
     "kill_every_s",
-    type=click.FloatRange(min=0.0),
+    type=TimeRange(min=0.0),
     default=15.0,
     metavar="SECONDS",
     help="Mean time between two kills, less in a short run; 0: none.",

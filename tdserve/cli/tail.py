@@ -15,6 +15,7 @@ from rich.console import Console
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
 from tdserve.cli.held_warnings import show_warnings
 from tdserve.cli.new_rows import LatestRows, NewRows
+from tdserve.cli.number_types import TimeRange
 from tdserve.cli.options import Inquiry, asks_server, report_left_out, take_store
 from tdserve.cli.render import escape_unprintable, print_json, print_lines
 from tdserve.cli.row_lines import make_row_documents, make_row_lines
@@ -42,7 +43,7 @@ Look = Callable[[bool], list[tuple[str, Any]]]
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.05),
+    type=TimeRange(min=0.05),
     default=0.5,
     show_default=True,
     metavar="SECONDS",

@@ -21,6 +21,7 @@ from rich.text import Text
 from tdserve.base.errors import TDServeError
 from tdserve.cli.exit_codes import NO_ANSWER
 from tdserve.cli.figure_facts import describe_figures
+from tdserve.cli.number_types import TimeRange
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import UNFOLDED_COLUMNS, print_json, to_one_line
 from tdserve.cli.server_figures import FigureReader, list_lost, open_figures
@@ -34,7 +35,7 @@ QUIT = b"qQ\x03\x04"
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1),
+    type=TimeRange(min=0.1),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -275,10 +275,15 @@ def test_parse_bytes_when_with_or_without_a_unit_then_that_many(text: str, nbyte
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "many", "M", "12X", "1.5"])
+@pytest.mark.parametrize("text", ["", "many", "M", "12X", "1.5", "infG", "1e400G", "nanG", "inf"])
 def test_parse_bytes_when_it_is_none_then_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|could not convert"):
         parse_bytes(text)
+
+
+def test_validate_when_a_umask_is_none_then_shown_as_it_is_written() -> None:
+    with pytest.raises(InvalidRequestError, match="7777 is not an octal mask from 000 to 777"):
+        ServerConfig("data", umask=0o7777).validate()
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:", "cuda:-1", "cuda:01", "cpu", "0", "", " cuda:0"])
