@@ -1,4 +1,4 @@
-"""Commands that run until they are told to end, such as a container's: how they end and how they fail."""
+"""How commands end on SIGTERM, and how those fail that run until they are told to end, such as a container's."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import wraps
-from threading import Timer
 from typing import Any
 
 import click
@@ -70,22 +70,36 @@ def end_on_sigterm() -> None:
 
     The kernel drops signals for which a container's first process has no handler, also while it imports torch.
     """
+    # The last collection would look at all that torch has imported: most of the time that such a process takes to end.
+    atexit.register(gc.freeze)
+    _unwind_on_sigterm(0)
+
+
+def fail_on_sigterm() -> Callable[[], object]:
+    """Lets SIGTERM unwind this process with exit code 143, so that a command removes what it has not finished.
+
+    A signal that was held back, as the image's entry point does at the start, arrives now. Threads: only the main one
+    can set a handler; in others this does nothing.
+
+    Returns:
+        What sets the handler before again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = _unwind_on_sigterm(128 + signal.SIGTERM)
+    return lambda: signal.signal(signal.SIGTERM, before)
+
+
+def _unwind_on_sigterm(exit_code: int) -> Any:
+    """Sets a handler, and returns the one before."""
 
     def end(*_: object) -> None:
         # A destructor or callback in which it comes swallows the exception: then the process ends without it.
-        late = Timer(UNWINDING_S, os._exit, (0,))
+        late = threading.Timer(UNWINDING_S, os._exit, (exit_code,))
         late.daemon = True
         late.start()
-        sys.exit(0)
+        sys.exit(exit_code)
 
-    signal.signal(signal.SIGTERM, end)
-    # The last collection would look at all that torch has imported: most of the time that such a process takes to end.
-    atexit.register(gc.freeze)
+    before = signal.signal(signal.SIGTERM, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def handle_sigterm_at_once() -> None:
-    """Lets SIGTERM end this process at once, if it was held back as the image's entry point does at the start."""
-    if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return before

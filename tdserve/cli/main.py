@@ -26,7 +26,7 @@ from tdserve.cli.health import health
 from tdserve.cli.import_rows import import_rows
 from tdserve.cli.info import info
 from tdserve.cli.keys import keys
-from tdserve.cli.lasting import handle_sigterm_at_once, is_lasting, print_error
+from tdserve.cli.lasting import fail_on_sigterm, is_lasting, print_error
 from tdserve.cli.ls import ls
 from tdserve.cli.put import put
 from tdserve.cli.rebalance import rebalance
@@ -104,7 +104,7 @@ def cli(context: click.Context) -> None:
     """Named TensorDicts in memory-mapped stores, moved between processes at the speed of the wire."""
     invoked = cli.get_command(context, context.invoked_subcommand or "")
     if invoked is None or not is_lasting(invoked):
-        handle_sigterm_at_once()
+        context.call_on_close(fail_on_sigterm())
 
 
 for command in COMMANDS:
@@ -129,8 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         _show(error)
         return error.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except RuntimeError as error:  # Python 3.11 wraps what is raised while a class is being made, as by an import
+        if isinstance(error.__cause__, SystemExit):
+            raise error.__cause__ from None
+        raise
     except BrokenPipeError:
         # the reader of our output went away (`tdserve ls | head`); closing stdout must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

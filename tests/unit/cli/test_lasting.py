@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tdserve.base.errors import ClosedError
 from tdserve.cli.lasting import lasting
+from tdserve.cli.main import main
 from tests.processes import alarm
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +67,35 @@ except SystemExit:
 def test_sigterm_when_it_comes_then_unwinds_or_ends_with_exit_code_0(program: str, said: str) -> None:
     with alarm(30.0, "its end"), start(program) as process:
         assert (process.wait(), process.communicate()[1]) == (0, said)
+
+
+COMMAND = """
+import os, sys, tempfile
+from tdserve.cli import main as shell
+@shell.cli.command()
+def write():
+    with tempfile.TemporaryDirectory(dir={folder!r}):
+        os.kill(os.getpid(), 15)
+sys.exit(shell.main(["write"]))
+"""
+
+
+@pytest.mark.slow
+def test_command_when_sigterm_comes_then_removes_what_it_has_not_finished(tmp_path: Path) -> None:
+    with alarm(30.0, "its end"), start(COMMAND.format(folder=str(tmp_path))) as process:
+        assert (process.wait(), process.communicate()[1]) == (128 + signal.SIGTERM, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_when_it_is_done_then_the_handler_of_sigterm_is_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["version"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_command_when_run_in_another_thread_then_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(main, ["version"]).result(30.0) == 0
 
 
 @pytest.mark.slow
