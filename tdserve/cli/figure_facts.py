@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tdserve.cli.hidden_figures import mark_hidden
 from tdserve.cli.server_figures import ServerFigures
 from tdserve.cli.sessions import flatten_session
 from tdserve.client.session.message_facts import to_facts
@@ -26,7 +27,7 @@ def describe_figures(found: ServerFigures) -> dict[str, Any]:
     facts["calls"] = [_describe_calls(each) for each in figures.calls]
     facts["stores"] = [_describe_store(each) for each in figures.stores]
     facts["other_stores"] = {**_describe_store(figures.other_stores), "name": "", "kind": ""}
-    return facts
+    return mark_hidden(facts)
 
 
 def _describe_calls(calls: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tdserve.cli.completion import complete_stores
+from tdserve.cli.hidden_figures import mark_hidden
 from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.ls import show_kind
 from tdserve.cli.options import Inquiry, asks_server, report_lost
@@ -32,7 +33,7 @@ def info(inquiry: Inquiry, name: str | None) -> int:
     """
     with inquiry.open_catalog() as client:
         if name is None:
-            stats = client.stats()
+            stats = mark_hidden(client.stats())
             inquiry.answer(stats, lambda: show_stats(stats))
             return report_lost(client)
         where: dict[str, Any] = {}
@@ -96,6 +97,8 @@ def _format_mapping(value: Mapping[str, Any]) -> str:
 
 
 def _format_fact(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, Mapping):
         return _format_mapping(value)
     if isinstance(value, int) and not isinstance(value, bool) and ("bytes" in name.split("_") or name == "nbytes"):

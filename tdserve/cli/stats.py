@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tdserve.cli.hidden_figures import mark_hidden
 from tdserve.cli.info import show_stats
 from tdserve.cli.options import Inquiry, asks_server, report_lost
 
@@ -13,6 +14,6 @@ from tdserve.cli.options import Inquiry, asks_server, report_lost
 def stats(inquiry: Inquiry) -> int:
     """Show the figures of the server: workers, sessions, bytes by transport, free space; of several, those of each."""
     with inquiry.open_catalog() as client:
-        facts = client.stats()
+        facts = mark_hidden(client.stats())
     inquiry.answer(facts, lambda: show_stats(facts))
     return report_lost(client)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tdserve.cli.hidden_figures import are_hidden
 from tdserve.cli.narrow_table import Narrowing, make_narrow_table
 from tdserve.cli.render import format_count, format_duration, format_nbytes, to_one_line
 from tdserve.cli.server_figures import ServerFigures
@@ -101,6 +102,15 @@ def _pair(found: ServerFigures, before: Moment | None, taken_s: float) -> _Serve
 
 def _make_server_cells(server: _Server, found: ServerFigures) -> tuple[str, ...]:
     now = server.now
+    if are_hidden(now.workers):
+        of_whole_server = ("-", "-", "", "")
+    else:
+        of_whole_server = (
+            format_nbytes(now.held_bytes),
+            format_nbytes(now.root_free_bytes),
+            server.format_rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
+            server.format_rate(lambda figures: sum(each.bytes_out for each in figures.transports), "bytes"),
+        )
     return (
         str(server.server),
         found.address,
@@ -108,10 +118,7 @@ def _make_server_cells(server: _Server, found: ServerFigures) -> tuple[str, ...]
         format_duration(now.uptime_s),
         format_count(sum(kind.num_stores for kind in now.kinds)),
         format_count(now.num_sessions),
-        format_nbytes(now.held_bytes),
-        format_nbytes(now.root_free_bytes),
-        server.format_rate(lambda figures: sum(each.bytes_in for each in figures.transports), "bytes"),
-        server.format_rate(lambda figures: sum(each.bytes_out for each in figures.transports), "bytes"),
+        *of_whole_server,
     )
 
 

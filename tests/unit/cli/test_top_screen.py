@@ -21,6 +21,7 @@ def make_figures(uptime_s: float, num_inserts: int) -> control_pb2.ObserveRespon
     """Returns large figures of tables and weights; every other name is long."""
     figures = control_pb2.ObserveResponse(uptime_s=uptime_s, version="0.1.0.dev0", held_bytes=BIG, root_free_bytes=BIG)
     figures.num_sessions = 12_345
+    figures.workers.add(is_ready=True)
     figures.kinds.add(kind=control_pb2.STORE_KIND_REPLAY, num_stores=123_456)
     figures.transports.add(transport="gloo", bytes_in=num_inserts << 10, bytes_out=num_inserts << 10)
     figures.processes.add(
@@ -106,3 +107,10 @@ def test_screen_when_a_store_was_not_opened_then_neither_rows_nor_rates_of_it() 
 def find_row(lines: list[str], store: str) -> list[str]:
     """Returns the words of a store's line."""
     return next(line.split() for line in lines if line.startswith(f"{store} "))
+
+
+def test_screen_when_the_token_hides_figures_of_the_server_then_no_zeros() -> None:
+    figures = control_pb2.ObserveResponse(uptime_s=100.0, version="1")
+    (header, shown, *_) = render(None, Moment(1.0, [ServerFigures(0, "a:1", figures)]), 200)
+    assert header.split()[-4:] == ["held", "free", "in/s", "out/s"]
+    assert shown.split()[-2:] == ["-", "-"]
