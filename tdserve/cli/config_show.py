@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from tdserve.base.addresses import check_listenable, find_interface_address
+from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig, Setting, find_config_path
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.server_options import SERVER_OPTIONS, ServerOption
 from tdserve.cli.render import escape_unprintable, print_json, print_table
 from tdserve.cli.server_flags import add_server_options, read_defaults
@@ -27,7 +30,8 @@ def show(config_path: str | None, as_json: bool, **settings: Any) -> None:
     """Show the options with which `tdserve serve` would start, given the same arguments, and where each comes from.
 
     A flag goes before a variable, a variable before the file of --config or $TDSERVE_CONFIG, and that before the
-    default. Without a root it shows the rest. Exit code 1 if a server could not start with them.
+    default. Without a root it shows the rest. Exit code 1 if a server could not start with them on this machine;
+    whether its ports are free, and what the root holds, is not looked at.
     """
     found = ServerConfig.find_settings(defaults=read_defaults(config_path), **settings)
     path = config_path or find_config_path() or ""
@@ -40,7 +44,20 @@ def show(config_path: str | None, as_json: bool, **settings: Any) -> None:
         print_table(COLUMNS, rows)
     if found["root"].value is None:
         found["root"] = found["root"]._replace(value=os.curdir)  # what is missing is no fault of the others
-    ServerConfig.of_settings(found).validate()
+    _check_on_machine(ServerConfig.of_settings(found).validate())
+
+
+def _check_on_machine(settings: ServerConfig) -> None:
+    """Raises InvalidRequestError if a file, folder or address that the settings name is not here, as `serve` does."""
+    from tdserve.server.access.token_register import TokenRegister  # only this command needs a part of the server
+
+    TokenRegister.open(settings)
+    if settings.interface is not None:
+        find_interface_address(settings.interface)
+    check_listenable(settings.host, 0)  # a server that runs with these settings has the port
+    for path, _, _ in map(split_adoption, settings.adopt):
+        if not os.path.isdir(path):
+            raise InvalidRequestError(argument="adopt", reason=f"there is no folder {path}")
 
 
 def _find_origin(option: ServerOption, setting: Setting, path: str) -> str:

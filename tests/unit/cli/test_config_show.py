@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,37 @@ def test_show_when_there_is_no_root_then_the_others_are_shown_and_checked(
     assert (found["root"], found["port"]["from"]) == ({"value": None, "from": "default"}, "default")
     assert main(["config", "show", "--port", "70000"]) == 1
     assert capsys.readouterr().err.startswith("tdserve: invalid port")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--token-file", "/nowhere/token"], "invalid token_file: cannot read /nowhere/token"),
+        (["--tokens", "/nowhere/tokens.json"], "invalid tokens_file: "),
+        (["--adopt", "/nowhere/folder=name"], "invalid adopt: there is no folder /nowhere/folder"),
+        (["--interface", "no-such-if"], "invalid interface"),
+        (["--host", "192.0.2.1", "--insecure"], "invalid address: 192.0.2.1:0 cannot be listened on"),
+    ],
+)
+def test_show_when_what_an_option_names_is_not_on_this_machine_then_shows_all_and_fails(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["config", "show", *options]) == 1
+    shown = capsys.readouterr()
+    assert options[1].partition("=")[0] in shown.out
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"tdserve: {said}")
+
+
+def test_show_when_what_the_options_name_is_there_then_they_are_fine(
+    variables: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    options = ["--token-file", str(tmp_path / "token"), "--adopt", f"{tmp_path}=name:ro", "--interface", "lo"]
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        assert main(["config", "show", *options, "--port", str(used.getsockname()[1])]) == 0
 
 
 def test_serve_when_the_file_has_a_wrong_option_then_one_line_and_nothing_created(
