@@ -35,8 +35,8 @@ def guide(topic: str | None, as_json: bool) -> None:
         console.width = min(console.width, MAX_COLUMNS) if console.is_terminal else MAX_COLUMNS
         with console.capture() as shown:
             console.print(Markdown(pages[topic], hyperlinks=False))  # relative links lead nowhere from a terminal
-        for line in shown.get().splitlines():  # each is padded to the width
-            click.echo(line.rstrip())
+        # each line is padded to the width; all are written at once, because `head -1` ends after the first
+        click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
     else:
         names = _find_near(topic, pages) if topic else []
         raise click.BadParameter(f"no topic {topic!r}; choose from {', '.join(names or pages)}", param_hint="TOPIC")

@@ -136,14 +136,22 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints one thing per line, escaped and not cut."""
-    for line in lines:
-        click.echo(escape_long(line))
+    """Prints one thing per line, escaped and not cut.
+
+    All are written at once: a reader that ends after the first line, such as ``head -1``, is then no error of ours.
+    """
+    if shown := [escape_long(line) for line in lines]:
+        click.echo("\n".join(shown))
 
 
 def print_json(document: Any) -> None:
     """Prints one JSON document on one line, in ASCII."""
-    click.echo(json.dumps(to_jsonable(document), allow_nan=False))
+    print_json_lines([document])
+
+
+def print_json_lines(documents: Iterable[Any]) -> None:
+    """Prints one JSON document per line, all at once as ``print_lines`` does."""
+    print_lines(json.dumps(to_jsonable(document), allow_nan=False) for document in documents)
 
 
 def to_jsonable(value: Any) -> Any:

@@ -17,7 +17,7 @@ from tdserve.cli.held_warnings import show_warnings
 from tdserve.cli.new_rows import LatestRows, NewRows
 from tdserve.cli.number_types import TimeRange
 from tdserve.cli.options import Inquiry, asks_server, report_left_out, take_store
-from tdserve.cli.render import escape_unprintable, print_json, print_lines
+from tdserve.cli.render import escape_unprintable, print_json_lines, print_lines
 from tdserve.cli.row_lines import make_row_documents, make_row_lines
 from tdserve.cli.version_list import COLUMNS, make_version_cells
 
@@ -86,8 +86,7 @@ def _follow(inquiry: Inquiry, look: Look, interval_s: float) -> None:
 
 def _print(inquiry: Inquiry, found: list[tuple[str, Any]]) -> None:
     if inquiry.as_json:
-        for _, document in found:
-            print_json(document)
+        print_json_lines(document for _, document in found)
     else:
         console = Console()
         columns = console.width if console.is_terminal else math.inf

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,10 @@ def test_topic_when_nearly_right_then_named_and_exit_code_2(
 def test_topic_when_unknown_then_all_are_named(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["guide", topic]) == 2
     assert ", ".join(TOPICS) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_topic_when_the_reader_ends_after_the_first_line_then_no_failure() -> None:
+    command = 'set -o pipefail; "$0" -m tdserve guide command-line | head -1'
+    done = subprocess.run(["bash", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")

@@ -23,6 +23,8 @@ from tdserve.cli.render import (
     format_key,
     format_nbytes,
     print_json,
+    print_json_lines,
+    print_lines,
     print_table,
     print_whole,
     to_one_line,
@@ -170,3 +172,24 @@ def test_print_whole_when_a_name_is_one_long_word_then_it_folds_within_the_termi
     assert max(map(len, lines)) <= 40
     assert "123456789012" in lines[1]
     assert sum(line.count("n") for line in lines[1:]) == 200
+
+
+class CountingOutput(io.StringIO):
+    """Counts how often output is passed on: between two of these, its reader may go away."""
+
+    num_flushes = 0
+
+    def flush(self) -> None:
+        """Counts."""
+        self.num_flushes += 1
+
+
+def test_lines_when_printed_then_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = CountingOutput()
+    monkeypatch.setattr("sys.stdout", output)
+    print_lines(["a\x1b", "b"])
+    print_lines([])
+    assert (output.getvalue(), output.num_flushes) == ("a\\x1b\nb\n", 1)
+    print_json_lines([{"a": 1}, [2]])
+    assert output.getvalue().endswith('\nb\n{"a": 1}\n[2]\n')
+    assert output.num_flushes == 2
