@@ -35,7 +35,7 @@ from tdserve.store.row_comparison import RowComparison, is_compared
 from tdserve.structure import codec
 from tdserve.structure.tree import Path, Spec
 from tdserve.transport.sources_sinks import view_rows
-from tdserve.v1 import spec_pb2, worker_pb2
+from tdserve.v1 import control_pb2, spec_pb2, worker_pb2
 
 
 @dataclass
@@ -148,6 +148,17 @@ class MappedStore:
     def is_table(self) -> bool:
         """Whether it is a table of rows."""
         return self.shared.is_table
+
+    @cached_property
+    def kind(self) -> control_pb2.StoreKind:
+        """Which kind of store a request for its rows means."""
+        if not self.is_table:
+            return control_pb2.STORE_KIND_TENSORDICT
+        return control_pb2.STORE_KIND_QUEUE if self.shared.is_queue else control_pb2.STORE_KIND_REPLAY
+
+    def is_of_kind(self, number: int) -> bool:
+        """Returns whether this is the kind of store that a request names; 0 names none."""
+        return not number or number == self.kind
 
     @cached_property
     def row_generations(self) -> NDArray[np.int64]:

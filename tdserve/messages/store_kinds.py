@@ -6,7 +6,9 @@ from tdserve.base.errors import WrongStateError
 from tdserve.v1 import control_pb2
 
 KIND_NUMBERS: dict[str, control_pb2.StoreKind] = {
-    name.removeprefix("STORE_KIND_").lower(): getattr(control_pb2, name) for name in control_pb2.StoreKind.keys()[1:]
+    name.removeprefix("STORE_KIND_").lower(): getattr(control_pb2, name)
+    for name in control_pb2.StoreKind.keys()[1:]
+    if name != "STORE_KIND_QUEUE"  # in the catalog it is a replay
 }
 """By name: ``"tensordict"``, ``"replay"``, ``"weights"``, ``"keyed"``, ``"placement"``."""
 
@@ -16,8 +18,10 @@ KIND_NAMES: dict[int, str] = {number: name for name, number in KIND_NUMBERS.item
 QUEUE = "queue"
 """What a table is shown as if its rows are taken."""
 
+MEANT_NAMES: dict[int, str] = {**KIND_NAMES, control_pb2.STORE_KIND_QUEUE: QUEUE}
+"""The kinds, as they are shown, by the numbers that requests have for the kind that they mean."""
 
-_USER_WORDS = {"placement": "a store that several servers share"}
+_USER_WORDS = {"placement": "a store that several servers share", QUEUE: "a queue"}
 """What a store of a kind is for its users, where the kind's name says something else."""
 
 
@@ -36,21 +40,19 @@ _OPENERS = {
 }
 
 
-def make_kind_error(
-    name: str, kind: str, *, wanted: str, is_queue: bool = False, is_unshared: bool = False
-) -> WrongStateError:
+def make_kind_error(name: str, kind: str, *, wanted: str, is_unshared: bool = False) -> WrongStateError:
     """Returns the error of a call for a store whose name means one of another kind, and how that one is opened.
 
     Args:
-        kind: The kind that it has now.
+        kind: The kind that it has now, as it is shown.
         wanted: The kind, or kinds, that the call needs.
-        is_queue: Whether it is a queue.
         is_unshared: Whether the call needs a store that several servers share, and this one has a single server.
     """
-    what = ("a queue" if is_queue else describe_kind(kind)) + (" of a single server" if is_unshared else "")
-    opener = _OPENERS.get(QUEUE if is_queue else kind, "")
+    what = describe_kind(kind) + (" of a single server" if is_unshared else "")
+    opener = _OPENERS.get(kind, "")
     advice = f" ({opener.format(name)})" if opener else ""
-    return WrongStateError(state=f"store {name!r} is {what}{advice}", event=f"a call that needs a {wanted} store")
+    needed = wanted if wanted.endswith(QUEUE) else f"{wanted} store"
+    return WrongStateError(state=f"store {name!r} is {what}{advice}", event=f"a call that needs a {needed}")
 
 
 def count_kind(shown_kind: str, num_stores: int) -> control_pb2.KindCount:

@@ -378,8 +378,8 @@ _UNCHOSEN = frozenset(("owner", "copy_at", "revision"))
 def explain_difference(existing: StoreRecord, asked: StoreRecord) -> str | None:
     """Returns why an existing store is not the requested one (``exists_ok``), whatever its structure; ``None`` if it
     is."""
-    if existing.kind != asked.kind:
-        return f"it is {describe_kind(existing.kind)}, asked is {describe_kind(asked.kind)}"
+    if existing.shown_kind != asked.shown_kind:
+        return f"it is {describe_kind(existing.shown_kind)}, asked is {describe_kind(asked.shown_kind)}"
     if existing.capacity != asked.capacity:
         return f"its capacity is {existing.capacity}, asked is {asked.capacity}"
     if existing.settings != asked.settings:

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.messages.row_sets import RowSet
-from tdserve.messages.store_kinds import KIND_NAMES, make_kind_error
+from tdserve.messages.store_kinds import MEANT_NAMES, QUEUE, make_kind_error
 from tdserve.rules.catalog import StoreRecord, explain_read_only, make_identity
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.rules.replay.reservation import Reservation
@@ -172,18 +172,22 @@ class OpenedStore:
 
     def make_kind_error(self, wanted: str) -> WrongStateError:
         """Returns the error for a call that asks for another kind of store."""
-        is_queue = self.table is not None and self.table.settings.is_queue
-        return make_kind_error(self.name, self.record.kind, wanted=wanted, is_queue=is_queue)
+        return make_kind_error(self.name, self.shown_kind, wanted=wanted)
+
+    @property
+    def shown_kind(self) -> str:
+        """The kind that people see, and requests mean: a table whose rows are taken is a queue."""
+        return QUEUE if self.table is not None and self.table.settings.is_queue else self.record.kind
 
     def is_of_kind(self, number: int) -> bool:
         """Returns whether this is the kind of store that a request names; 0 names none."""
-        return not number or KIND_NAMES.get(number) == self.record.kind
+        return not number or MEANT_NAMES.get(number) == self.shown_kind
 
     def check_kind(self, number: int) -> None:
         """Raises WrongStateError if a request means another kind of store: its client has opened one of that kind
         under this name, and a structure may fit both."""
         if not self.is_of_kind(number):
-            raise self.make_kind_error(KIND_NAMES.get(number, "later"))
+            raise self.make_kind_error(MEANT_NAMES.get(number, "later"))
 
     def make_older_store_error(self) -> StructureChangedError:
         """Returns the error for a client with the structure or capacity that it, or an earlier store of this name,

@@ -18,12 +18,14 @@ class StoreKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STORE_KIND_WEIGHTS: _ClassVar[StoreKind]
     STORE_KIND_KEYED: _ClassVar[StoreKind]
     STORE_KIND_PLACEMENT: _ClassVar[StoreKind]
+    STORE_KIND_QUEUE: _ClassVar[StoreKind]
 STORE_KIND_UNSPECIFIED: StoreKind
 STORE_KIND_TENSORDICT: StoreKind
 STORE_KIND_REPLAY: StoreKind
 STORE_KIND_WEIGHTS: StoreKind
 STORE_KIND_KEYED: StoreKind
 STORE_KIND_PLACEMENT: StoreKind
+STORE_KIND_QUEUE: StoreKind
 
 class ClientMessage(_message.Message):
     __slots__ = ("request", "hello", "rendezvous", "read", "write", "extend", "sample", "publish", "latest", "cancel", "change", "attach", "written", "relay_report", "taken", "alter", "join_group", "group_notice", "adopt", "claimed", "put", "get", "remove", "list", "create_store", "delete_store", "catalog", "end_filling", "move", "checkpoint", "part", "channel_lost", "client_report", "answered", "channel", "trace")
@@ -396,7 +398,7 @@ class Renamed(_message.Message):
     def __init__(self, old_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., new_key: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., is_safe: bool = ...) -> None: ...
 
 class ExtendRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim", "policy_news", "follows")
+    __slots__ = ("store", "num_rows", "content", "timeout_s", "keys", "priorities", "ends", "writer", "policy_versions", "wished_claim", "policy_news", "follows", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +411,7 @@ class ExtendRequest(_message.Message):
     WISHED_CLAIM_FIELD_NUMBER: _ClassVar[int]
     POLICY_NEWS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     content: Content
@@ -421,7 +424,8 @@ class ExtendRequest(_message.Message):
     wished_claim: int
     policy_news: PolicyNews
     follows: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., follows: _Optional[int] = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., timeout_s: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., priorities: _Optional[_Union[RowColumn, _Mapping]] = ..., ends: _Optional[_Union[RowColumn, _Mapping]] = ..., writer: _Optional[int] = ..., policy_versions: _Optional[_Union[RowColumn, _Mapping]] = ..., wished_claim: _Optional[int] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., follows: _Optional[int] = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class PolicyNews(_message.Message):
     __slots__ = ("uid", "newest", "created_s", "gone")
@@ -474,7 +478,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "sequences_of", "share", "policy_news", "whole_rows", "awaits_done", "min_rows", "added")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "sequences_of", "share", "policy_news", "whole_rows", "awaits_done", "min_rows", "added", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -501,6 +505,7 @@ class SampleRequest(_message.Message):
     AWAITS_DONE_FIELD_NUMBER: _ClassVar[int]
     MIN_ROWS_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
@@ -527,7 +532,8 @@ class SampleRequest(_message.Message):
     awaits_done: bool
     min_rows: int
     added: int
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., sequences_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., sequences_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")
@@ -544,7 +550,7 @@ class RankShare(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., balance: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "forget_draws", "resets_counts", "delete_generations")
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "sampler", "forget_draws", "resets_counts", "delete_generations", "kind")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
@@ -558,6 +564,7 @@ class ChangeRequest(_message.Message):
     FORGET_DRAWS_FIELD_NUMBER: _ClassVar[int]
     RESETS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DELETE_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
     priorities: Priorities
@@ -571,7 +578,8 @@ class ChangeRequest(_message.Message):
     forget_draws: bool
     resets_counts: bool
     delete_generations: RowColumn
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ..., delete_generations: _Optional[_Union[RowColumn, _Mapping]] = ...) -> None: ...
+    kind: StoreKind
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ..., delete_generations: _Optional[_Union[RowColumn, _Mapping]] = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")

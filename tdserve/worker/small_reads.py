@@ -290,9 +290,8 @@ def _select(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: M
 
 def _is_meant(asked: control_pb2.ReadRequest | control_pb2.SampleRequest, store: MappedStore) -> bool:
     """Returns whether the client means this store, and knows its structure."""
-    if isinstance(asked, control_pb2.ReadRequest):
-        if asked.kind and store.is_table != (asked.kind == control_pb2.STORE_KIND_REPLAY):
-            return False
-        if asked.identity:
-            return asked.identity == store.identity
+    if not store.is_of_kind(asked.kind):
+        return False
+    if isinstance(asked, control_pb2.ReadRequest) and asked.identity:
+        return asked.identity == store.identity
     return asked.fingerprint == store.spec.fingerprint

@@ -125,4 +125,6 @@ class WorkerClaims:
         claim = self._claims.get(asked.store)
         if claim is None or claim.store.spec.fingerprint != asked.content.fingerprint or asked.keys:
             return None
+        if not claim.store.is_of_kind(asked.kind):
+            return None
         return claim if asked.num_rows and claim.rows.may_claim(asked.num_rows) else None

@@ -69,7 +69,7 @@ class ShardedRows(ShardedStore):
 
     def _ask_counts(self, deadline: Deadline) -> dict[int, control_pb2.TableCounts]:
         def ask(_: int, part: Any) -> control_pb2.TableCounts:
-            done = ask_counts(part._client, part.name, deadline.shorten(PATIENCE_S))
+            done = ask_counts(part._client, part.name, deadline.shorten(PATIENCE_S), kind=part._kind)
             return done.counts
 
         while True:

@@ -116,9 +116,7 @@ class ShardedStore:
             if place is not None and place.server != self.placement.servers[shard]:
                 return self._open_at(shard, place.server, client)
             found = self._wait_for_part(shard, client)
-        with convert_part_errors(self.name):
-            found.check_kind(self._first.kind)
-        handle = client.open_handle(found)
+        handle = client.open_handle(self._check_kind(found))
         self._lost_parts.note_found(shard)
         self._handles[shard], self._uids[shard] = (client, handle), found.uid
         return handle
@@ -138,8 +136,8 @@ class ShardedStore:
                 raise StoreNotFoundError(name=self.name)
             if found.kind != "placement":
                 directory.forget(self.name)
-                wanted = f"shared {self._first.kind}"
-                raise make_kind_error(self.name, found.kind, wanted=wanted, is_queue=found.is_queue, is_unshared=True)
+                wanted = f"shared {self._first.shown_kind}"
+                raise make_kind_error(self.name, found.shown_kind, wanted=wanted, is_unshared=True)
 
     def _find_by_name(self) -> StoreDescription | None:
         """Describes what has the store's name: the record of it, or another store; None if nothing has."""
@@ -192,8 +190,7 @@ class ShardedStore:
 
     def _look(self, shard: int) -> StoreDescription | None:
         with reach_within(REACH_S):
-            client = self._cluster.members.get(self.placement.servers[shard])
-            return client.catalog.find(name_part(self.name, shard))
+            return self._cluster.members.get(self.placement.servers[shard]).catalog.find(name_part(self.name, shard))
 
     def forget_part(self, shard: int) -> None:
         """Opens a part anew when it is needed next: it was not there."""
@@ -213,7 +210,7 @@ class ShardedStore:
             return self.get_part(shard)
         # Another part is there as well, until one of them moves on: this one stays counted to the server that it left.
         there = self._cluster.members.get(server)
-        handle = there.open_handle(there.describe(name_part(self.name, shard), timeout_s=None))
+        handle = there.open_handle(self._check_kind(there.describe(name_part(self.name, shard), timeout_s=None)))
         self._handles[shard] = (before, handle)
         return handle
 
@@ -475,7 +472,12 @@ class ShardedStore:
         return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))
 
     def _describe_part(self, shard: int) -> StoreDescription:
-        return self._cluster.members.get(self.placement.servers[shard]).describe(name_part(self.name, shard))
+        client = self._cluster.members.get(self.placement.servers[shard])
+        return self._check_kind(client.describe(name_part(self.name, shard)))
+
+    def _check_kind(self, part: StoreDescription) -> StoreDescription:
+        with convert_part_errors(self.name):
+            return part.check_kind(self._first.shown_kind)
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for

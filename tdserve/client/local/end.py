@@ -235,10 +235,10 @@ class LocalEnd:
         store = self._find_readable(name, spec)
         return None if store is None or store.is_table else store
 
-    def find_table(self, name: str, spec: Spec) -> MappedStore | None:
-        """Returns the table of this name and structure; None as of ``find_known``."""
+    def find_table(self, name: str, spec: Spec, kind: int) -> MappedStore | None:
+        """Returns the table of this name, structure and kind; None as of ``find_known``."""
         store = self._find_readable(name, spec)
-        return store if store is not None and store.is_table else None
+        return store if store is not None and store.is_table and store.is_of_kind(kind) else None
 
     def _find_readable(self, name: str, spec: Spec) -> MappedStore | None:
         store = self._stores.find_readable(name)

@@ -136,13 +136,13 @@ class MappedMover(ClientMover):
 
     def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
         """Copies the rows if the server has let this client read the table before."""
-        store = self._local.find_table(wanted.name, wanted.stored)
+        store = self._local.find_table(wanted.name, wanted.stored, wanted.kind)
         found = None if store is None else self._local.own_reads.find_listed(store, selection)
         return None if store is None or found is None else self._copy_rows(store, found, wanted)
 
     def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
         """Draws and copies rows if the server has let this client read the table before."""
-        store = self._local.find_table(wanted.name, wanted.stored)
+        store = self._local.find_table(wanted.name, wanted.stored, wanted.kind)
         found = None if store is None else self._local.own_reads.draw(store, num_rows)
         if store is None or found is None:
             return None

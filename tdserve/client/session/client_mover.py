@@ -36,6 +36,7 @@ class WantedRows:
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
         device: Where the content will be moved, as of ``receive_content``.
+        kind: Of the table that is meant; unspecified: any.
     """
 
     name: str
@@ -44,6 +45,7 @@ class WantedRows:
     added: tuple[str, ...] = ()
     keeps_fault: bool = False
     device: Any = None
+    kind: control_pb2.StoreKind = control_pb2.STORE_KIND_UNSPECIFIED
 
     @property
     def chosen(self) -> Spec:

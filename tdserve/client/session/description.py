@@ -10,7 +10,7 @@ from typing import Any
 from tdserve.base.errors import StoreExistsError
 from tdserve.client.session import structure_text
 from tdserve.client.session.structure_leaves import describe_spec
-from tdserve.messages.store_kinds import KIND_NAMES, make_kind_error
+from tdserve.messages.store_kinds import KIND_NAMES, QUEUE, make_kind_error
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -145,6 +145,11 @@ class StoreDescription:
         return bool(self.settings and json.loads(self.settings).get("is_queue"))
 
     @property
+    def shown_kind(self) -> str:
+        """The kind that people see: a table whose rows are taken is a queue."""
+        return QUEUE if self.is_queue else self.kind
+
+    @property
     def objects(self) -> tuple[str, ...]:
         """Paths of what is in the store's folder ``objects``, which plain tensordict does not open.
 
@@ -156,11 +161,16 @@ class StoreDescription:
     def __str__(self) -> str:
         return self.tree()
 
-    def check_kind(self, wanted: str) -> None:
-        """Raises WrongStateError if this is a store of another kind: that of a handle whose store was deleted, and
-        whose name means this one now."""
-        if self.kind != wanted:
-            raise make_kind_error(self.name, self.kind, wanted=wanted, is_queue=self.is_queue)
+    def check_kind(self, wanted: str) -> StoreDescription:
+        """Returns this description. Raises WrongStateError if it is of a store of another kind: a handle's store was
+        deleted, and its name means this one now.
+
+        Args:
+            wanted: As of ``shown_kind``.
+        """
+        if self.shown_kind != wanted:
+            raise make_kind_error(self.name, self.shown_kind, wanted=wanted)
+        return self
 
     def tree(self) -> str:
         """Returns the structure as a tree with a line for each entry; of a replay that of one row."""

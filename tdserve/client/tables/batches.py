@@ -183,7 +183,8 @@ class Batches:
             return True
         deadline = Deadline.after(self._timeout_s)
         # Also false if the policy was deleted and created again: then its newest is older.
-        return oldest in ask_versions_in_time(order.client, self._name, order.query.policy, max_lag, deadline)
+        policy, kind = order.query.policy, order.query.kind
+        return oldest in ask_versions_in_time(order.client, self._name, policy, max_lag, deadline, kind=kind)
 
     def __enter__(self) -> Batches:
         return self

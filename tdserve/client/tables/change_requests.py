@@ -23,15 +23,18 @@ MAX_MESSAGE_ROWS = 1 << 17
 """Rows whose priorities are in one message, of a megabyte: a larger message would occupy the server's event loop."""
 
 
-def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) -> control_pb2.Done:
+def change(
+    client: SessionClient, name: str, deadline: Deadline, *, kind: control_pb2.StoreKind, **body: Any
+) -> control_pb2.Done:
     """Requests a change of a table, which is carried out once even if it is retried.
 
     Args:
+        kind: Of the table that is meant.
         **body: One change of ChangeRequest, and its further fields.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
-        asked = control_pb2.ChangeRequest(store=name, timeout_s=deadline.remaining_s, **body)
+        asked = control_pb2.ChangeRequest(store=name, timeout_s=deadline.remaining_s, kind=kind, **body)
         pending = session.send(request, change=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"a change of {name!r}").done
 
@@ -39,20 +42,26 @@ def change(client: SessionClient, name: str, deadline: Deadline, **body: Any) ->
 
 
 def change_priorities(
-    client: SessionClient, name: str, deadline: Deadline, messages: Sequence[control_pb2.Priorities]
+    client: SessionClient,
+    name: str,
+    deadline: Deadline,
+    messages: Sequence[control_pb2.Priorities],
+    *,
+    kind: control_pb2.StoreKind,
 ) -> int:
     """Changes the priorities of rows; returns how many of them were skipped.
 
     Args:
+        kind: As of ``change``.
         messages: From ``encode_priorities``. All of them are checked before the first one changes anything.
     """
     if len(messages) > 1:
         for message in messages:
             message.checks_only = True
-            change(client, name, deadline, priorities=message)
+            change(client, name, deadline, kind=kind, priorities=message)
         for message in messages:
             message.checks_only, message.is_checked = False, True
-    return sum(change(client, name, deadline, priorities=message).num_skipped for message in messages)
+    return sum(change(client, name, deadline, kind=kind, priorities=message).num_skipped for message in messages)
 
 
 def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
@@ -148,27 +157,39 @@ def encode_deletion(rows: Any, generation: Any) -> dict[str, Any]:
 
 
 def ask_priorities(
-    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline
+    client: SessionClient,
+    table: str,
+    numbers: NDArray[np.int64],
+    deadline: Deadline,
+    *,
+    kind: control_pb2.StoreKind,
 ) -> NDArray[np.float32]:
     """Returns the priorities of rows; errors as of ``ReplayHandle.get_priorities``."""
-    answers = _ask_of_rows(client, table, numbers, deadline, "priorities")
+    answers = _ask_of_rows(client, table, kind, numbers, deadline, "priorities")
     found = [np.frombuffer(done.priorities, "<f8").astype(np.float32) for done in answers]
     return np.concatenate([np.zeros(0, np.float32), *found])
 
 
-def ask_sequences(client: SessionClient, table: str, numbers: Rows, deadline: Deadline) -> Rows:
+def ask_sequences(
+    client: SessionClient, table: str, numbers: Rows, deadline: Deadline, *, kind: control_pb2.StoreKind
+) -> Rows:
     """Returns the sequences of rows; see ``RowsByNumber.find_sequences``."""
-    answers = _ask_of_rows(client, table, numbers, deadline, "sequences")
+    answers = _ask_of_rows(client, table, kind, numbers, deadline, "sequences")
     found: Rows = np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(done.sequences, "<i8") for done in answers)])
     return found
 
 
 def _ask_of_rows(
-    client: SessionClient, table: str, numbers: NDArray[np.int64], deadline: Deadline, what: str
+    client: SessionClient,
+    table: str,
+    kind: control_pb2.StoreKind,
+    numbers: NDArray[np.int64],
+    deadline: Deadline,
+    what: str,
 ) -> Iterator[control_pb2.Done]:
     """Yields the answers to what is asked of rows, by the name of the field, without a draw."""
     for begin in range(0, len(numbers), MAX_MESSAGE_ROWS):
-        asked = control_pb2.SampleRequest(store=table)
+        asked = control_pb2.SampleRequest(store=table, kind=kind)
         setattr(asked, f"{what}_of", encode_few_bytes(numbers[begin : begin + MAX_MESSAGE_ROWS]))
 
         def attempt(

@@ -160,7 +160,10 @@ def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.
         return requests[0]
     first = requests[0]
     whole = control_pb2.ExtendRequest(
-        store=first.store, num_rows=sum(request.num_rows for request in requests), writer=first.writer
+        store=first.store,
+        num_rows=sum(request.num_rows for request in requests),
+        writer=first.writer,
+        kind=first.kind,
     )
     whole.keys.extend(first.keys)
     if requests[-1].HasField("policy_news"):

@@ -18,6 +18,7 @@ from tdserve.client.tables.retype_table import find_current_description
 from tdserve.client.tables.rows_by_number import RowsByNumber
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.table_counts import LastCounts
+from tdserve.messages.store_kinds import MEANT_NAMES
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.tree import Path, Spec
 
@@ -32,6 +33,11 @@ class FollowedTable(RowsByNumber):
         self._client = client
         self.name = description.name
         self._follow(description)
+
+    @property
+    def _shown_kind(self) -> str:
+        """The kind of its table, for people."""
+        return MEANT_NAMES[self._kind]
 
     _of_process: ClassVar[tuple[str, ...]] = ("_client", "_coalescer")
 
@@ -93,7 +99,9 @@ class FollowedTable(RowsByNumber):
             except (StoreNotFoundError, SpecMismatchError, KeyNotFoundError) as error:
                 found = None
                 if not self._is_in_use:
-                    found = find_current_description(self._client, self.name, self.spec, deadline)
+                    found = find_current_description(
+                        self._client, self.name, self.spec, deadline, kind=self._shown_kind
+                    )
                 if found is not None:
                     self._follow(found)
                 elif isinstance(error, StoreNotFoundError) or not self._has_followed(stored, deadline):
@@ -110,8 +118,7 @@ class FollowedTable(RowsByNumber):
         Raises:
             WrongStateError: A store of another kind has its name.
         """
-        found = self._client.catalog.describe_existing(self.name, deadline)
-        found.check_kind("replay")
+        found = self._client.catalog.describe_existing(self.name, deadline).check_kind(self._shown_kind)
         has_leaves = found.uid == self._uid and found.structure != self._structure
         is_recreated = found.spec == self.spec and found.capacity != self.capacity
         if has_leaves:

@@ -15,8 +15,10 @@ def find_lacking(known: Spec, row: Spec) -> list[Path]:
     return [path for path in row.leaf_paths if path not in known.leaf_paths]
 
 
-def add_leaves(client: SessionClient, name: str, known: Spec, row: Spec, deadline: Deadline) -> None:
-    """Adds leaves to a table: those of a row that rows of the known structure lack; there must be some.
+def add_leaves(
+    client: SessionClient, name: str, known: Spec, row: Spec, deadline: Deadline, *, kind: control_pb2.StoreKind
+) -> None:
+    """Adds leaves to a table of this kind: those of a row that rows of the known structure lack; there must be some.
 
     Raises:
         StructureChangedError: The table has other rows by now, or has such a leaf. Nothing was changed.
@@ -25,7 +27,7 @@ def add_leaves(client: SessionClient, name: str, known: Spec, row: Spec, deadlin
     lacking = find_lacking(known, row)
     check_fields(known, lacking)
     added = row.select(lacking).with_device(known.root.device)
-    alter(client, name, zeros=added, kind=control_pb2.STORE_KIND_REPLAY, deadline=deadline)
+    alter(client, name, zeros=added, kind=kind, deadline=deadline)
 
 
 def check_leaves(expected: Spec, given: Spec, *, store: str) -> None:

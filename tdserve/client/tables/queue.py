@@ -10,6 +10,7 @@ from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, che
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_rows
+from tdserve.v1 import control_pb2
 
 
 @leave_modes_in_calls
@@ -19,6 +20,8 @@ class QueueHandle(TableHandle):
     Rows that were taken are consumed when they are acknowledged, exactly once across all consumers. Rows of a consumer
     that raised, left or died before that return to the front.
     """
+
+    _kind = control_pb2.STORE_KIND_QUEUE
 
     def take(
         self,

@@ -18,7 +18,6 @@ from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.change_requests import (
     ask_priorities,
-    change,
     change_priorities,
     encode_priorities,
     to_row_numbers,
@@ -30,6 +29,7 @@ from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_and_acknowledge, take_rows
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+from tdserve.v1 import control_pb2
 
 MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
 """Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""
@@ -38,6 +38,8 @@ MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
 @leave_modes_in_calls
 class ReplayHandle(TableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
+
+    _kind = control_pb2.STORE_KIND_REPLAY
 
     def sample(
         self,
@@ -167,7 +169,7 @@ class ReplayHandle(TableHandle):
         Call it once, before the first rank of the run samples; the ranks of an earlier run must have ended. The counts
         of this client begin at 0 again, too. It is not needed for a run with another name (``run=``).
         """
-        change(self._client, self.name, self._client.deadline(timeout_s), forget_draws=True)
+        self._change(timeout_s, forget_draws=True)
         self._client.step_counts.restart(self._uid)
 
     def take(
@@ -252,7 +254,7 @@ class ReplayHandle(TableHandle):
         deadline = self._client.deadline(timeout_s)
 
         def update() -> int:
-            return change_priorities(self._client, self.name, deadline, messages)
+            return change_priorities(self._client, self.name, deadline, messages, kind=self._kind)
 
         return self._client.perform(update, deadline, return_early)
 
@@ -267,7 +269,8 @@ class ReplayHandle(TableHandle):
             SelectionError: A row is out of range, or not live.
         """
         numbers, deadline = to_row_numbers(index), self._client.deadline(timeout_s)
-        return self._client.hand_over(torch.from_numpy(ask_priorities(self._client, self.name, numbers, deadline)))
+        found = ask_priorities(self._client, self.name, numbers, deadline, kind=self._kind)
+        return self._client.hand_over(torch.from_numpy(found))
 
     def batches(
         self,

@@ -24,7 +24,9 @@ RENEWAL_TIMEOUT_S = 1.0
 """Longest time between the end of the old table and the new one: a table of many GiB takes some time."""
 
 
-def retype(client: SessionClient, name: str, row: Spec, batch: Any, deadline: Deadline) -> StoreDescription | None:
+def retype(
+    client: SessionClient, name: str, row: Spec, batch: Any, deadline: Deadline, *, kind: str
+) -> StoreDescription | None:
     """Recreates an empty table for rows like those of a batch.
 
     Args:
@@ -33,15 +35,19 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any, deadline: De
         row: The structure of its rows, as the caller last read it.
         batch: The rows that do not fit.
         deadline: Of the call.
+        kind: The kind that the table is shown as.
 
     Returns:
         The table's description, for rows that may fit now; None if it is what the caller has already.
+
+    Raises:
+        WrongStateError: A store of another kind has its name.
     """
-    found = find_current_description(client, name, row, deadline)
+    found = find_current_description(client, name, row, deadline, kind=kind)
     if found is not None:
         return found
     spec = widen_row(row, capture(batch, store=name, allow_pickle=client.allow_pickle))
-    description = client.catalog.describe_existing(name, deadline)
+    description = client.catalog.describe_existing(name, deadline).check_kind(kind)
     if spec is None or description.inserts or description.reserved_rows:
         return None
     request = control_pb2.CreateStoreRequest(
@@ -58,7 +64,7 @@ def retype(client: SessionClient, name: str, row: Spec, batch: Any, deadline: De
     try:
         create_store(client, request, spec, deadline)
     except (StoreExistsError, StoreNotFoundError):
-        return find_current_description(client, name, row, deadline)  # another client was faster
+        return find_current_description(client, name, row, deadline, kind=kind)  # another client was faster
     return client.catalog.describe_existing(name, deadline)
 
 
@@ -76,17 +82,22 @@ def was_densified(batch: Any, taken: Spec) -> bool:
 
 
 def find_current_description(
-    client: SessionClient, name: str, row: Spec, deadline: Deadline
+    client: SessionClient, name: str, row: Spec, deadline: Deadline, *, kind: str
 ) -> StoreDescription | None:
     """Returns the description of a table that was recreated for rows that differ; None if it was not.
 
+    Args:
+        kind: The kind that the table is shown as.
+
     Raises:
         StoreNotFoundError: There is no such table.
+        WrongStateError: A store of another kind has its name.
     """
     try:
         description = client.catalog.describe_existing(name, deadline)
     except StoreNotFoundError:
         description = _await_renewal(client, name, deadline)
+    description.check_kind(kind)
     return description if description.spec != row and widens(row, description.spec) else None
 
 

@@ -132,11 +132,23 @@ def parse_max_lag(max_lag: Any, settings: Settings, store: str) -> int | None:
     return number
 
 
-def ask_versions_in_time(client: SessionClient, table: str, policy: str, max_lag: int, deadline: Deadline) -> range:
-    """Requests the range of versions of a table's policy that lag by at most ``max_lag``; one message each way."""
+def ask_versions_in_time(
+    client: SessionClient,
+    table: str,
+    policy: str,
+    max_lag: int,
+    deadline: Deadline,
+    *,
+    kind: control_pb2.StoreKind,
+) -> range:
+    """Requests the range of versions of a table's policy that lag by at most ``max_lag``; one message each way.
+
+    Args:
+        kind: Of the table that is meant.
+    """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> range:
-        asked = control_pb2.SampleRequest(store=table, asks_newest=True, max_lag=max_lag)
+        asked = control_pb2.SampleRequest(store=table, asks_newest=True, max_lag=max_lag, kind=kind)
         add_policy_news(asked, client, policy)
         pending = session.send(request, sample=asked)
         answer = pending.wait(compute_answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")

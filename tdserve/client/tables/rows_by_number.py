@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class RowsByNumber(ByAddress):
     capacity: int
     spec: Spec
     _stored: Spec
+    _kind: ClassVar[control_pb2.StoreKind]
+    """What each request says of the store that it means: another one may have the name by now."""
 
     def __getitem__(self, index: Any) -> Any:
         """Reads live rows by number, which does not count as sampling.
@@ -163,7 +165,7 @@ class RowsByNumber(ByAddress):
         Raises:
             SelectionError: A row is out of range.
         """
-        return ask_sequences(self._client, self.name, numbers, self._client.deadline(None))
+        return ask_sequences(self._client, self.name, numbers, self._client.deadline(None), kind=self._kind)
 
     def read_rows(
         self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None, pad: Pad = None
@@ -200,7 +202,8 @@ class RowsByNumber(ByAddress):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows by their numbers, read in blocks. Those that come or leave meanwhile may be left out."""
-        num_rows = ask_counts(self._client, self.name, self._client.deadline(None)).counts.rows
+        deadline = self._client.deadline(None)
+        num_rows = ask_counts(self._client, self.name, deadline, kind=self._kind).counts.rows
         rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)
 
@@ -208,7 +211,7 @@ class RowsByNumber(ByAddress):
         """Reads rows by several indices, all under one structure of the table."""
 
         def read() -> _FoundRows:
-            wanted = WantedRows(self.name, self._stored, tuple(keys))
+            wanted = WantedRows(self.name, self._stored, tuple(keys), kind=self._kind)
             return _FoundRows([self._read(index, wanted, deadline) for index in indices], wanted.chosen, wanted.stored)
 
         return self.follow_and_retry(read, deadline)
@@ -225,7 +228,7 @@ class RowsByNumber(ByAddress):
                     keys=[content_pb2.Path(parts=path) for path in wanted.keys],
                     fingerprint=wanted.stored.fingerprint,
                     timeout_s=deadline.remaining_s,
-                    kind=control_pb2.STORE_KIND_REPLAY,
+                    kind=wanted.kind,
                 )
                 on_announced = session.mover.make_early_receiver(request, lambda: wanted)
                 pending = session.send(request, on_announced=on_announced, read=asked)

@@ -51,6 +51,7 @@ class Query:
     Attributes:
         name: Name of the store.
         stored: Its structure, beginning with the capacity.
+        kind: Its kind; unspecified: either kind of table.
         policy: Name of the weights that ``max_lag`` is about; "" without one.
         added: Columns that are added to the rows.
         is_exact: Whether exactly the requested number of rows comes.
@@ -89,6 +90,7 @@ class Query:
     whole_rows: int = 0
     awaits_done: bool = False
     min_rows: int = 0
+    kind: control_pb2.StoreKind = control_pb2.STORE_KIND_UNSPECIFIED
 
     def describe_conditions(self) -> list[str]:
         """Returns what it asks of a row, for errors."""
@@ -123,6 +125,7 @@ class Query:
             whole_rows=self.whole_rows,
             awaits_done=self.awaits_done,
             min_rows=self.min_rows,
+            kind=self.kind,
         )
         if self.require:
             message.require.extend(content_pb2.Path(parts=path) for path in self.require)
@@ -132,7 +135,14 @@ class Query:
 
     def make_wanted(self) -> WantedRows:
         """Returns how the mover reads its rows."""
-        return WantedRows(self.name, self.stored, added=self.added, keeps_fault=self.is_lease, device=self.device)
+        return WantedRows(
+            self.name,
+            self.stored,
+            added=self.added,
+            keeps_fault=self.is_lease,
+            device=self.device,
+            kind=self.kind,
+        )
 
     def hand_over(self, rows: Any) -> Any:
         """Returns rows in the form that the caller wants."""

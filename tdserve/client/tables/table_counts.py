@@ -39,11 +39,13 @@ class LastCounts:
             self.newest = TableCounts(done.counts.rows, done.counts.inserts)
 
 
-def ask_counts(client: SessionClient, table: str, deadline: Deadline) -> control_pb2.Done:
-    """Requests the counts, with one message each way; returns the answer."""
+def ask_counts(
+    client: SessionClient, table: str, deadline: Deadline, *, kind: control_pb2.StoreKind
+) -> control_pb2.Done:
+    """Requests the counts of a table of this kind, with one message each way; returns the answer."""
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
-        asked = control_pb2.SampleRequest(store=table, asks_counts=True)
+        asked = control_pb2.SampleRequest(store=table, asks_counts=True, kind=kind)
         pending = session.send(request, sample=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"the number of rows of {table!r}").done
 

@@ -90,7 +90,7 @@ class TableHandle(FollowedTable):
         return counts.rows + counts.overwritten
 
     def _ask_counts(self) -> control_pb2.TableCounts:
-        done = ask_counts(self._client, self.name, self._client.deadline(None))
+        done = ask_counts(self._client, self.name, self._client.deadline(None), kind=self._kind)
         self._counts.update(done)
         return done.counts
 
@@ -108,7 +108,7 @@ class TableHandle(FollowedTable):
         They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more. ``inserts`` counts
         the rows that were stored: of an extend of more rows than a ring has, not those whose number is -1.
         """
-        return self._client.catalog.describe(self.name).as_dict()
+        return self._client.catalog.describe(self.name).check_kind(self._shown_kind).as_dict()
 
     def extend(
         self,
@@ -222,7 +222,7 @@ class TableHandle(FollowedTable):
         tried = self._coalescer.write_claimed(captured) if not keys and annotations.is_plain else None
         if isinstance(tried, torch.Tensor):
             return AwaitableFuture.make_done(tried) if return_early else tried
-        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows)
+        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, kind=self._kind)
         request.keys.extend(content_pb2.Path(parts=path) for path in keys)
         annotations.add_to(request, self.settings)
         add_policy_news(request, self._client, self.settings.policy)
@@ -268,7 +268,7 @@ class TableHandle(FollowedTable):
         while find_lacking(self.spec, row):
             stored = self._stored
             try:
-                add_leaves(self._client, self.name, self.spec, row, deadline)
+                add_leaves(self._client, self.name, self.spec, row, deadline, kind=self._kind)
             except StructureChangedError:
                 if not self._has_followed(stored, deadline):
                     raise
@@ -322,7 +322,7 @@ class TableHandle(FollowedTable):
                 at=path,
                 is_exact=False,
                 expected=expected,
-                kind=control_pb2.STORE_KIND_REPLAY,
+                kind=self._kind,
                 deadline=deadline,
             )
 
@@ -369,7 +369,7 @@ class TableHandle(FollowedTable):
                     at=(),
                     is_exact=False,
                     expected=expected,
-                    kind=control_pb2.STORE_KIND_REPLAY,
+                    kind=self._kind,
                     deadline=deadline,
                 )
 
@@ -420,7 +420,7 @@ class TableHandle(FollowedTable):
         return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
-        done = change(self._client, self.name, self._client.deadline(timeout_s), **body)
+        done = change(self._client, self.name, self._client.deadline(timeout_s), kind=self._kind, **body)
         self._counts.update(done)
         return done
 
@@ -430,7 +430,7 @@ class TableHandle(FollowedTable):
         For ``take`` that is when all rows were acknowledged, for ``sample`` when fewer are left than it draws. Rows
         that lack leaves, or are on lease to the same consumer, are waited for. Calls that wait end too.
         """
-        change(self._client, self.name, self._client.deadline(timeout_s), close=True)
+        self._change(timeout_s, close=True)
 
     def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
         """Replaces the limiter; it applies at once, also to calls that wait already.
@@ -440,7 +440,7 @@ class TableHandle(FollowedTable):
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)
-        change(self._client, self.name, self._client.deadline(timeout_s), limiter=settings.to_json())
+        self._change(timeout_s, limiter=settings.to_json())
         self.settings = settings
 
     def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
@@ -453,7 +453,7 @@ class TableHandle(FollowedTable):
                 names. Nothing was changed.
         """
         settings = self.settings.with_sampler(sampler)
-        change(self._client, self.name, self._client.deadline(timeout_s), sampler=settings.to_json())
+        self._change(timeout_s, sampler=settings.to_json())
         self.settings = settings
 
     def make_query(
@@ -510,6 +510,7 @@ class TableHandle(FollowedTable):
             share=share,
             awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
             min_rows=min_rows,
+            kind=self._kind,
         )
 
     def _capture_batch(self, batch: Any, deadline: Deadline) -> tuple[Captured, tuple[Path, ...]]:
@@ -529,8 +530,8 @@ class TableHandle(FollowedTable):
                 return self._capture_fitting(batch)
             if self._is_in_use:
                 raise
-        if (description := retype(self._client, self.name, self.spec, batch, deadline)) is not None:
-            self._follow(description)
+        if (now := retype(self._client, self.name, self.spec, batch, deadline, kind=self._shown_kind)) is not None:
+            self._follow(now)
         return self._capture_fitting(batch)
 
     def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:

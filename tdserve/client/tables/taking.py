@@ -115,7 +115,7 @@ def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Dea
         WrongStateError: This client does not hold them: they were acknowledged before, or its session was lost and they
             were given to others. Nothing was changed.
     """
-    change(client, query.name, deadline, acknowledge=_encode_lease(query, lease))
+    change(client, query.name, deadline, kind=query.kind, acknowledge=_encode_lease(query, lease))
 
 
 def compute_give_back_s(deadline: Deadline) -> float:
@@ -134,7 +134,7 @@ def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: floa
     leased = _encode_lease(query, lease)
     leased.uncounts = uncounts
     try:
-        change(client, query.name, Deadline.after(timeout_s), give_back=leased)
+        change(client, query.name, Deadline.after(timeout_s), kind=query.kind, give_back=leased)
     except TDServeError as error:
         is_held = is_passing(error) and not isinstance(error, TransportError)  # which ends the session, and the lease
         if is_held and timeout_s < GIVE_BACK_TIMEOUT_S:

@@ -31,7 +31,9 @@ def open_store(client: SessionClient, description: StoreDescription, event: str)
         state = f"several servers share store {description.name!r} (connect to all of them: connect('a:7707,b:7707'))"
         raise WrongStateError(state=state, event=event)
     if description.kind != "tensordict":
-        raise WrongStateError(state=f"store {description.name!r} is {describe_kind(description.kind)}", event=event)
+        raise WrongStateError(
+            state=f"store {description.name!r} is {describe_kind(description.shown_kind)}", event=event
+        )
     return StoreHandle(client, description)
 
 

@@ -41,6 +41,7 @@ NO_READER = 0
 """Place of a reader that draws no rows by itself, for there are more readers than places."""
 
 _READABLE, _MIN_LIVE, _NUM_USED, _NUM_LIVE, _IS_TABLE, _GIVEN_UP, _SAMPLED = range(7)
+_REPLAY, _QUEUE = 1, 2  # values of _IS_TABLE
 _COMMITTED, _MARK = 8, 9  # a cache line away from numbers that seldom change
 _FIRST_READER = 16
 
@@ -115,15 +116,16 @@ class SharedNumbers:
 
     # ------------------------------------------------------------ control's
 
-    def permit(self, *, reads: bool, min_live: int) -> None:
+    def permit(self, *, reads: bool, min_live: int, is_queue: bool = False) -> None:
         """Sets what readers may do without a request.
 
         Args:
             reads: Whether they may read rows by number.
             min_live: Live rows from which on they may draw rows; 0: they never may.
+            is_queue: Whether rows are taken, and not sampled.
         """
         self._numbers[_READABLE], self._numbers[_MIN_LIVE] = reads, min_live
-        self._numbers[_IS_TABLE] = True
+        self._numbers[_IS_TABLE] = _QUEUE if is_queue else _REPLAY
 
     @property
     def num_live(self) -> int:
@@ -205,6 +207,11 @@ class SharedNumbers:
     def is_table(self) -> bool:
         """Whether they belong to a table; a store of another kind has none."""
         return bool(self._numbers[_IS_TABLE])
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether they belong to a table whose rows are taken."""
+        return bool(self._numbers[_IS_TABLE] == _QUEUE)
 
     def find_listed(self, generations: Rows, rows: Rows) -> FoundRows | None:
         """Returns rows by their numbers; None if control must be asked, for example because one of them is not live."""

@@ -215,7 +215,8 @@ class TableState:
         """Tells all processes what they may read without a request."""
         settings = self.settings
         min_live = 0 if self.selectors.has_partial_rows else settings.min_drawable
-        self.shared.permit(reads=not settings.max_times_sampled, min_live=min_live)
+        reads = not settings.max_times_sampled
+        self.shared.permit(reads=reads, min_live=min_live, is_queue=settings.is_queue)
 
     @property
     def inserts(self) -> int:

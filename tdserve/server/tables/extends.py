@@ -64,12 +64,14 @@ class Extends:
         """Reserves rows, has them filled, and commits them. For refused content see ``ClientSession.discard``.
 
         Raises:
+            WrongStateError: The client means another kind of store. Nothing was reserved.
             SpecMismatchError, CapacityError, DeadlineExceededError: Nothing was reserved.
             TransferAbortedError: An earlier attempt has filled claimed rows, for whose commit there is no room yet.
             PeerLostError: The writer or its worker was lost; its rows are free again.
         """
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
+        store.check_kind(asked.kind)
         coming = await self._receive_arrival(session, request, store, asked)
         if asked.wished_claim:
             self._claiming.end_used_up(session, store, asked.num_rows)

@@ -46,6 +46,7 @@ class RowChanges:
             SelectionError, InvalidRequestError, WrongStateError, CapacityError: Nothing was changed.
         """
         store = self._stores.get(asked.store)
+        store.check_kind(asked.kind)
         store.get_table()
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # it is safe to repeat, so nothing is recorded

@@ -154,10 +154,12 @@ class Samples:
             KeyNotFoundError: The table has no such key to require or to group by.
             DeadlineExceededError: No sample was possible in time; the message names what was missing.
             EndOfStreamError: The queue was closed and is drained.
+            WrongStateError: The client means another kind of store.
             StepForgottenError: The draw of the share is not kept any more.
         """
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
+        store.check_kind(asked.kind)
         table = store.get_table()
         _check_current(store, table, asked)
         adopt_reported_policy(self._stores, store, asked)

@@ -153,3 +153,22 @@ def test_shared_handle_when_a_shared_store_of_another_kind_has_its_name_then_eve
             with pytest.raises(tdserve.WrongStateError, match=other.words):
                 pytest.fail(f"call {number} returned {call(handle)!r}")
     assert len(other.open(client, name)) == (20 if other is CASES["keyed"] else NUM_ROWS)
+
+
+@pytest.mark.parametrize(("kind", "other_kind"), [("table", "queue"), ("queue", "table")])
+def test_shared_table_when_a_shared_one_of_the_other_kind_has_its_name_then_every_call_names_that_and_changes_nothing(
+    user: tdserve.ClusterClient, client: tdserve.ClusterClient, name: str, kind: str, other_kind: str
+) -> None:
+    case, other = CASES[kind], CASES[other_kind]
+    case.make(client, name, True)
+    used, unused = case.open(user, name), case.open(user, name)
+    case.calls[0](used)
+    client.delete(name)
+    other.make(client, name, True)
+    before = describe(client, name)
+    more: list[Callable[[Any], Any]] = [lambda table: table.info(), lambda table: table.clear()]
+    for handle in (used, unused):
+        for number, call in enumerate([*case.calls, *more]):
+            with pytest.raises(tdserve.WrongStateError, match=other.words):
+                pytest.fail(f"call {number} returned {call(handle)!r}")
+    assert describe(client, name) == before

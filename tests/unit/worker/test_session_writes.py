@@ -162,7 +162,9 @@ def test_extend_when_it_does_not_fit_what_may_be_claimed_then_control_gets_it_as
     partial.extend.keys.append(content_pb2.Path(parts=["a"]))
     elsewhere = make_extend(table, 4, 1)
     elsewhere.extend.store = "another"
-    for message in (longer, other, partial, elsewhere):
+    of_queue = make_extend(table, 5, 1)
+    of_queue.extend.kind = control_pb2.STORE_KIND_QUEUE
+    for message in (longer, other, partial, elsewhere, of_queue):
         send(mail, message)
         assert next_forwarded(peer) == message
     assert table.file.num_claimed == 0

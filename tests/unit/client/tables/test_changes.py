@@ -19,6 +19,7 @@ from tdserve.client.tables.change_requests import (
     to_row_numbers,
 )
 from tdserve.messages.row_numbers import decode_rows
+from tdserve.v1 import control_pb2
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
 SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor([2, 4])}, [2])
@@ -108,13 +109,13 @@ def test_change_when_the_session_was_lost_before_then_done_once(client: tdserve.
     replay = client.create_replay(name, ROWS[0], 8)
     replay.extend(ROWS)
     client.session(Deadline.after(10.0)).close()
-    assert change(client, name, Deadline.after(10.0), clear=True).num_rows == 4
+    assert change(client, name, Deadline.after(10.0), kind=control_pb2.STORE_KIND_REPLAY, clear=True).num_rows == 4
     assert len(replay) == 0
 
 
 def test_change_when_there_is_no_table_then_error(client: tdserve.Client, name: str) -> None:
     with pytest.raises(StoreNotFoundError, match=name):
-        change(client, name, Deadline.after(10.0), close=True)
+        change(client, name, Deadline.after(10.0), kind=control_pb2.STORE_KIND_REPLAY, close=True)
 
 
 @pytest.mark.parametrize(("priority", "generation"), [("many", "many"), (2.0, 6), ("many", None)])

@@ -76,7 +76,7 @@ def test_create_replay_when_table_was_made_anew_then_exists_ok_finds_it(client: 
         client.create_replay(name, batch[0], 10, exists_ok=True, durability="disk")
     with pytest.raises(tdserve.StoreExistsError, match="max_object_bytes"):
         client.create_replay(name, batch[0], 10, exists_ok=True, max_object_bytes=1 << 20)
-    with pytest.raises(tdserve.StoreExistsError, match=r"limiter|settings|remover"):
+    with pytest.raises(tdserve.StoreExistsError, match="is a replay store, asked is a queue"):
         client.create_queue(name, batch[0], 10, exists_ok=True)
     with pytest.raises(tdserve.StoreExistsError):
         client.create_replay(name, batch[0].exclude("r"), 10, exists_ok=True)
@@ -111,13 +111,13 @@ def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, na
 def test_retype_when_another_client_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
     batch = BATCHES["jagged"]
     row = client.create_replay(name, batch[0], 10).spec
-    assert find_current_description(client, name, row, client.deadline(None)) is None
-    first = retype(client, name, row, batch, client.deadline(None))
+    assert find_current_description(client, name, row, client.deadline(None), kind="replay") is None
+    first = retype(client, name, row, batch, client.deadline(None), kind="replay")
     assert first is not None
-    again = retype(client, name, row, batch, client.deadline(None))
+    again = retype(client, name, row, batch, client.deadline(None), kind="replay")
     assert again is not None
     assert again.uid == first.uid
-    assert retype(client, name, first.spec, batch, client.deadline(None)) is None
+    assert retype(client, name, first.spec, batch, client.deadline(None), kind="replay") is None
 
 
 def test_makes_dense_when_a_nested_tensor_is_taken_for_a_dense_leaf_then_true() -> None:
@@ -132,4 +132,4 @@ def test_find_current_description_when_table_is_gone_then_store_not_found(client
     row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
     client.delete(name)
     with pytest.raises(tdserve.StoreNotFoundError):
-        find_current_description(client, name, row, client.deadline(None))
+        find_current_description(client, name, row, client.deadline(None), kind="replay")

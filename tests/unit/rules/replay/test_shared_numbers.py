@@ -145,3 +145,7 @@ def test_is_table_when_control_has_opened_one_then_true(numbers: Rows) -> None:
     assert not SharedNumbers(numbers).is_table
     SharedNumbers(numbers).permit(reads=False, min_live=0)
     assert SharedNumbers(numbers).is_table
+    assert not SharedNumbers(numbers).is_queue
+    SharedNumbers(numbers).permit(reads=False, min_live=0, is_queue=True)
+    assert SharedNumbers(numbers).is_table
+    assert SharedNumbers(numbers).is_queue
