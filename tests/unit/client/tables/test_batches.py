@@ -117,9 +117,7 @@ def test_iterator_when_closed_then_its_batches_and_its_thread_are_freed(replay: 
     assert count() == before
 
 
-def test_next_when_the_time_of_its_block_is_over_then_ends_and_goes_on_later(
-    client: tdserve.Client, name: str
-) -> None:
+def test_next_when_the_time_of_its_block_is_over_then_ends_and_goes_on_later(client: tdserve.Client, name: str) -> None:
     replay = client.create_replay(name, ROWS[0], 8)
     queue = client.create_queue(f"{name}-queue", ROWS[0], 8)
     with replay.batches(4, timeout_s=60.0) as batches, queue.batches(4, timeout_s=60.0) as taken:
