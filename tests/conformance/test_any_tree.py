@@ -17,7 +17,6 @@ from tests.trees import trees, trees_around_stacks
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
     pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype"),
 ]
 

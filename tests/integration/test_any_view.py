@@ -12,7 +12,7 @@ import tdserve
 from tests.tensordict_examples import Call, fault, outcome
 from tests.tensordict_strategies import tensordicts
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:ComplexHalf")]
+pytestmark = pytest.mark.integration
 
 _numbers = itertools.count()
 

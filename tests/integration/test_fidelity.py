@@ -20,7 +20,6 @@ from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 # torch warns once per process when the first complex32 tensor is made
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
 
 INLINE, GLOO = 3, 20_000

@@ -23,7 +23,6 @@ def flat(leaves: dict[str, TensorLeaf], batch_size: tuple[int, ...] = ()) -> Spe
     return Spec(Node(batch_size, None, None, None, tuple(leaves.items())))
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_leaf_when_of_any_dtype_then_is_in_rows_equal_or_in_extra(tmp_path: Path, dtype: str) -> None:
     spec = flat(

@@ -50,7 +50,6 @@ def test_version_when_loaded_by_safetensors_then_has_every_leaf(tmp_path: Path) 
     ]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 @pytest.mark.parametrize("shape", [(), (3, 2), (3, 0)])
 def test_version_when_of_any_dtype_then_safetensors_loads_its_bytes(

@@ -23,7 +23,6 @@ def test_tensordict_when_of_dense_tensors_then_nested_dicts_of_the_same_memory()
     assert type(found) is type(found["n"]) is dict
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize(
     ("dtype", "wider"),
     [(torch.bfloat16, "f4"), (torch.float8_e4m3fn, "f4"), (torch.float8_e5m2, "f4"), (torch.complex32, "c8")],

@@ -21,7 +21,6 @@ from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 from tests.tensordict_versions import skip_old
 
 # torch warns once per process when the first complex32 tensor is made
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 
 def stacked(*tds: Any) -> Any:

@@ -16,8 +16,6 @@ from tdserve.structure.rows import RowReader, RowSlots, copy_leaves
 from tests.ragged import turns
 from tests.tensordict_strategies import tensordicts
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
 
 class Step(TensorClass):
     """A row as a class, with a field that need not be a tensor."""

@@ -25,7 +25,6 @@ def test_from_torch_when_dtype_does_not_travel_then_refuses(dtype: torch.dtype) 
         from_torch(dtype)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", TO_TORCH.values())
 def test_indexable_when_any_dtype_then_rows_are_gathered_and_scattered_bit_for_bit(dtype: torch.dtype) -> None:
     content = torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2

@@ -20,8 +20,6 @@ from tdserve.structure.nodes import PACKED, Form, Ragged
 from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf, check_matches
 from tests.tensordict_strategies import tensordicts
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
 INNER = Node((3, 2), ("t", None), None, None, (("y", TensorLeaf("int64", (3, 2))), ("v", ValueLeaf((3, 2), True))))
 ENTRIES = (("z", TensorLeaf("float32", (3, 4))), ("n", INNER), ("a", ValueLeaf((3,), False)))
 SPEC = Spec(Node((3,), ("t",), "cpu", None, ENTRIES))

@@ -96,7 +96,6 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @settings(max_examples=60, deadline=None)
 @given(td=tensordicts())
 def test_skeleton_when_of_any_tensordict_then_steps_do_to_it_what_they_do_to_that(td: Any) -> None:

@@ -25,8 +25,6 @@ from tdserve.values.value_bundles import SplitColumn
 from tests.sameness import difference
 from tests.tensordict_strategies import tensordicts
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
 
 def make_like(like: Any, **how: Any) -> Records:
     """Returns the records of a store whose entries are like this."""

@@ -18,8 +18,6 @@ from tdserve.structure.tree import check_matches
 from tests.sameness import same_value
 from tests.tensordict_strategies import tensordicts
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
 SPEC = capture(TensorDict({"x": torch.tensor(0)})).spec
 ROW_BYTES = RowSlots.compute_nbytes(SPEC, 1)
 

@@ -24,9 +24,7 @@ from tests.tensordict_versions import skip_old
 from tests.trees import trees_around_stacks
 from tests.unit.structure.stacks.test_gathering import KINDS, around, nested, td
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*nested tensors.*prototype", "ignore:ComplexHalf support is experimental"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
 
 PLACES = [(1, 1), (1, 2), (0, 2)]
 """The dimension along which members are stacked, and how many there are around the stack."""

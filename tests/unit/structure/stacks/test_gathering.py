@@ -24,9 +24,7 @@ from tests.sameness import assert_same, difference
 from tests.tensordict_versions import skip_old
 from tests.trees import trees_around_stacks
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*nested tensors.*prototype", "ignore:ComplexHalf support is experimental"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
 
 Unbatched: Any = UnbatchedTensor  # its constructor has no annotations
 
