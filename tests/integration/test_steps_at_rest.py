@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables import taking
+from tdserve.client.tables import taken_batches
 from tdserve.client.weights import subscription
 from tests.integration.rests import wait_through_rest
 
@@ -19,7 +19,7 @@ ROWS = TensorDict({"number": torch.arange(4)}, [4])
 def test_batches_when_a_queue_rests_longer_than_a_step_then_they_wait(
     server: tdserve.Server, client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "POLL_S", 0.1)
+    monkeypatch.setattr(taken_batches, "POLL_S", 0.1)
     queue = client.create_queue(name, ROWS[0], 10)
     queue.extend(ROWS)
     with queue.batches(4) as batches:

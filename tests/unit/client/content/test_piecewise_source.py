@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 
-from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.leaves import ReadEnd
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
 from tdserve.structure.tree import Node, Spec, TensorLeaf
@@ -49,13 +47,3 @@ def test_read_end_when_one_leaf_lies_in_memory_then_is_sent_from_there() -> None
     direct = ReadEnd([memory]).find_memory(plan.messages[0])
     assert direct is not None
     assert direct.data_ptr() == memory.ctypes.data
-
-
-def test_read_end_when_a_leaf_cannot_be_read_then_raises_that() -> None:
-    def read(start: int, stop: int) -> NDArray[np.uint8]:
-        raise OSError("no such sector")
-
-    plan = layout()
-    source = ReadEnd([read] * 3)
-    with pytest.raises(InvalidRequestError, match="no such sector"):
-        source.fill(plan.messages[0], torch.zeros(plan.messages[0].nbytes, dtype=torch.uint8))
