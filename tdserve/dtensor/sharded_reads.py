@@ -48,10 +48,19 @@ class FoundVersion(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A box that goes from a piece to a tensor of the caller's: where it is in the piece, and its place."""
+    """A box that goes from a piece to a tensor of the caller's: its leaf, where it is in the piece, and its place."""
 
+    leaf: str
     source: tuple[slice, ...]
     place: torch.Tensor
+
+
+class _Copy(NamedTuple):
+    """What was read, its place and the leaf that has it."""
+
+    leaf: str
+    place: torch.Tensor
+    content: torch.Tensor
 
 
 class _Read(NamedTuple):
@@ -155,20 +164,21 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
     """
     reads = _plan_reads(found.contents, state)
 
-    def perform(read: _Read) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def perform(read: _Read) -> list[_Copy]:
         with within(deadline):
             return _perform(client, found.contents, read)
 
     with ThreadPoolExecutor(max(min(len(reads), MAX_READS), 1), "tdserve-dtensor") as threads:
         futures = [threads.submit(perform, read) for read in reads]
         try:
-            pairs = [pair for future in futures for pair in future.result()]
+            copies = [each for future in futures for each in future.result()]
         finally:
             for future in futures:
                 future.cancel()
     with torch.no_grad():
-        for place, content in pairs:
-            place.copy_(content)
+        # Of leaves that share memory, as tied parameters do, the last name's is what stays, and as a whole.
+        for each in sorted(copies, key=lambda found: found.leaf.split(".")):
+            each.place.copy_(each.content)
     for name, setter in state.setters.items():
         if name in found.contents.values:
             setter(found.contents.values[name])
@@ -183,7 +193,7 @@ def _plan_reads(index: ShardedIndex, state: StateLeaves) -> list[_Read]:
             for region, local in own.held:
                 overlap = region.intersect(piece.region)
                 if overlap is not None:
-                    cuts.append(_Cut(overlap.locate_in(piece.region), local[overlap.locate_in(region)]))
+                    cuts.append(_Cut(name, overlap.locate_in(piece.region), local[overlap.locate_in(region)]))
             if cuts:
                 nbytes = piece.region.num_elements * ITEMSIZE[leaf.dtype]
                 by_part.setdefault(piece.part, []).append((piece.key, nbytes, cuts))
@@ -200,9 +210,7 @@ def _plan_reads(index: ShardedIndex, state: StateLeaves) -> list[_Read]:
     return reads
 
 
-def _perform(
-    client: Client | ClusterClient, contents: ShardedIndex, read: _Read
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _perform(client: Client | ClusterClient, contents: ShardedIndex, read: _Read) -> list[_Copy]:
     """Makes a request; returns places and what goes there."""
     part = contents.parts[read.part]
     if contents.publication:
@@ -216,14 +224,15 @@ def _perform(
     if contents.publication and read_publication(weights.metadata) != contents.publication:
         reason = f"{part.name!r} was deleted and made anew"
         raise VersionNotFoundError(argument="version", reason=reason)
-    pairs = []
+    copies = []
     for key, cuts in read.cuts.items():
         content = weights.data[key]
-        pairs += [(cut.place, content[cut.source]) for cut in cuts]
-    for place, content in pairs:
-        if place.shape != content.shape:
-            raise CorruptDataError(path=f"weights {part.name!r}", expected=str(place.shape), actual=str(content.shape))
-    num_used = sum(content.nbytes for _, content in pairs)
+        copies += [_Copy(cut.leaf, cut.place, content[cut.source]) for cut in cuts]
+    for each in copies:
+        expected, actual = each.place.shape, each.content.shape
+        if expected != actual:
+            raise CorruptDataError(path=f"weights {part.name!r}", expected=str(expected), actual=str(actual))
+    num_used = sum(each.content.nbytes for each in copies)
     if 2 * num_used <= read.nbytes:  # the rest of what was read need not stay in memory
-        pairs = [(place, content.clone()) for place, content in pairs]
-    return pairs
+        copies = [each._replace(content=each.content.clone()) for each in copies]
+    return copies

@@ -330,6 +330,16 @@ def publish_numbers(
         say("done", number)
 
 
+def publish_untied(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
+    """Publishes two leaves that a reader has tied: ones in rows, and twos that each rank has."""
+    with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+        mesh = make_mesh((-1,))
+        kinds: dict[str, tuple[float, Placement]] = {"a": (1.0, Shard(0)), "b": (2.0, Replicate())}
+        leaves = {key: distribute_tensor(torch.full((4, 2), of), mesh, [kind]) for key, (of, kind) in kinds.items()}
+        dtensor.publish(client, name, {"tied": leaves})
+    say("done")
+
+
 def read_plain(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
     """Reads what was published as a whole into shards, and follows it."""
     with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:

@@ -163,6 +163,21 @@ def test_publisher_of_the_whole_when_read_into_shards_then_each_rank_gets_its_ow
     assert run(ranks, "read_plain", server.address, name, tmp_path, 2) == [[["done"]]] * 2
 
 
+def test_tied_destination_when_version_is_untied_then_has_the_last_name_as_a_whole(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    """Part 1 has rows of ``tied.a`` and comes after part 0, which has all of ``tied.b``."""
+    run(ranks, "publish_untied", server.address, name, tmp_path, 2)
+    for names in (("a", "b"), ("b", "a")):
+        tied = nn.Module()
+        for each in names:
+            tied.register_parameter(
+                each, nn.Parameter(torch.zeros(4, 2)) if each == names[0] else tied.get_parameter(names[0])
+            )
+        assert dtensor.latest(client, name, into={"tied": tied}) is not None
+        assert tied.get_parameter("a").tolist() == [[2.0, 2.0]] * 4
+
+
 @pytest.fixture
 def net() -> nn.Linear:
     return nn.Linear(3, 2)
